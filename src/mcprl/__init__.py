@@ -1,0 +1,8 @@
+"""Multi-MCP RL: reinforcement learning of multi-turn tool use on real MCP servers.
+
+Data flows one way, and the folders read in that order:
+
+    Task ──▶ Episode ──▶ Trajectory ──▶ Batch ──▶ Update
+"""
+
+__version__ = "0.1.0.dev0"

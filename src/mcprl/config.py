@@ -1,0 +1,271 @@
+"""The configuration of a run: every setting with its type, bounds, default and meaning. `recipe.py` reads it.
+
+Relative paths of inputs are relative to the file that names them; a model is a path where it begins with `.` or `/`,
+and a hub name otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+
+from mcprl.records import Difficulty
+
+__all__ = [
+    "AlgorithmConfig",
+    "EpisodesConfig",
+    "LearnerConfig",
+    "ModelConfig",
+    "RewardsConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "ServerSettings",
+    "ServersConfig",
+    "Setting",
+    "TasksConfig",
+    "TrainingConfig",
+    "VllmConfig",
+    "section_of",
+    "settings",
+]
+
+
+def _relative_to_file(value: object, info: ValidationInfo) -> object:
+    context = cast("Mapping[str, Path]", info.context or {})
+    folder = context.get("folder")
+    return os.path.abspath(folder / value) if folder is not None and isinstance(value, str) else value
+
+
+def _model_location(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, str) and value.startswith((".", "/")):
+        return str(_relative_to_file(value, info))
+    return value
+
+
+FilePath = Annotated[Path, BeforeValidator(_relative_to_file)]
+ModelLocation = Annotated[str, BeforeValidator(_model_location)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelConfig(_Section):
+    """The model to train."""
+
+    path: ModelLocation = Field(description="Folder of the model (begins with . or /), or its name on the hub.")
+    renderer: str = Field(
+        default="auto",
+        description="How chats become tokens: auto, chatml, or a name that `renderers` knows, such as qwen3.",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="bfloat16", description="Number format of sampler and learner. float32 makes their logprobs equal."
+    )
+    context_tokens: int = Field(default=4096, ge=64, description="Longest conversation, in tokens.")
+
+
+class TasksConfig(_Section):
+    """What to train on."""
+
+    train: FilePath = Field(description="Task file, one JSON object a line.")
+    preamble: FilePath | None = Field(
+        default=None, description="JSON list of messages put before each task's own: system prompt, worked examples."
+    )
+
+
+class ServerSettings(_Section):
+    """What a run adds to one entry of the mcpServers file."""
+
+    start: tuple[str, ...] = Field(
+        default=(),
+        description="Command that starts a server reached by URL; `{port}` in it and in the URL is a free port.",
+    )
+    start_deadline_s: float = Field(default=30.0, gt=0, description="Seconds to start and shake hands.")
+    call_deadline_s: float = Field(default=30.0, gt=0, description="Seconds one call may take.")
+
+
+class ServersConfig(_Section):
+    """Where the tools are."""
+
+    file: FilePath = Field(description="mcpServers file, in the JSON that MCP clients share.")
+    settings: dict[str, ServerSettings] = Field(
+        default_factory=dict[str, ServerSettings], description="Settings of single servers, by name."
+    )
+
+
+class VllmConfig(_Section):
+    """The vLLM server that mcprl starts."""
+
+    max_sequences: int = Field(default=64, ge=1, description="Sequences decoded at once.")
+    memory_fraction: float = Field(default=0.5, gt=0, lt=1, description="Share of GPU memory for vLLM.")
+    cpu_cache_gib: int = Field(default=1, ge=1, description="GiB of key/value cache where vLLM runs on a CPU.")
+    start_deadline_s: float = Field(default=600.0, gt=0, description="Seconds until it must be healthy.")
+
+
+class SamplingConfig(_Section):
+    """How the policy's turns are sampled."""
+
+    engine: Literal["vllm", "transformers"] = Field(default="vllm", description="What generates tokens.")
+    temperature: float = Field(default=1.0, gt=0, description="Temperature; the learner uses the same.")
+    max_tokens: int = Field(default=512, ge=1, description="Longest turn, in tokens.")
+    stop: tuple[str, ...] = Field(default=(), description="Texts that end a turn, such as </tool_call>.")
+    request_deadline_s: float = Field(default=300.0, gt=0, description="Seconds one turn may take to sample.")
+    vllm: VllmConfig = VllmConfig()
+
+
+_AtLeastOne = Annotated[int, Field(ge=1)]
+_MAX_TURNS = {Difficulty.EASY: 5, Difficulty.MEDIUM: 8, Difficulty.HARD: 10}
+
+
+def _with_default_turns(value: object) -> object:
+    # A difficulty left out keeps its limit: a task of it must not fail in the middle of a run.
+    return {**_MAX_TURNS, **cast("dict[Any, Any]", value)} if isinstance(value, dict) else value
+
+
+class EpisodesConfig(_Section):
+    """How episodes run."""
+
+    group_size: int = Field(default=8, ge=2, description="Episodes of one task that are compared with each other.")
+    max_concurrent: int = Field(default=64, ge=1, description="Episodes alive at once.")
+    max_turns: Annotated[dict[Difficulty, _AtLeastOne], BeforeValidator(_with_default_turns)] = Field(
+        default=_MAX_TURNS, description="Turns an episode may take, by difficulty of its task."
+    )
+    deadline_s: float = Field(default=600.0, gt=0, description="Seconds an episode may take.")
+    max_attempts: int = Field(
+        default=5, ge=1, description="Times an episode may be tried; those the infrastructure failed are run again."
+    )
+
+
+class RewardsConfig(_Section):
+    """Weights of the parts of a reward. A part with weight 0 is still measured and logged."""
+
+    answer: float = Field(default=1.0, ge=0, description="The final answer is right.")
+    calls: float = Field(default=0.5, ge=0, description="Share of the needed tools called, in order.")
+    arguments: float = Field(default=0.5, ge=0, description="Share of the needed arguments given rightly.")
+    invalid_call: float = Field(default=0.1, ge=0, description="Taken off for each call that is invalid.")
+    unanswered: float = Field(default=0.1, ge=0, description="Taken off where the episode ends without an answer.")
+
+
+class AlgorithmConfig(_Section):
+    """The objective: group-relative advantages, clipped policy ratio."""
+
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="Ratios below 1 − this bring no more gain.")
+    clip_high: float = Field(default=0.2, gt=0, description="Ratios above 1 + this bring no more gain.")
+    epochs: int = Field(default=1, ge=1, description="Passes over a batch.")
+    minibatches: int = Field(default=2, ge=1, description="Optimiser steps in each pass.")
+
+
+class LearnerConfig(_Section):
+    """The torch learner: a LoRA adapter trained with AdamW."""
+
+    learning_rate: float = Field(default=2e-5, gt=0, description="AdamW's learning rate.")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
+    lora_rank: int = Field(default=16, ge=1, description="Rank of the adapter.")
+    lora_alpha: int = Field(default=32, ge=1, description="Scale of the adapter is alpha / rank.")
+    microbatch: int = Field(default=4, ge=1, description="Trajectories in one forward pass.")
+    max_parity_error: float = Field(
+        default=0.5,
+        gt=0,
+        description="Largest |Δlogprob| between sampler and learner before an update; beyond it the run stops.",
+    )
+
+
+class TrainingConfig(_Section):
+    """The loop."""
+
+    steps: int = Field(default=100, ge=1, description="Batches to collect and learn from.")
+    tasks_per_step: int = Field(default=8, ge=1, description="Groups in a batch.")
+    outputs: Path = Field(default=Path("outputs"), description="Folder of all runs, seen from where mcprl starts.")
+
+
+class RunConfig(_Section):
+    """All settings of a run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and of its folder.")
+    seed: int = Field(default=0, ge=0, description="Root of every random draw.")
+    model: ModelConfig
+    tasks: TasksConfig
+    servers: ServersConfig
+    sampling: SamplingConfig = SamplingConfig()
+    episodes: EpisodesConfig = EpisodesConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    learner: LearnerConfig = LearnerConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    @model_validator(mode="after")
+    def _minibatches_are_not_empty(self) -> RunConfig:
+        trajectories = self.episodes.group_size * self.training.tasks_per_step
+        if self.algorithm.minibatches > trajectories:
+            raise ValueError(
+                f"algorithm.minibatches is {self.algorithm.minibatches}, but a batch has only {trajectories} episodes"
+            )
+        return self
+
+    def to_yaml(self) -> str:
+        """The resolved configuration, every default written out."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One leaf of the configuration, as documentation shows it."""
+
+    path: str
+    type: str
+    default: object
+    required: bool
+    description: str
+
+
+def settings(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[Setting]:
+    """Every setting below `model`, in the order of the file."""
+    for name, info in model.model_fields.items():
+        path = f"{prefix}{name}"
+        section = section_of(info.annotation)
+        if section is not None and info.description is None:
+            yield from settings(section, f"{path}.")
+            continue
+        yield Setting(
+            path=path,
+            type=_type_name(info.annotation),
+            default=None if info.is_required() else info.get_default(call_default_factory=True),
+            required=info.is_required(),
+            description=info.description or "",
+        )
+        if section is not None:
+            yield from settings(section, f"{path}.NAME.")
+
+
+def _type_name(annotation: object) -> str:
+    """A type as a person writes it in YAML."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_name(arguments[0])
+    if origin is Literal:
+        return " | ".join(str(a) for a in arguments)
+    if origin is tuple:
+        return f"list of {_type_name(arguments[0])}"
+    if origin is dict:
+        return f"mapping of {_type_name(arguments[0])} to {_type_name(arguments[1])}"
+    if arguments:
+        return " or ".join("nothing" if a is type(None) else _type_name(a) for a in arguments)
+    if section_of(annotation) is not None:
+        return "section"
+    names = {str: "text", int: "whole number", float: "number", bool: "yes or no", Path: "path"}
+    return names.get(cast("type", annotation), getattr(annotation, "__name__", str(annotation)).lower())
+
+
+def section_of(annotation: object) -> type[BaseModel] | None:
+    """The section that a setting holds, directly or as the values of a mapping."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None

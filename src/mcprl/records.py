@@ -1,0 +1,273 @@
+"""The five nouns and the small records they are made of. All are immutable; none knows a model, a server or a file.
+
+    Task ──▶ Episode ──▶ Trajectory ──▶ Batch ──▶ Update
+
+An episode is the one noun without a record: while it is alive it is a coroutine (`mcprl.episodes.loop`), and what
+remains of it is its trajectory, or a `LostEpisode` where the infrastructure failed it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Required
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+from mcprl.errors import Fault
+
+__all__ = [
+    "Batch",
+    "Difficulty",
+    "ExpectedCall",
+    "FinishReason",
+    "Goal",
+    "Group",
+    "LostEpisode",
+    "Message",
+    "Observation",
+    "StopReason",
+    "Task",
+    "ToolCall",
+    "Trajectory",
+    "Turn",
+    "Update",
+    "Weights",
+]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class Message(TypedDict, total=False):
+    """One chat message in the OpenAI shape. `tool_calls` and `name` appear on assistant and tool messages."""
+
+    role: Required[str]
+    content: Required[str]
+    tool_calls: list[dict[str, Any]]
+    name: str
+
+
+class Difficulty(StrEnum):
+    EASY = "easy"
+    MEDIUM = "medium"
+    HARD = "hard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedCall:
+    """A call that solving a task needs. Arguments not listed here are free."""
+
+    tool: str
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """How success is checked: the answer that must come out, and the calls that lead to it, in order."""
+
+    answer: str | None = None
+    calls: tuple[ExpectedCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What to do, which tools may be used, how success is checked, its difficulty and limits.
+
+    Task(
+        id="meet-ana",
+        prompt=({"role": "user", "content": "It is 09:30 at Ana's office. What time is that in Asia/Tokyo?"},),
+        goal=Goal(answer="23:30", calls=(ExpectedCall(tool="find_person", arguments={"name": "Ana"}),
+                                         ExpectedCall(tool="convert_time", arguments={"time": "09:30"}))),
+        tools=("find_person", "convert_time"),     # None: every tool of the catalog is on offer
+        difficulty=Difficulty.MEDIUM,
+        max_turns=None,                            # None: the limit of its difficulty
+    )
+    """
+
+    id: str
+    prompt: tuple[Message, ...]
+    goal: Goal
+    tools: tuple[str, ...] | None = None
+    difficulty: Difficulty = Difficulty.MEDIUM
+    max_turns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call as the policy wrote it. `problem` says, for the policy to read, why the text is no usable call."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What one call gave back to the policy. `fault` is None where the call worked, else `Fault.POLICY`.
+
+    A fault of the infrastructure is never an observation: it is raised, and the episode is run again.
+    """
+
+    tool: str
+    server: str | None
+    text: str
+    fault: Fault | None = None
+    latency_s: float = 0.0
+
+
+class FinishReason(StrEnum):
+    """Why the sampler stopped emitting tokens."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Exactly one for each trajectory."""
+
+    ANSWERED = "answered"
+    CUT_BY_LENGTH = "cut_by_length"
+    TURN_LIMIT = "turn_limit"
+    CONTEXT_LIMIT = "context_limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One action of the policy and what followed. `sampled_ids` is what the sampler returned, untouched."""
+
+    text: str
+    sampled_ids: tuple[int, ...]
+    finish: FinishReason
+    weights_version: int
+    calls: tuple[ToolCall, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    reward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """The finished record of one episode: tokens in the order the model saw them, and the turns they make up.
+
+    Six columns of equal length, one entry a token. Eight tokens of a one-turn episode:
+
+        token_ids        1      4093   198    31     9      77     2      198
+        (text)           <s>    user   \\n     Hi     \\n     Hello  <end>  \\n
+        sampled          no     no     no     no     no     yes    yes    no
+        forced           no     no     no     no     no     no     no     no      (a grammar admitted one token only)
+        logprobs         0      0      0      0      0      -0.69  -0.05  0       (of the distribution sampled from)
+        turn_index       -1     -1     -1     -1     -1     0      0      -1      (-1: context, no turn's own)
+        weights_version  -1     -1     -1     -1     -1     3      3      -1
+
+    A token carries loss where `sampled and not forced`: see `learnable`.
+    """
+
+    task_id: str
+    step: int
+    member: int
+    attempt: int
+    temperature: float
+    token_ids: tuple[int, ...]
+    sampled: tuple[bool, ...]
+    forced: tuple[bool, ...]
+    logprobs: tuple[float, ...]
+    turn_index: tuple[int, ...]
+    weights_version: tuple[int, ...]
+    turns: tuple[Turn, ...]
+    stop: StopReason
+    reward: float
+    reward_parts: Mapping[str, float]
+    duration_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        columns = (self.sampled, self.forced, self.logprobs, self.turn_index, self.weights_version)
+        if any(len(column) != len(self.token_ids) for column in columns):
+            raise ValueError(f"trajectory {self.task_id}/{self.member}: columns differ in length")
+        for sampled, forced, logprob in zip(self.sampled, self.forced, self.logprobs, strict=True):
+            if sampled and not (math.isfinite(logprob) and logprob <= 0.0):
+                raise ValueError(f"trajectory {self.task_id}/{self.member}: {logprob} is no logprob")
+            if not sampled and (forced or logprob != 0.0):
+                raise ValueError(f"trajectory {self.task_id}/{self.member}: a context token claims to be sampled")
+
+    @property
+    def learnable(self) -> tuple[bool, ...]:
+        """Which tokens carry loss: those the policy sampled where it had a choice."""
+        return tuple(s and not f for s, f in zip(self.sampled, self.forced, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostEpisode:
+    """An attempt that the infrastructure failed. It is counted and run again; no update ever sees it."""
+
+    task_id: str
+    member: int
+    attempt: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """All episodes of one task in one step, member 0 to group_size − 1, and the attempts lost on the way.
+
+    Group(task=task, trajectories=(t0, t1, t2, t3), lost=())     # whole: four members, four trajectories
+    """
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+    lost: tuple[LostEpisode, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.trajectories) < 2:
+            raise ValueError(f"group of task {self.task.id} has {len(self.trajectories)} trajectories; it needs 2")
+        if [t.member for t in self.trajectories] != list(range(len(self.trajectories))):
+            raise ValueError(f"group of task {self.task.id}: members are missing or out of order")
+        if any(t.task_id != self.task.id for t in self.trajectories):
+            raise ValueError(f"group of task {self.task.id} holds a trajectory of another task")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Groups with their advantages: what one update learns from.
+
+    `advantages[i][t]` belongs to token t of the i-th trajectory, counted over all groups in order, and is 0 on tokens
+    that carry no loss. Two groups of two, GRPO, rewards (1, 0) and (0.5, 0.5):
+
+        advantages of the first group: +0.71 and −0.71 on learnable tokens; of the second: 0 (no variance, no signal)
+    """
+
+    step: int
+    groups: tuple[Group, ...]
+    advantages: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        lengths = [len(t.token_ids) for t in self.trajectories]
+        if lengths != [len(a) for a in self.advantages]:
+            raise ValueError("a batch needs one advantage for each token of each trajectory")
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        return tuple(t for group in self.groups for t in group.trajectories)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A version of the policy. Version 0 is the untouched base model; others have an adapter folder of their own."""
+
+    version: int
+    adapter: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one batch did to the policy.
+
+    Update(step=3, weights=Weights(version=4, adapter=Path("…/adapters/v4")),
+           metrics={"loss": -0.012, "grad_norm": 0.8, "ratio_first_mean_abs_error": 3.1e-06, …})
+    """
+
+    step: int
+    weights: Weights
+    metrics: Mapping[str, float]

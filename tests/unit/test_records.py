@@ -1,0 +1,143 @@
+"""The records refuse what could not have happened: a trajectory, a group or a batch that exists is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcprl.algorithms import make_batch
+from mcprl.records import Batch, FinishReason, Goal, Group, StopReason, Task, Trajectory, Turn
+
+TASK = Task(id="greet", prompt=({"role": "user", "content": "Hi"},), goal=Goal(answer="Hello"))
+
+# The eight tokens of Trajectory's docstring.
+EXAMPLE = Trajectory(
+    task_id="greet",
+    step=0,
+    member=0,
+    attempt=0,
+    temperature=1.0,
+    token_ids=(1, 4093, 198, 31, 9, 77, 2, 198),
+    sampled=(False, False, False, False, False, True, True, False),
+    forced=(False,) * 8,
+    logprobs=(0.0, 0.0, 0.0, 0.0, 0.0, -0.69, -0.05, 0.0),
+    turn_index=(-1, -1, -1, -1, -1, 0, 0, -1),
+    weights_version=(-1, -1, -1, -1, -1, 3, 3, -1),
+    turns=(Turn(text="Hello", sampled_ids=(77, 2), finish=FinishReason.STOP, weights_version=3),),
+    stop=StopReason.ANSWERED,
+    reward=1.0,
+    reward_parts={"answer": 1.0},
+)
+COLUMNS = ("token_ids", "sampled", "forced", "logprobs", "turn_index", "weights_version")
+
+
+def trajectory(**changes: object) -> Trajectory:
+    return dataclasses.replace(EXAMPLE, **changes)
+
+
+def group(*rewards: float, task: Task = TASK) -> Group:
+    members = enumerate(rewards)
+    return Group(task=task, trajectories=tuple(trajectory(task_id=task.id, member=m, reward=r) for m, r in members))
+
+
+def test_the_example_of_a_trajectory_is_one_and_its_two_sampled_tokens_carry_loss():
+    assert EXAMPLE.learnable == (False,) * 5 + (True, True, False)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: (*c, c[-1])], ids=["shorter", "longer"])
+def test_columns_of_different_length_are_refused(column, change):
+    with pytest.raises(ValueError, match="columns differ in length"):
+        trajectory(**{column: change(getattr(EXAMPLE, column))})
+
+
+@pytest.mark.parametrize("logprob", [0.01, math.inf, -math.inf, math.nan])
+def test_a_sampled_token_needs_a_finite_logprob_of_at_most_zero(logprob):
+    with pytest.raises(ValueError, match="is no logprob"):
+        trajectory(logprobs=(*EXAMPLE.logprobs[:5], logprob, -0.05, 0.0))
+
+
+def test_a_sampled_token_may_have_been_certain():
+    assert trajectory(logprobs=(*EXAMPLE.logprobs[:5], 0.0, -0.05, 0.0)).logprobs[5] == 0.0
+
+
+@pytest.mark.parametrize("logprob", [-0.1, math.nan])
+def test_a_context_token_with_a_logprob_is_refused(logprob):
+    with pytest.raises(ValueError, match="claims to be sampled"):
+        trajectory(logprobs=(logprob, *EXAMPLE.logprobs[1:]))
+
+
+def test_a_context_token_cannot_be_forced():
+    with pytest.raises(ValueError, match="claims to be sampled"):
+        trajectory(forced=(True, *EXAMPLE.forced[1:]))
+
+
+def test_a_forced_token_carries_no_loss():
+    forced = (False,) * 5 + (True, False, False)
+    assert trajectory(forced=forced).learnable == (False,) * 6 + (True, False)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(max_value=0.0, allow_infinity=False)), max_size=30))
+def test_a_token_carries_loss_exactly_where_it_was_sampled_with_a_choice(tokens):
+    size = len(tokens)
+    made = trajectory(
+        token_ids=(5,) * size,
+        sampled=tuple(s for s, _, _ in tokens),
+        forced=tuple(s and f for s, f, _ in tokens),
+        logprobs=tuple(p if s else 0.0 for s, _, p in tokens),
+        turn_index=(0,) * size,
+        weights_version=(0,) * size,
+    )
+    assert made.learnable == tuple(s and not f for s, f, _ in tokens)
+
+
+def test_records_cannot_be_changed():
+    for record in (TASK, EXAMPLE, group(0.0, 1.0)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(record, dataclasses.fields(record)[0].name, "other")
+
+
+@pytest.mark.parametrize("rewards", [(), (1.0,)])
+def test_a_group_of_fewer_than_two_is_refused(rewards):
+    with pytest.raises(ValueError, match="it needs 2"):
+        group(*rewards)
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=6))
+def test_a_group_holds_each_member_once_and_in_order(members):
+    trajectories = tuple(trajectory(member=member) for member in members)
+    if members == list(range(len(members))):
+        assert Group(task=TASK, trajectories=trajectories).trajectories == trajectories
+    else:
+        with pytest.raises(ValueError, match="missing or out of order"):
+            Group(task=TASK, trajectories=trajectories)
+
+
+def test_a_group_refuses_a_trajectory_of_another_task():
+    with pytest.raises(ValueError, match="of another task"):
+        Group(task=TASK, trajectories=(trajectory(), trajectory(member=1, task_id="other")))
+
+
+@pytest.mark.parametrize("advantages", [(), ((0.0,) * 8,), ((0.0,) * 8, (0.0,) * 7), ((0.0,) * 8,) * 3])
+def test_a_batch_needs_one_advantage_a_token_of_each_trajectory(advantages):
+    with pytest.raises(ValueError, match="one advantage for each token"):
+        Batch(step=0, groups=(group(0.0, 1.0),), advantages=advantages)
+
+
+def test_a_batch_counts_its_trajectories_over_the_groups_in_order():
+    other = dataclasses.replace(TASK, id="part")
+    groups = (group(1.0, 0.0), group(0.5, 0.5, task=other))
+    batch = Batch(step=0, groups=groups, advantages=((0.0,) * 8,) * 4)
+    assert [(t.task_id, t.member) for t in batch.trajectories] == [("greet", 0), ("greet", 1), ("part", 0), ("part", 1)]
+
+
+def test_the_advantages_in_the_documentation_of_a_batch_are_those_of_the_code():
+    batch = make_batch(0, (group(1.0, 0.0), group(0.5, 0.5)))
+    rounded = [tuple(round(value, 2) for value in row) for row in batch.advantages]
+    assert rounded[0] == (0.0,) * 5 + (0.71, 0.71, 0.0)
+    assert rounded[1] == (0.0,) * 5 + (-0.71, -0.71, 0.0)
+    assert set(rounded[2] + rounded[3]) == {0.0}
