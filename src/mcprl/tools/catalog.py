@@ -1,0 +1,90 @@
+"""Every tool that the servers of a run offer together, each under a name of its own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mcprl.errors import DuplicateToolError, EmptyCatalogError, UnknownToolError
+from mcprl.tools.arguments import ArgumentCheck
+
+__all__ = ["Catalog", "Tool"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool as a policy sees it, and the server that runs it.
+
+    Tool(name="find_person", description="City and time zone of a colleague.", server="directory",
+         parameters={"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    server: str
+
+
+class Catalog:
+    """The tools in the order of the servers' own lists. Building one checks names and schemas."""
+
+    def __init__(self, tools: Iterable[Tool]) -> None:
+        self._tools: dict[str, Tool] = {}
+        for tool in tools:
+            other = self._tools.get(tool.name)
+            if other is not None:
+                raise DuplicateToolError(
+                    f"servers {other.server!r} and {tool.server!r} both offer a tool {tool.name!r}",
+                    fix="disable one of the servers in the mcpServers file",
+                )
+            self._tools[tool.name] = tool
+        if not self._tools:
+            raise EmptyCatalogError(
+                "the servers together offer no tool", fix="enable a server that lists tools in the mcpServers file"
+            )
+        self._checks = {tool.name: ArgumentCheck(tool.name, tool.server, tool.parameters) for tool in self}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tools
+
+    def __getitem__(self, name: str) -> Tool:
+        return self._tools[name]
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools.values())
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tools)
+
+    def check(self, name: str) -> ArgumentCheck:
+        """The compiled schema of a tool's arguments."""
+        return self._checks[name]
+
+    def closest(self, name: str) -> str | None:
+        """The tool that someone who wrote `name` may have meant."""
+        close = difflib.get_close_matches(name, self._tools, n=1)
+        return close[0] if close else None
+
+    def require(self, tool_names: Iterable[str], wanted_by: str) -> None:
+        """Raise UnknownToolError where a tool is not in the catalog. `wanted_by` is a noun, as in 'task d03'."""
+        for name in tool_names:
+            if name not in self._tools:
+                close = self.closest(name)
+                hint = f" (did you mean {close!r}?)" if close is not None else ""
+                raise UnknownToolError(
+                    f"no server lists a tool {name!r}, which {wanted_by} needs{hint}",
+                    fix="correct the task, or add a server that offers it",
+                )
+
+    def select(self, names: Sequence[str] | None) -> tuple[Tool, ...]:
+        """The named tools in the order named, each once; all of them for None."""
+        if names is None:
+            return tuple(self)
+        self.require(names, wanted_by="a lease")
+        return tuple(self._tools[name] for name in dict.fromkeys(names))

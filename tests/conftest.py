@@ -1,0 +1,59 @@
+"""Fixtures for all tests: where the models and the third-party servers are, and what to do where they are not."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from mcprl.tools import ServerSpec
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _needed(path: Path) -> Path:
+    if not path.exists():
+        pytest.skip(f"{path.relative_to(ROOT)} is missing: run scripts/setup")
+    return path
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def user_environment() -> dict[str, str]:
+    """The environment of a user's process, for what is timed: measuring coverage in a child costs time there."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "COVERAGE_"))}
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """A real pretrained model, SmolLM2-135M-Instruct."""
+    return _needed(ROOT / ".cache" / "models" / "smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3() -> Path:
+    """A random Qwen3 of a few million parameters with Qwen's real vocabulary."""
+    return _needed(ROOT / ".cache" / "models" / "tiny-qwen3")
+
+
+@pytest.fixture(scope="session")
+def time_server() -> Path:
+    """The third-party mcp-server-time in an environment of its own."""
+    return _needed(ROOT / ".venv-time" / "bin" / "mcp-server-time")
+
+
+@pytest.fixture
+def time_spec(time_server) -> ServerSpec:
+    """A third-party server over its standard streams."""
+    return ServerSpec(name="time", command=str(time_server), args=("--local-timezone", "UTC"))
+
+
+@pytest.fixture
+def directory_spec() -> ServerSpec:
+    """Our own server over HTTP."""
+    start = (sys.executable, "-m", "mcprl", "serve", "directory", "--http", "--port", "{port}")
+    return ServerSpec(name="directory", url="http://127.0.0.1:{port}/mcp", start=start)

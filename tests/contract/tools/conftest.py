@@ -1,0 +1,31 @@
+"""Real servers for the tests: a faulty one of our own over both transports, our directory, and a third-party one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from live_servers import HERE, script_spec
+
+from mcprl.tools import ServerConnection, ServerSpec
+
+
+@pytest.fixture
+def stdio_spec() -> ServerSpec:
+    return script_spec("faulty_server.py")
+
+
+@pytest.fixture
+def http_spec() -> ServerSpec:
+    start = (sys.executable, str(HERE / "faulty_server.py"), "--http", "{port}")
+    return ServerSpec(name="faulty", url="http://127.0.0.1:{port}/mcp", start=start)
+
+
+@pytest.fixture(params=["stdio", "http"])
+def faulty_spec(request: pytest.FixtureRequest) -> ServerSpec:
+    return request.getfixturevalue(f"{request.param}_spec")
+
+
+@pytest.fixture
+async def faulty(faulty_spec: ServerSpec, tmp_path: Path):
+    async with ServerConnection(faulty_spec, log_dir=tmp_path) as connection:
+        yield connection
