@@ -1,0 +1,53 @@
+"""What a sampler is: ids in, ids with the logprobs they were sampled under out, and new weights on demand."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from mcprl.errors import MissingLogprobError
+from mcprl.records import FinishReason, Weights
+
+__all__ = ["Completion", "SampleRequest", "Sampler"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """One turn to sample. The distribution is the model's at `temperature`, whole: no top-p, no top-k, no penalty."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A sampled turn. `logprobs[i]` is that of `token_ids[i]` under the distribution it was drawn from."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: FinishReason
+    weights_version: int
+
+    def __post_init__(self) -> None:
+        if not self.token_ids or len(self.logprobs) != len(self.token_ids):
+            raise MissingLogprobError(
+                f"the sampler returned {len(self.token_ids)} tokens and {len(self.logprobs)} logprobs",
+                fix="use a sampler that returns the logprob of every sampled token",
+            )
+
+
+class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):
+    """Entered: running. Left: nothing of it remains."""
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Sample one turn. Raises SamplerLostError where the engine failed."""
+        ...
+
+    async def publish(self, weights: Weights) -> Weights:
+        """Sample from `weights` from the next request on. Returns them once they are in force."""
+        ...

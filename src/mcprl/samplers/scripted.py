@@ -1,0 +1,43 @@
+"""A sampler that says what it is told, for tests of environments and for worked examples. It learns nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+from mcprl.records import FinishReason, Weights
+from mcprl.samplers.sampler import Completion, SampleRequest
+
+__all__ = ["ScriptedSampler"]
+
+
+class ScriptedSampler:
+    """Answers each request with the ids that `script` returns for it, each with the same logprob."""
+
+    def __init__(self, script: Callable[[SampleRequest], tuple[int, ...]], *, logprob: float = -0.5) -> None:
+        self._script = script
+        self._logprob = logprob
+        self._weights = Weights(version=0)
+
+    async def __aenter__(self) -> ScriptedSampler:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        ids = self._script(request)
+        cut = len(ids) > request.max_tokens
+        ids = ids[: request.max_tokens]
+        return Completion(
+            token_ids=ids,
+            logprobs=(self._logprob,) * len(ids),
+            finish=FinishReason.LENGTH if cut else FinishReason.STOP,
+            weights_version=self._weights.version,
+        )
+
+    async def publish(self, weights: Weights) -> Weights:
+        self._weights = weights
+        return weights

