@@ -1,0 +1,40 @@
+"""What a step's groups say about the policy and about the world, as numbers for the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+
+from mcprl.records import Group, StopReason
+
+__all__ = ["episode_metrics"]
+
+
+def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]:
+    """Means over the episodes of a step. Attempts lost to the infrastructure are counted, never averaged."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    turns = [turn for t in trajectories for turn in t.turns]
+    calls = [seen for turn in turns for seen in turn.observations]
+    sampled = sum(sum(t.sampled) for t in trajectories)
+    metrics = {
+        "reward": fmean(t.reward for t in trajectories),
+        "success_rate": fmean(t.reward_parts["answer"] for t in trajectories),
+        "calls": float(len(calls)),
+        "valid_call_rate": fmean(seen.fault is None for seen in calls) if calls else 0.0,
+        "turns_with_call_rate": fmean(bool(turn.calls) for turn in turns),
+        "turns_per_episode": fmean(len(t.turns) for t in trajectories),
+        "groups": float(len(groups)),
+        "groups_without_variance": float(sum(pstdev(t.reward for t in g.trajectories) == 0.0 for g in groups)),
+        "episodes": float(len(trajectories)),
+        "episodes_lost_to_infrastructure": float(sum(len(group.lost) for group in groups)),
+        "sampled_tokens": float(sampled),
+        "sampled_tokens_per_second": sampled / seconds,
+        "context_tokens": float(sum(len(t.token_ids) for t in trajectories) - sampled),
+        "tool_latency_mean_s": fmean(seen.latency_s for seen in calls) if calls else 0.0,
+        "collect_s": seconds,
+    }
+    for part in sorted(trajectories[0].reward_parts):
+        metrics[f"reward_part_{part}"] = fmean(t.reward_parts[part] for t in trajectories)
+    for stop in StopReason:
+        metrics[f"stop_{stop.value}"] = fmean(t.stop is stop for t in trajectories)
+    return metrics

@@ -1,0 +1,20 @@
+"""The chat of the tiny model, loaded once."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoTokenizer
+
+from mcprl.chat import Chat, load_chat
+
+
+@pytest.fixture(scope="session")
+def chat(tiny_qwen3) -> Chat:
+    return load_chat(str(tiny_qwen3), "chatml")
+
+
+@pytest.fixture(scope="session")
+def encode(tiny_qwen3):
+    """Text to ids as the model would emit them, special tokens included."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen3)
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)

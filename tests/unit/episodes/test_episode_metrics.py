@@ -1,0 +1,83 @@
+"""The figures of a step against groups small enough to count by hand."""
+
+from __future__ import annotations
+
+import pytest
+from staged_episodes import call, made_group, made_trajectory, made_turn
+
+from mcprl.episodes import episode_metrics
+from mcprl.records import LostEpisode, StopReason
+
+ANSWER_ONLY = {"answer": 1.0, "calls": 0.5}
+NOTHING = {"answer": 0.0, "calls": 0.0}
+
+
+def lost(member: int) -> LostEpisode:
+    return LostEpisode(task_id="a", member=member, attempt=0, code="E-TOOL-011", reason="gone")
+
+
+@pytest.fixture
+def groups():
+    two_calls = made_turn((call("x"), True), (call("y"), False), latency_s=0.5)
+    one_call = made_turn((call("x"), True), latency_s=2.0)
+    answer = made_turn()
+    return [
+        made_group(
+            "a",
+            made_trajectory("a", 0, turns=[two_calls, answer], reward=1.5, parts=ANSWER_ONLY),
+            made_trajectory("a", 1, turns=[answer], reward=0.5, parts=NOTHING, context=5),
+            lost=[lost(0), lost(0), lost(1)],
+        ),
+        made_group(
+            "b",
+            made_trajectory("b", 0, turns=[one_call], reward=0.1, parts=NOTHING, stop=StopReason.TURN_LIMIT),
+            made_trajectory("b", 1, turns=[answer], reward=0.1, parts=NOTHING, stop=StopReason.CUT_BY_LENGTH),
+        ),
+    ]
+
+
+def test_every_figure_is_the_one_counted_by_hand(groups):
+    assert episode_metrics(groups, 2.0) == pytest.approx(
+        {
+            "reward": (1.5 + 0.5 + 0.1 + 0.1) / 4,
+            "success_rate": 1 / 4,
+            "calls": 3,
+            "valid_call_rate": 2 / 3,
+            "turns_with_call_rate": 2 / 5,
+            "turns_per_episode": 5 / 4,
+            "groups": 2,
+            "groups_without_variance": 1,
+            "episodes": 4,
+            "episodes_lost_to_infrastructure": 3,
+            "sampled_tokens": 5,
+            "sampled_tokens_per_second": 2.5,
+            "context_tokens": 3 + 5 + 3 + 3,
+            "tool_latency_mean_s": (0.5 + 0.5 + 2.0) / 3,
+            "collect_s": 2.0,
+            "reward_part_answer": 0.25,
+            "reward_part_calls": 0.125,
+            "stop_answered": 0.5,
+            "stop_cut_by_length": 0.25,
+            "stop_turn_limit": 0.25,
+            "stop_context_limit": 0.0,
+        }
+    )
+
+
+def test_lost_attempts_are_counted_and_change_no_mean(groups):
+    without = [made_group("a", *groups[0].trajectories), groups[1]]
+    calm, troubled = episode_metrics(without, 2.0), episode_metrics(groups, 2.0)
+    assert calm.pop("episodes_lost_to_infrastructure") == 0.0
+    assert troubled.pop("episodes_lost_to_infrastructure") == 3.0
+    assert calm == troubled
+
+
+def test_equal_rewards_that_binary_fractions_cannot_hold_have_no_variance():
+    trajectories = [made_trajectory("a", n, turns=[made_turn()], reward=0.1) for n in range(7)]
+    assert episode_metrics([made_group("a", *trajectories)], 1.0)["groups_without_variance"] == 1.0
+
+
+def test_a_step_without_any_call_has_a_rate_of_zero_and_not_an_error():
+    trajectories = [made_trajectory("a", n, turns=[made_turn()]) for n in range(2)]
+    found = episode_metrics([made_group("a", *trajectories)], 1.0)
+    assert (found["calls"], found["valid_call_rate"], found["tool_latency_mean_s"]) == (0.0, 0.0, 0.0)

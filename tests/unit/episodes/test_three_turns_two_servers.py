@@ -1,0 +1,105 @@
+"""One episode over two real MCP servers, three turns long, read back from disk and taken apart token by token."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from staged_episodes import make_config
+from transformers import AutoTokenizer
+
+from mcprl.chat import load_chat
+from mcprl.episodes import EpisodeRunner
+from mcprl.records import ExpectedCall, Goal, Group, StopReason, Task, Trajectory
+from mcprl.samplers.scripted import ScriptedSampler
+from mcprl.tools import Toolbox
+from mcprl.training import RunFolder, read_trajectories
+
+FIND = {"name": "find_person", "arguments": {"name": "Grace"}}
+CONVERT = {
+    "name": "convert_time",
+    "arguments": {"source_timezone": "Africa/Nairobi", "time": "10:10", "target_timezone": "Asia/Tokyo"},
+}
+TEXTS = [
+    f"I look Grace up.\n<tool_call>\n{json.dumps(FIND)}\n</tool_call>",  # ends at the stop text, without an end token
+    f"<tool_call>\n{json.dumps(CONVERT)}\n</tool_call><|im_end|>",
+    "It is 16:10 in Tokyo.<|im_end|>",
+]
+TASK = Task(
+    id="call-grace",
+    prompt=({"role": "user", "content": "It is 10:10 at Grace's office. What time is it in Asia/Tokyo?"},),
+    goal=Goal(
+        answer="16:10",
+        calls=(
+            ExpectedCall(tool="find_person", arguments=FIND["arguments"]),
+            ExpectedCall(tool="convert_time", arguments=CONVERT["arguments"]),
+        ),
+    ),
+    tools=("find_person", "convert_time"),
+    max_turns=3,
+)
+
+
+def segments(trajectory: Trajectory) -> list[tuple[int, tuple[int, ...]]]:
+    """The tokens in runs of one turn index each: (−1, context), (0, first turn), (−1, context), …"""
+    runs: list[tuple[int, list[int]]] = []
+    for turn, token in zip(trajectory.turn_index, trajectory.token_ids, strict=True):
+        if not runs or runs[-1][0] != turn:
+            runs.append((turn, []))
+        runs[-1][1].append(token)
+    return [(turn, tuple(ids)) for turn, ids in runs]
+
+
+async def test_three_turns_two_servers_one_episode_read_back_from_disk(time_spec, directory_spec, smollm2, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    chat = load_chat(str(smollm2), "chatml")
+    script = iter(TEXTS * 2)
+    sampler = ScriptedSampler(lambda _: tuple(tokenizer.encode(next(script), add_special_tokens=False)), logprob=-0.125)
+    config = make_config(model=smollm2)
+    config = config.model_copy(update={"training": config.training.model_copy(update={"outputs": tmp_path})})
+    async with Toolbox([time_spec, directory_spec], log_dir=tmp_path / "logs") as toolbox, sampler:
+        runner = EpisodeRunner(config, chat=chat, sampler=sampler, leases=toolbox, preamble=())
+        played = [await runner.run(TASK, step=0, member=member, attempt=0) for member in (0, 1)]
+
+    folder = RunFolder.create(config)
+    folder.record_step(0, [Group(task=TASK, trajectories=tuple(played))], {"reward": played[0].reward})
+    read = read_trajectories(folder.path / "trajectories" / "step-00000.parquet")
+    assert read == played
+
+    trajectory = read[0]
+    assert trajectory.stop is StopReason.ANSWERED
+    assert {n: trajectory.reward_parts[n] for n in ("answer", "calls", "arguments")} == {
+        "answer": 1.0,
+        "calls": 1.0,
+        "arguments": 1.0,
+    }
+    assert trajectory.reward_parts["invalid_call"] == trajectory.reward_parts["unanswered"] == 0.0
+    assert trajectory.reward == pytest.approx(2.0)
+
+    # Which server answered which call, and what it said.
+    observations = [seen for turn in trajectory.turns for seen in turn.observations]
+    assert [(seen.tool, seen.server, seen.fault) for seen in observations] == [
+        ("find_person", "directory", None),
+        ("convert_time", "time", None),
+    ]
+    assert observations[0].text == "Grace: Nairobi, Africa/Nairobi"
+    assert "T16:10:00+09:00" in observations[1].text
+
+    # Which tokens the policy sampled, turn by turn, and which it was shown.
+    runs = segments(trajectory)
+    assert [turn for turn, _ in runs] == [-1, 0, -1, 1, -1, 2]
+    (_, prompt), (_, first), (_, between), (_, second), (_, after), (_, third) = runs
+    for turn, ids, text in zip(trajectory.turns, (first, second, third), TEXTS, strict=True):
+        assert ids == turn.sampled_ids
+        assert tokenizer.decode(ids) == turn.text == text
+    assert tokenizer.decode(prompt).startswith("<|im_start|>system\nYou can call these tools:\n<tools>")
+    assert tokenizer.decode(prompt).endswith(f"user\n{TASK.prompt[0]['content']}<|im_end|>\n<|im_start|>assistant\n")
+    opening = "<|im_start|>assistant\n"
+    # The first turn stopped at its stop text, so its close is the template's; the second sampled its own.
+    assert tokenizer.decode(between) == f"<|im_end|>\n<|im_start|>tool\n{observations[0].text}<|im_end|>\n{opening}"
+    assert tokenizer.decode(after) == f"\n<|im_start|>tool\n{observations[1].text}<|im_end|>\n{opening}"
+
+    for place, turn in enumerate(trajectory.turn_index):
+        assert trajectory.learnable[place] is (turn >= 0)
+        assert trajectory.logprobs[place] == (-0.125 if turn >= 0 else 0.0)
+    assert sum(trajectory.learnable) == len(first) + len(second) + len(third)
