@@ -1,0 +1,23 @@
+"""From groups to a batch: each group's rewards become advantages, spread over the tokens that carry loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from mcprl.algorithms.advantages import grpo_advantages
+from mcprl.records import Batch, Group
+
+__all__ = ["make_batch"]
+
+
+def make_batch(step: int, groups: Sequence[Group]) -> Batch:
+    """A batch of whole groups with GRPO's advantages: the same for every learnable token of an episode, 0 elsewhere."""
+    advantages: list[tuple[float, ...]] = []
+    for group in groups:
+        reward_G = torch.tensor([t.reward for t in group.trajectories], dtype=torch.float64)
+        for trajectory, advantage_1 in zip(group.trajectories, grpo_advantages(reward_G), strict=True):
+            advantage = float(advantage_1)
+            advantages.append(tuple(advantage if learnable else 0.0 for learnable in trajectory.learnable))
+    return Batch(step=step, groups=tuple(groups), advantages=tuple(advantages))

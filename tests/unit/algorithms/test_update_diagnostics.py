@@ -1,0 +1,78 @@
+"""The figures of an update against plain loops and numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcprl.algorithms import parity_metrics, ratio_metrics
+
+logprobs = st.floats(min_value=-5.0, max_value=0.0)
+columns = st.lists(st.tuples(logprobs, logprobs, st.sampled_from([-1.5, -0.3, 0.0, 0.2, 1.5])), min_size=1, max_size=30)
+LOW, HIGH = 0.2, 0.28
+
+
+def measured(rows) -> dict[str, float]:
+    logprob_N, sampled_N, advantage_N = torch.tensor(rows, dtype=torch.float64).unbind(1)
+    return ratio_metrics(logprob_N, sampled_N, advantage_N, clip_low=LOW, clip_high=HIGH)
+
+
+@given(columns)
+def test_parity_is_that_of_a_plain_loop(rows):
+    logprob_N, sampled_N, _ = torch.tensor(rows, dtype=torch.float64).unbind(1)
+    deltas = [abs(a - b) for a, b, _ in rows]
+    assert parity_metrics(logprob_N, sampled_N) == pytest.approx(
+        {
+            "parity_logprob_max_abs_error": max(deltas),
+            "parity_logprob_mean_abs_error": sum(deltas) / len(rows),
+            "parity_ratio_mean_abs_error": sum(abs(math.exp(a - b) - 1.0) for a, b, _ in rows) / len(rows),
+        },
+        rel=1e-9,
+        abs=1e-12,
+    )
+
+
+@given(columns)
+def test_ratios_have_the_mean_deviation_and_quantiles_of_numpy(rows):
+    ratios = np.exp(np.array([a - b for a, b, _ in rows]))
+    result = measured(rows)
+    assert result["ratio_mean"] == pytest.approx(ratios.mean(), rel=1e-9)
+    assert result["ratio_std"] == pytest.approx(ratios.std(), rel=1e-6, abs=1e-9)
+    for name, share in [("ratio_p10", 0.1), ("ratio_p50", 0.5), ("ratio_p90", 0.9)]:
+        assert result[name] == pytest.approx(np.quantile(ratios, share), rel=1e-9)
+
+
+@given(columns)
+def test_clipped_and_active_shares_and_the_divergence_are_those_of_a_plain_loop(rows):
+    clipped = active = 0
+    divergence = 0.0
+    for logprob, sampled, advantage in rows:
+        ratio = math.exp(logprob - sampled)
+        is_clipped = (ratio > 1.0 + HIGH and advantage > 0) or (ratio < 1.0 - LOW and advantage < 0)
+        clipped += is_clipped
+        active += advantage != 0 and not is_clipped
+        divergence += ratio - 1.0 - (logprob - sampled)
+    result = measured(rows)
+    assert result["clipped_fraction"] == pytest.approx(clipped / len(rows), abs=1e-6)
+    assert result["active_fraction"] == pytest.approx(active / len(rows), abs=1e-6)
+    assert result["kl"] == pytest.approx(divergence / len(rows), rel=1e-9, abs=1e-12)
+
+
+def test_an_on_policy_batch_has_ratio_one_and_no_divergence():
+    result = measured([(-0.5, -0.5, 1.0), (-2.0, -2.0, -1.0), (-1.0, -1.0, 0.0)])
+    assert result["ratio_mean"] == result["ratio_p10"] == result["ratio_p90"] == 1.0
+    assert result["ratio_std"] == result["kl"] == result["clipped_fraction"] == 0.0
+    assert result["active_fraction"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_figures_of_tensors_on_a_gpu_are_those_on_the_cpu():
+    columns_3N = torch.tensor([[-0.5, -1.0], [-0.6, -0.9], [1.0, -1.0]])
+    on_gpu = ratio_metrics(*columns_3N.cuda(), clip_low=LOW, clip_high=HIGH)
+    assert on_gpu == pytest.approx(ratio_metrics(*columns_3N, clip_low=LOW, clip_high=HIGH), rel=1e-5)

@@ -1,0 +1,133 @@
+"""Which positions of a real conversation carry gradient: those that predict a token the policy chose, and no other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from made_trajectories import TINY_QWEN3, batch_of, make_trajectory, on_policy
+from transformers import AutoTokenizer
+
+from mcprl.chat import load_chat
+from mcprl.records import Trajectory
+
+TOOLS = [
+    {
+        "name": "find_person",
+        "description": "Find a colleague.",
+        "parameters": {"type": "object", "properties": {"name": {"type": "string"}}},
+    }
+]
+QUESTION = "Where does Ana work?"
+RESULTS = ["Ana: Lima, America/Lima", "Nobody called 'Anna' works here"]
+TURNS = [
+    '<tool_call>\n{"name": "find_person", "arguments": {"name": "Ana"}}\n</tool_call><|im_end|>',
+    'Once more.\n<tool_call>\n{"name": "find_person", "arguments": {"name": "Anna"}}\n</tool_call>',
+    "In Lima.<|im_end|>",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model):
+    return AutoTokenizer.from_pretrained(TINY_QWEN3)
+
+
+def converse(tokenizer: Any, turns: list[str], *, reward: float) -> Trajectory:
+    """Turns with the tool's results between them, joined as an episode joins them."""
+    chat = load_chat(str(TINY_QWEN3), "qwen3")
+    ids = list(chat.open([{"role": "user", "content": QUESTION}], TOOLS))
+    kinds = "c" * len(ids)
+    for number, text in enumerate(turns):
+        sampled = tokenizer.encode(text)
+        extension: tuple[int, ...] = ()
+        if number < len(turns) - 1:
+            result = {"role": "tool", "name": "find_person", "content": RESULTS[number]}
+            extension = chat.extend(ids, sampled, [result], TOOLS)
+        ids += [*sampled, *extension]
+        kinds += "s" * len(sampled) + "c" * len(extension)
+    return make_trajectory(ids, kinds, reward=reward, temperature=0.8)
+
+
+def force_some(trajectory: Trajectory) -> Trajectory:
+    """As if a grammar had left no choice at every third sampled token."""
+    own = [place for place, sampled in enumerate(trajectory.sampled) if sampled]
+    forced = set(own[1::3])
+    return replace(trajectory, forced=tuple(place in forced for place in range(len(trajectory.token_ids))))
+
+
+def kinds_of(trajectory: Trajectory, tokenizer: Any) -> list[str]:
+    """What each token is: prompt, observation, template, forced or learnable. Found from the text, not the mask."""
+    ids, first = trajectory.token_ids, trajectory.sampled.index(True)
+    kinds = ["prompt" if place < first else "template" for place in range(len(ids))]
+    for result in RESULTS:
+        wanted = tokenizer.encode(result)
+        for start in range(first, len(ids) - len(wanted) + 1):
+            if list(ids[start : start + len(wanted)]) == wanted:
+                kinds[start : start + len(wanted)] = ["observation"] * len(wanted)
+    for place in range(first, len(ids)):
+        if trajectory.sampled[place]:
+            kinds[place] = "forced" if trajectory.forced[place] else "learnable"
+    return kinds
+
+
+def test_observations_and_template_tokens_carry_exactly_zero_gradient(tiny_model, tokenizer, make_learner):
+    learner = make_learner(microbatch=4)
+    made = [
+        converse(tokenizer, TURNS, reward=1.0),
+        converse(tokenizer, TURNS[1:], reward=0.0),
+        converse(tokenizer, [TURNS[0], TURNS[2]], reward=0.5),  # the mean of its group: an advantage of zero
+    ]
+    made = [on_policy(tiny_model, force_some(trajectory)) for trajectory in made]
+    batch = batch_of(made)
+    captured: dict[str, torch.Tensor] = {}
+
+    def keep(name: str, tensor: torch.Tensor) -> None:
+        assert name not in captured, "one forward pass was expected"
+        tensor.retain_grad()
+        captured[name] = tensor
+
+    causal = learner.policy.get_base_model()
+    causal.lm_head.register_forward_hook(lambda _module, _inputs, output: keep("logits", output))
+    causal.model.register_forward_hook(lambda _module, _inputs, output: keep("hidden", output.last_hidden_state))
+    update = learner._update(batch)
+    assert update.metrics["optimiser_steps"] == 1.0
+
+    # The learner's rows go by length; its logits exist only where some row of the pass predicts a learnable token.
+    order = sorted(range(len(made)), key=lambda i: len(made[i].token_ids))
+    kept = sorted({place - 1 for t in made for place, learnable in enumerate(t.learnable) if learnable})
+    hidden_BTH, logit_BKV = captured["hidden"].grad, captured["logits"].grad
+    assert logit_BKV.shape[:2] == (len(made), len(kept))
+    seen: Counter[str] = Counter()
+    for row, index in enumerate(order):
+        trajectory, advantage = made[index], max(batch.advantages[index], key=abs)
+        kinds = kinds_of(trajectory, tokenizer)
+        padding = ["padding"] * (hidden_BTH.shape[1] - len(kinds) + 1)
+        for place, kind in enumerate(kinds[1:] + padding):
+            gradients = [hidden_BTH[row, place]]
+            if place in kept:
+                gradients.append(logit_BKV[row, kept.index(place)])
+            if kind == "learnable" and advantage != 0.0:
+                assert len(gradients) == 2
+                assert all(gradient.abs().max() > 0.0 for gradient in gradients)
+            else:
+                assert all(gradient.eq(0.0).all() for gradient in gradients), f"a {kind} token carries gradient"
+            seen[kind] += 1
+    assert abs(batch.advantages[2][made[2].sampled.index(True)]) < 1e-12
+    assert min(seen[kind] for kind in ("prompt", "observation", "template", "forced", "learnable", "padding")) > 5
+
+
+def test_the_tokens_of_the_conversation_are_what_the_gradient_test_takes_them_for(tiny_model, tokenizer):
+    trajectory = converse(tokenizer, TURNS, reward=1.0)
+    kinds = kinds_of(trajectory, tokenizer)
+
+    def text_of(kind: str) -> str:
+        return tokenizer.decode([i for i, k in zip(trajectory.token_ids, kinds, strict=True) if k == kind])
+
+    assert text_of("observation") == "".join(RESULTS)
+    assert text_of("learnable") == "".join(TURNS)
+    assert QUESTION in text_of("prompt")
+    assert text_of("template").count("<tool_response>") == 2
+    assert text_of("template").count("<|im_start|>assistant") == 2
