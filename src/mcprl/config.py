@@ -7,10 +7,9 @@ and a hub name otherwise.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, cast
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
@@ -27,12 +26,9 @@ __all__ = [
     "SamplingConfig",
     "ServerSettings",
     "ServersConfig",
-    "Setting",
     "TasksConfig",
     "TrainingConfig",
     "VllmConfig",
-    "section_of",
-    "settings",
 ]
 
 
@@ -212,60 +208,3 @@ class RunConfig(_Section):
     def to_yaml(self) -> str:
         """The resolved configuration, every default written out."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One leaf of the configuration, as documentation shows it."""
-
-    path: str
-    type: str
-    default: object
-    required: bool
-    description: str
-
-
-def settings(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[Setting]:
-    """Every setting below `model`, in the order of the file."""
-    for name, info in model.model_fields.items():
-        path = f"{prefix}{name}"
-        section = section_of(info.annotation)
-        if section is not None and info.description is None:
-            yield from settings(section, f"{path}.")
-            continue
-        yield Setting(
-            path=path,
-            type=_type_name(info.annotation),
-            default=None if info.is_required() else info.get_default(call_default_factory=True),
-            required=info.is_required(),
-            description=info.description or "",
-        )
-        if section is not None:
-            yield from settings(section, f"{path}.NAME.")
-
-
-def _type_name(annotation: object) -> str:
-    """A type as a person writes it in YAML."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _type_name(arguments[0])
-    if origin is Literal:
-        return " | ".join(str(a) for a in arguments)
-    if origin is tuple:
-        return f"list of {_type_name(arguments[0])}"
-    if origin is dict:
-        return f"mapping of {_type_name(arguments[0])} to {_type_name(arguments[1])}"
-    if arguments:
-        return " or ".join("nothing" if a is type(None) else _type_name(a) for a in arguments)
-    if section_of(annotation) is not None:
-        return "section"
-    names = {str: "text", int: "whole number", float: "number", bool: "yes or no", Path: "path"}
-    return names.get(cast("type", annotation), getattr(annotation, "__name__", str(annotation)).lower())
-
-
-def section_of(annotation: object) -> type[BaseModel] | None:
-    """The section that a setting holds, directly or as the values of a mapping."""
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None

@@ -10,8 +10,9 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from mcprl.config import RunConfig, section_of, settings
+from mcprl.config import RunConfig
 from mcprl.errors import BadValueError, ConfigFileError, ConfigurationError, UnknownKeyError
+from mcprl.settings import section_of, settings
 
 __all__ = ["load_recipe"]
 

@@ -1,4 +1,5 @@
 """Recipes: what is read, what is refused, and where the refusal points."""
+# R27
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.config import RunConfig, settings
+from mcprl.config import RunConfig
 from mcprl.errors import BadValueError, ConfigFileError, ConfigurationError, UnknownKeyError
 from mcprl.recipe import load_recipe
 from mcprl.records import Difficulty
+from mcprl.settings import settings
 
 BASE = """\
 name: trial
