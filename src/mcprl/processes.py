@@ -1,6 +1,8 @@
-"""Child processes that never outlive us: own process group, killed by the kernel when the parent dies.
+"""Child processes that never outlive us, nor do their own children, however we end.
 
-Used for the servers that mcprl itself starts (tool servers over HTTP, the vLLM server).
+Each runs in a process group of its own. The kernel kills the child when we die; a guard, a shell that waits for the end
+of a pipe whose other end only we hold, then kills the rest of the group. Used for the servers that mcprl itself starts:
+tool servers over HTTP, and vLLM, whose engine is a process behind its server.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 __all__ = ["ChildProcess", "free_port", "search_path"]
 
 _PR_SET_PDEATHSIG = 1
+_GUARD = 'read -r _; kill -s KILL -- "-$0"'
 
 
 def _load_prctl() -> ctypes.CDLL | None:
@@ -48,8 +51,9 @@ def search_path() -> str:
 class ChildProcess:
     """One child and its descendants, started in a process group of its own, its output appended to a log file."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, guard: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
+        self._guard = guard
         self.log = log
 
     @classmethod
@@ -66,7 +70,10 @@ class ChildProcess:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
-        return cls(process, log)
+        guard = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", _GUARD, str(process.pid), stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        return cls(process, guard, log)
 
     @property
     def pid(self) -> int:
@@ -88,6 +95,10 @@ class ChildProcess:
         # Descendants may outlive the leader, so the group is killed even where the leader went quietly.
         self._signal_group(signal.SIGKILL)
         await self._process.wait()
+        # Last, and before its pipe closes: it must not signal a group whose number may be given out again.
+        with contextlib.suppress(ProcessLookupError):
+            self._guard.kill()
+        await self._guard.wait()
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of the log, for an error message."""

@@ -176,6 +176,21 @@ async def test_a_child_dies_when_its_parent_is_killed(tmp_path, code):
         os.close(pidfd)
 
 
+async def test_the_childs_own_children_die_too_when_its_parent_is_killed(tmp_path):
+    log = tmp_path / "log"
+    code = PARENT.format(grandchild=STUBBORN, then="time.sleep(600)")
+    keeper = await asyncio.create_subprocess_exec(sys.executable, "-c", KEEPER, code, str(log))
+    await eventually(lambda: log.exists() and "ready" in log.read_text())
+    pidfd = os.pidfd_open(int(log.read_text().partition("pid ")[2].split()[0]))
+    try:
+        assert not has_ended(pidfd)
+        keeper.kill()
+        await keeper.wait()
+        await eventually(lambda: has_ended(pidfd))
+    finally:
+        os.close(pidfd)
+
+
 def test_a_free_port_can_be_bound_at_once():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", free_port()))
