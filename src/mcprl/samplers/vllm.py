@@ -205,7 +205,7 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, *, lora_rank: int,
 
 
 def server_env(sampling: SamplingConfig) -> dict[str, str]:
-    """The server's environment: ours, adapters allowed to change at run time, one process on a CPU."""
+    """The server's environment: ours, adapters allowed to change at run time, and threads that share a CPU well."""
     env = os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
     if _runs_on_cpu():
         env |= {

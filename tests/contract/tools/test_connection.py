@@ -1,4 +1,5 @@
 """What a connection promises about a live server, on stdio and over HTTP alike."""
+# R15
 
 import asyncio
 import os

@@ -1,4 +1,5 @@
 """A toolbox of real servers: its catalog, its leases, and whose fault a failed call is."""
+# R14, R15
 
 import asyncio
 import copy

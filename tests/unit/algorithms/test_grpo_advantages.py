@@ -1,4 +1,5 @@
 """GRPO's advantages against the formula written out in numpy and in plain Python."""
+# R1
 
 from __future__ import annotations
 

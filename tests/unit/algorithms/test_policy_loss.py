@@ -1,4 +1,5 @@
 """The clipped loss and the divergence: values against plain loops, gradients against finite differences."""
+# R2
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """The figures of an update against plain loops and numpy."""
+# R9
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """The ChatML renderer: equal to the model's template, stable as conversations grow, deaf to markup in messages."""
+# R16
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """The contract of a step: calls in parallel, faults of the policy observed, faults of the world raised."""
+# R16, R18
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Each part of the reward, and the alignment of calls against every alignment there is."""
+# R19
 
 from __future__ import annotations
 

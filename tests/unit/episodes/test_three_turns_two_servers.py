@@ -1,4 +1,5 @@
 """One episode over two real MCP servers, three turns long, read back from disk and taken apart token by token."""
+# R14, R16
 
 from __future__ import annotations
 

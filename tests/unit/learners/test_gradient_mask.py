@@ -1,4 +1,5 @@
 """Which positions of a real conversation carry gradient: those that predict a token the policy chose, and no other."""
+# R7, R12
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Packing: what stands where in the tensors, against a loop that packs nothing."""
+# R8
 
 from __future__ import annotations
 

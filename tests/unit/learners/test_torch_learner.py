@@ -1,4 +1,5 @@
 """An update: what it changes, what it refuses, and what it leaves on disk."""
+# R2, R8, R11, R13
 
 from __future__ import annotations
 

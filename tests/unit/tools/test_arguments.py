@@ -1,4 +1,5 @@
 """Checking arguments: what the policy is told, and that no JSON whatever makes the check itself fail."""
+# R17
 
 import copy
 import json

@@ -1,4 +1,5 @@
 """The mcpServers file: what is read, what is merged, and what is refused with which words."""
+# R21
 
 import json
 

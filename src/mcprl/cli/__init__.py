@@ -1,0 +1,44 @@
+"""The `mcprl` command. One file a command; each imports what it needs only when it runs, so that help comes at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from mcprl.cli import config, serve, tools, train, try_
+from mcprl.errors import Fault, McprlError
+from mcprl.monitoring.printable import printable
+
+__all__ = ["app", "main"]
+
+EXIT_CODES = {Fault.CONFIGURATION: 2, Fault.INFRASTRUCTURE: 3}
+
+app = typer.Typer(
+    name="mcprl",
+    help="Train language models by reinforcement learning to use tools over many turns; the tools are MCP servers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("train")(train.command)
+app.command("try")(try_.command)
+app.command("serve")(serve.command)
+app.add_typer(tools.app, name="tools")
+app.add_typer(config.app, name="config")
+
+
+def main() -> None:
+    """Run the command; an error of mcprl is one readable sentence and an exit code, not a traceback."""
+    # Read when OpenMP loads: threads that spin while they wait cost a shared CPU several times the work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        app()
+    except McprlError as error:
+        # Printable, because an error may quote what a server wrote.
+        print(printable(f"mcprl: {error}"), file=sys.stderr)
+        for note in getattr(error, "__notes__", []):
+            print(printable(f"  {note}"), file=sys.stderr)
+        sys.exit(EXIT_CODES[error.fault])

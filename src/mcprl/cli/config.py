@@ -1,0 +1,37 @@
+"""`mcprl config`: what the settings mean."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Look up settings.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def config() -> None:
+    """Look up settings."""
+
+
+@app.command("explain")
+def explain(
+    field: Annotated[str, typer.Argument(help="Setting or section, e.g. sampling.temperature; all if left out.")] = "",
+) -> None:
+    """Print what a setting means, its type and its default."""
+    import difflib
+
+    from mcprl.errors import UnknownKeyError
+    from mcprl.settings import settings
+
+    known = list(settings())
+    found = [s for s in known if s.path == field or s.path.startswith(f"{field}.") or not field]
+    if not found:
+        close = difflib.get_close_matches(field, [s.path for s in known], n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise UnknownKeyError(f"no setting is called {field!r}{hint}", fix="see all with `mcprl config explain`")
+    for setting in found:
+        default = "required" if setting.default is None else f"default {setting.default}"
+        typer.echo(f"{setting.path}  ({setting.type}; {default})\n    {setting.description}")

@@ -1,0 +1,65 @@
+"""`mcprl try`: a few episodes of a task, printed for a person to read."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mcprl.cli.options import Overrides, Recipe
+
+if TYPE_CHECKING:
+    from mcprl.config import RunConfig
+    from mcprl.records import Task, Trajectory
+
+__all__ = ["command"]
+
+
+def command(
+    recipe: Recipe,
+    task: Annotated[str, typer.Option("--task", help="Id of the task; the first one if left out.")] = "",
+    episodes: Annotated[int, typer.Option("--episodes", "-n", min=1, help="How many attempts.")] = 1,
+    adapter: Annotated[Path | None, typer.Option("--adapter", exists=True, help="Adapter of an earlier run.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Let the model play a task and print the conversation: its words, its calls, what the tools answered."""
+    from mcprl.monitoring.transcript import print_transcript
+    from mcprl.recipe import load_recipe
+    from mcprl.tasks import load_tasks
+
+    config = load_recipe(recipe, overrides or [])
+    chosen = _choose(load_tasks(config.tasks.train), task)
+    for trajectory in asyncio.run(_play(config, chosen, episodes, adapter)):
+        print_transcript(chosen, trajectory)
+
+
+def _choose(tasks: tuple[Task, ...], wanted: str) -> Task:
+    import difflib
+
+    from mcprl.errors import BadValueError
+
+    by_id = {task.id: task for task in tasks}
+    if not wanted:
+        return tasks[0]
+    if wanted not in by_id:
+        close = difflib.get_close_matches(wanted, by_id, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise BadValueError(f"no task is called {wanted!r}{hint}", fix=f"choose one of {', '.join(by_id)}")
+    return by_id[wanted]
+
+
+async def _play(config: RunConfig, task: Task, episodes: int, adapter: Path | None) -> tuple[Trajectory, ...]:
+    from mcprl.concurrency import run_all
+    from mcprl.monitoring.console import StageConsole
+    from mcprl.records import Weights
+    from mcprl.training import open_stage
+
+    with tempfile.TemporaryDirectory(prefix="mcprl-try-") as logs, StageConsole() as console:
+        async with open_stage(config, [task], console, logs=Path(logs)) as stage:
+            if adapter is not None:
+                await stage.sampler.publish(Weights(version=1, adapter=adapter))
+            console.stage(f"playing {episodes} episode{'s' if episodes > 1 else ''} of {task.id}")
+            return await run_all(stage.runner.run(task, step=0, member=n, attempt=0) for n in range(episodes))

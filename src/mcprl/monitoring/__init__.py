@@ -1,0 +1,1 @@
+"""Monitoring: what a person sees of a run."""

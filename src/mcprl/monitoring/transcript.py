@@ -1,0 +1,44 @@
+"""An episode as a conversation in the terminal."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+from rich.text import Text
+
+from mcprl.monitoring.printable import printable
+from mcprl.records import Task, Trajectory
+
+__all__ = ["print_transcript"]
+
+
+def print_transcript(task: Task, trajectory: Trajectory, console: Console | None = None) -> None:
+    """Print the task, then each turn with its calls and observations, then what it was worth and why."""
+    console = console or Console(highlight=False)
+    title = Text(printable(f"task {task.id}, episode {trajectory.member}"))
+    console.rule(title, align="left", style="dim")
+    for message in task.prompt:
+        _say(console, message["role"], message["content"], "bold")
+    for turn in trajectory.turns:
+        _say(console, "model", turn.text.strip(), "cyan")
+        for seen in turn.observations:
+            label = seen.server or "mcprl"
+            style = "green" if seen.fault is None else "red"
+            _say(console, f"{label}, {1000 * seen.latency_s:.0f} ms", seen.text, style)
+    parts = {name: round(value, 3) for name, value in trajectory.reward_parts.items()}
+    console.print(
+        Text.assemble(
+            ("reward ", "dim"),
+            (f"{trajectory.reward:+.3f}", "bold"),
+            (f"  {trajectory.stop.value}  {json.dumps(parts)}", "dim"),
+            (f"  {sum(trajectory.sampled)} sampled of {len(trajectory.token_ids)} tokens", "dim"),
+        )
+    )
+    console.print()
+
+
+def _say(console: Console, who: str, text: str, style: str) -> None:
+    # Text objects, never markup: what models and tools write must not be read as formatting.
+    lines = printable(text).replace("\n", "\n" + " " * 18 + " │ ")
+    console.print(Text.assemble((f"{printable(who):>18} │ ", "dim"), (lines, style)))

@@ -1,0 +1,40 @@
+"""The loop: collect groups, learn from them, publish the new weights, until the steps are done."""
+
+from __future__ import annotations
+
+import time
+
+from mcprl.algorithms import make_batch
+from mcprl.episodes import episode_metrics
+from mcprl.records import LostEpisode, Trajectory
+from mcprl.training.run import Run
+from mcprl.training.summary import Summary
+
+__all__ = ["train"]
+
+
+async def train(run: Run) -> Summary:
+    """Train to the end of the schedule and leave the adapter and a summary in the run's folder."""
+    summary = Summary()
+    for step in range(run.config.training.steps):
+
+        def on_finished(outcome: Trajectory | LostEpisode, step: int = step) -> None:
+            run.watcher.episode_finished(step, outcome)
+
+        started = time.monotonic()
+        groups = await run.collector.collect(run.order.at(step), step, on_finished)
+        metrics = episode_metrics(groups, time.monotonic() - started)
+        update = await run.learner.update(make_batch(step, groups))
+        run.weights = await run.sampler.publish(update.weights)
+        metrics |= {
+            **update.metrics,
+            "weights_version": float(run.weights.version),
+            "server_restarts": float(run.toolbox.restarts),
+            "step_s": time.monotonic() - started,
+        }
+        run.folder.record_step(step, groups, metrics)
+        run.folder.drop_old_adapters(run.weights)
+        summary.add(metrics)
+        run.watcher.step_finished(step, metrics)
+    run.folder.finish(run.weights, summary.as_dict())
+    return summary

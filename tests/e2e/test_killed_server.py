@@ -1,0 +1,79 @@
+"""A tool server that dies in the middle of a call, in a real training run."""
+# R1, R20
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from mcprl.recipe import load_recipe
+from mcprl.records import LostEpisode
+from mcprl.training import open_run, read_trajectories, train
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Listener:
+    """Keeps what the run tells."""
+
+    def __init__(self):
+        self.lost: list[LostEpisode] = []
+
+    def stage(self, text): ...
+
+    def episode_finished(self, step, outcome):
+        if isinstance(outcome, LostEpisode):
+            self.lost.append(outcome)
+
+    def step_finished(self, step, metrics): ...
+
+
+def kill_during_first_call(connection, killed):
+    """Stop the server before its first call, so that the call is surely in flight when the server is killed."""
+    real_call = connection.call
+
+    async def call(tool, arguments, deadline_s):
+        connection.call = real_call
+        os.kill(connection.pid, signal.SIGSTOP)
+        pending = asyncio.ensure_future(real_call(tool, arguments, deadline_s))
+        done, _ = await asyncio.wait({pending}, timeout=0.3)
+        assert not done, "a stopped server cannot have answered"
+        os.kill(connection.pid, signal.SIGKILL)
+        killed.append(connection.spec.name)
+        return await pending
+
+    connection.call = call
+
+
+async def test_a_server_killed_during_a_run_is_restarted_and_its_episode_run_again(
+    root, smollm2, time_server, tmp_path, record_property
+):
+    overrides = [
+        f"training.outputs={tmp_path}",
+        "training.steps=1",
+        "training.tasks_per_step=4",
+        "episodes.group_size=2",
+    ]
+    config = load_recipe(root / "recipes" / "hello-cpu.yaml", overrides)
+    listener, killed = Listener(), []
+    async with open_run(config, listener) as run:
+        for connection in run.toolbox.connections.values():
+            kill_during_first_call(connection, killed)
+        summary = (await train(run)).as_dict()
+        folder = run.folder.path
+
+    assert killed, "the policy called no tool at all: the test needs another seed"
+    assert summary["groups_complete"] == 4
+    assert summary["server_restarts"] == len(killed)
+    assert summary["episodes_lost_to_infrastructure"] == len(listener.lost) >= len(killed)
+    assert {loss.code for loss in listener.lost} == {"E-TOOL-011"}
+
+    trajectories = read_trajectories(folder / "trajectories" / "step-00000.parquet")
+    assert len(trajectories) == 8
+    rerun = {(t.task_id, t.member) for t in trajectories if t.attempt > 0}
+    assert rerun == {(loss.task_id, loss.member) for loss in listener.lost}
+    # The lost attempts are in no average: the mean is over the eight episodes that were finished.
+    assert summary["reward_first"] == pytest.approx(sum(t.reward for t in trajectories) / 8)
+    record_property("episodes_lost", len(listener.lost))
+    record_property("server_restarts", summary["server_restarts"])

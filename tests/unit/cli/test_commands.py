@@ -1,0 +1,152 @@
+"""The commands of `mcprl`, from their arguments to what they print and their exit codes."""
+# R25, R32
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mcprl.cli import app, main
+from mcprl.errors import McprlError, ServerLostError, UnknownToolError
+from mcprl.recipe import load_recipe
+from mcprl.settings import settings
+
+HELLO = "recipes/hello-cpu.yaml"
+ROOT = Path(__file__).parents[3]
+
+
+def assert_one_sentence(result, code: str) -> None:
+    """An error is one line on stderr with its code, nothing on stdout, and no traceback."""
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"mcprl: {code} ")
+    assert result.stderr.count("\n") == 1
+    assert "Fix: " in result.stderr
+
+
+def test_a_dry_run_prints_the_resolved_configuration_as_a_recipe(mcprl, tmp_path):
+    result = mcprl("train", HELLO, "--dry-run", "--set", "training.steps=3", "--set", "seed=11")
+    assert (result.returncode, result.stderr) == (0, "")
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(result.stdout)
+    assert load_recipe(resolved) == load_recipe(ROOT / HELLO, ["training.steps=3", "seed=11"])
+
+
+def test_a_dry_run_leaves_no_folder_behind(mcprl, tmp_path):
+    mcprl("train", HELLO, "--dry-run", "--set", f"training.outputs={tmp_path / 'runs'}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_recipe_is_one_sentence(mcprl):
+    assert_one_sentence(mcprl("train", "nothing.yaml"), "E-CONF-001")
+
+
+def test_a_wrong_key_is_one_sentence_with_a_suggestion(mcprl):
+    result = mcprl("train", HELLO, "--set", "training.step=3")
+    assert_one_sentence(result, "E-CONF-002")
+    assert "--set training.step=3: unknown key 'training.step' (did you mean 'steps'?)" in result.stderr
+
+
+def test_a_setting_is_explained_with_type_default_and_meaning():
+    result = CliRunner().invoke(app, ["config", "explain", "sampling.temperature"])
+    assert result.exit_code == 0
+    assert result.output == (
+        "sampling.temperature  (number, > 0; default 1.0)\n    Temperature; the learner uses the same.\n"
+    )
+
+
+def test_a_section_is_explained_setting_by_setting_and_nothing_is_left_out_without_a_name():
+    runner = CliRunner()
+    section = runner.invoke(app, ["config", "explain", "sampling"]).output
+    assert [line.split()[0] for line in section.splitlines()[::2]] == [
+        s.path for s in settings() if s.path.startswith("sampling.")
+    ]
+    everything = runner.invoke(app, ["config", "explain"]).output
+    assert [line.split()[0] for line in everything.splitlines()[::2]] == [s.path for s in settings()]
+    assert "Difficulty" not in everything
+    assert "PosixPath" not in everything
+
+
+def test_an_unknown_setting_is_one_sentence_with_a_suggestion(mcprl):
+    assert_one_sentence(mcprl("config", "explain", "nope"), "E-CONF-002")
+    close = mcprl("config", "explain", "sampling.temprature")
+    assert_one_sentence(close, "E-CONF-002")
+    assert "did you mean 'sampling.temperature'?" in close.stderr
+
+
+def test_an_unknown_server_is_one_sentence_with_a_suggestion(mcprl):
+    result = mcprl("serve", "directry")
+    assert_one_sentence(result, "E-CONF-003")
+    assert "did you mean 'directory'?" in result.stderr
+
+
+def test_an_unknown_task_to_try_is_one_sentence_with_a_suggestion(mcprl):
+    result = mcprl("try", HELLO, "--task", "zone-of-anna")
+    assert_one_sentence(result, "E-CONF-003")
+    assert "did you mean 'zone-of-ana'?" in result.stderr
+
+
+@pytest.mark.usefixtures("time_server")
+def test_the_tools_of_both_hello_servers_are_listed(mcprl):
+    result = mcprl("tools", "list", HELLO)
+    assert result.returncode == 0, result.stderr
+    rows = {line.split()[1]: line.split()[0] for line in result.stdout.splitlines()[1:]}
+    assert rows == {
+        "get_current_time": "time",
+        "convert_time": "time",
+        "find_person": "directory",
+        "list_people": "directory",
+    }
+    assert "City and time zone of a colleague." in result.stdout
+
+
+@pytest.mark.usefixtures("time_server")
+def test_a_task_that_names_an_unknown_tool_stops_training_before_any_model_is_loaded(mcprl, tmp_path):
+    tasks = tmp_path / "tasks.jsonl"
+    lines = [{"id": f"t{n}", "prompt": "Hi"} for n in range(3)]
+    lines.append({"id": "d03", "prompt": "Hi", "calls": [{"tool": "find_persn", "arguments": {}}]})
+    tasks.write_text("\n".join(json.dumps(line) for line in lines))
+    started = time.monotonic()
+    result = mcprl(
+        *("train", HELLO, "--set", f"tasks.train={tasks}", "--set", f"training.outputs={tmp_path / 'runs'}"),
+        # A model that does not exist: reaching for it would be another error.
+        *("--set", "model.path=./no-such-model"),
+    )
+    assert result.returncode == 2
+    assert "mcprl: E-TOOL-003 no server lists a tool 'find_persn', which task d03 needs" in result.stderr
+    assert "did you mean 'find_person'?" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "starting 2 tool servers" in result.stdout
+    assert "sampler" not in result.stdout
+    assert time.monotonic() - started < 90
+
+
+def run_main(monkeypatch, error: McprlError) -> int:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("mcprl.cli.app", fail)
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return stop.value.code
+
+
+def test_the_exit_code_tells_a_wrong_setting_from_a_failing_world(monkeypatch, capsys):
+    assert run_main(monkeypatch, UnknownToolError("no tool", fix="add it")) == 2
+    assert run_main(monkeypatch, ServerLostError("gone", fix="restart it")) == 3
+    assert capsys.readouterr().err == (
+        "mcprl: E-TOOL-003 no tool. Fix: add it.\nmcprl: E-TOOL-011 gone. Fix: restart it.\n"
+    )
+
+
+def test_notes_of_an_error_are_printed_and_nothing_in_them_commands_the_terminal(monkeypatch, capsys):
+    error = ServerLostError("server said \x1b[2J", fix="restart it")
+    error.add_note("its log ends with: \x1b]0;title\x07")
+    run_main(monkeypatch, error)
+    assert capsys.readouterr().err == (
+        "mcprl: E-TOOL-011 server said \\x1b[2J. Fix: restart it.\n  its log ends with: \\x1b]0;title\\x07\n"
+    )

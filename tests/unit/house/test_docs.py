@@ -1,0 +1,53 @@
+"""The documentation is that of this code: generated pages are fresh, the site builds, and snippets really run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from source_files import ROOT
+
+
+def docs(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts/docs.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("page", ["configuration.md", "cli.md", "errors.md", "promises.md"])
+def test_a_generated_page_says_what_the_code_says(page):
+    result = docs("check", page)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_site_builds_without_a_warning():
+    result = docs("build")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_marked_snippets_run_and_others_are_counted(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- run -->\n```bash\ncd src && ls mcprl/errors.py\n```\n\n```bash\nexit 1\n```\n")
+    result = docs("snippets", str(page))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 snippets executed, 1 not executed, 0 failed" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("block", "shown"),
+    [
+        ("<!-- run -->\n```bash\nfalse\necho unreachable\n```\n", "exit 1"),
+        ("<!-- run -->\n```python\nimport mcprl\nprint(mcprl.nothing)\n```\n", "AttributeError"),
+        ("<!-- run timeout=1 -->\n```bash\nsleep 60 | cat\n```\n", "no end after 1 s"),
+        ("<!-- run -->\n```json\n{}\n```\n", "cannot run a block of json"),
+        ("<!-- run -->\n\n```bash\ntrue\n```\n", "the fence must be on the next line"),
+        ("<!-- run -->\n```bash\ntrue\n", "never closed"),
+    ],
+)
+def test_a_snippet_that_cannot_run_fails_with_its_reason(tmp_path: Path, block: str, shown: str):
+    page = tmp_path / "page.md"
+    page.write_text(block)
+    result = docs("snippets", str(page))
+    assert result.returncode != 0
+    assert shown in result.stdout + result.stderr

@@ -1,0 +1,133 @@
+"""scripts/promises: what it runs, what it reads, and when it says no."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from source_files import ROOT
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.unit.test_a" name="test_good[1]" time="0.5">
+  <properties><property name="error" value="1e-05"/></properties></testcase>
+<testcase classname="tests.unit.test_a" name="test_good[2]" time="0.5"/>
+<testcase classname="tests.unit.test_a" name="test_goods" time="9"><failure/></testcase>
+<testcase classname="tests.unit.test_a" name="test_skipped" time="0"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture
+def measure(tmp_path: Path):
+    """Run scripts/promises on a promise file with this text; give back the exit status and the verdicts by id."""
+
+    def run(toml: str, *options: str):
+        file = tmp_path / "promises.toml"
+        file.write_text(toml)
+        command = [sys.executable, str(ROOT / "scripts/promises.py"), "--file", str(file), "--json", *options]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        verdicts = json.loads(result.stdout) if result.stdout.startswith("[") else []
+        return result, {verdict["id"]: verdict for verdict in verdicts}
+
+    return run
+
+
+def entry(promise_id: str, **fields: object) -> str:
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in fields.items())
+    return f'[[promise]]\nid = "{promise_id}"\nsays = "It works."\n{lines}\n'
+
+
+def test_a_command_that_fails_breaks_its_promise_and_the_run(measure):
+    result, verdicts = measure(entry("good", command="true") + entry("bad", command="exit 3"), "--all")
+    assert result.returncode == 1
+    assert verdicts["good"]["holds"] is True
+    assert verdicts["bad"]["holds"] is False
+    assert verdicts["bad"]["measured"] == "exit 3"
+
+
+@pytest.mark.parametrize(("bar", "holds"), [("<= 0.5", True), ("< 0.5", False), (">= 1e3", False), ("== 0.5", True)])
+def test_a_figure_of_the_last_line_is_held_against_the_bar(measure, bar, holds):
+    command = """echo noise; echo '{"error": 0.5}'"""
+    result, verdicts = measure(entry("p", command=command, figure="error", bar=bar), "p")
+    assert verdicts["p"]["holds"] is holds
+    assert result.returncode == (0 if holds else 1)
+
+
+def test_a_missing_figure_breaks_the_promise(measure):
+    _, verdicts = measure(entry("p", command="echo done", figure="error", bar="<= 1"), "--all")
+    assert verdicts["p"]["holds"] is False
+    assert verdicts["p"]["measured"] == "no figure error"
+
+
+def test_promises_that_share_a_command_share_its_run(measure, tmp_path):
+    command = f"""echo x >> {tmp_path}/runs; echo '{{"a": 1, "b": 9}}'"""
+    toml = entry("a", command=command, figure="a", bar="<= 5") + entry("b", command=command, figure="b", bar="<= 5")
+    _, verdicts = measure(toml, "--all")
+    assert (verdicts["a"]["holds"], verdicts["b"]["holds"]) == (True, False)
+    assert (tmp_path / "runs").read_text() == "x\n"
+
+
+def test_a_command_that_does_not_end_is_ended(measure):
+    result, verdicts = measure(entry("p", command="sleep 600 & sleep 600", timeout_s=0.2), "--all")
+    assert result.returncode == 1
+    assert verdicts["p"]["measured"] == "no end after 0.2 s"
+
+
+def test_a_covered_test_is_read_from_the_report_with_all_its_parameters(measure, tmp_path):
+    (tmp_path / "junit.xml").write_text(REPORT)
+    toml = "".join(
+        [
+            entry("good", test="tests/unit/test_a.py::test_good", covered_by="pytest", figure="error", bar="<= 1e-4"),
+            entry("skipped", test="tests/unit/test_a.py::test_skipped", covered_by="pytest"),
+            entry("absent", test="tests/unit/test_a.py::test_absent", covered_by="pytest"),
+            entry("file", test="tests/unit/test_a.py", covered_by="pytest"),
+        ]
+    )
+    result, verdicts = measure(toml, "--all", "--junit", str(tmp_path / "junit.xml"))
+    assert result.returncode == 1
+    assert verdicts["good"]["holds"] is True
+    assert verdicts["good"]["measured"] == "1e-05"
+    assert verdicts["skipped"]["holds"] is False
+    assert verdicts["absent"]["measured"] == "did not run"
+    assert verdicts["file"]["holds"] is False
+
+
+def test_without_a_report_a_covered_test_is_run(measure):
+    test = "tests/unit/house/test_shape.py::test_no_file_is_longer_than_400_lines"
+    _, verdicts = measure(entry("p", test=test, covered_by="pytest", figure="longest_file_lines", bar="<= 400"), "p")
+    assert verdicts["p"]["holds"] is True
+    assert float(verdicts["p"]["measured"]) > 1
+
+
+def test_full_size_is_measured_only_on_request(measure):
+    toml = entry("big", command="exit 1", size="full") + entry("both", command="exit 1", full="true")
+    _, verdicts = measure(toml, "--all")
+    assert verdicts["big"]["holds"] is None
+    assert verdicts["both"]["holds"] is False
+    _, verdicts = measure(toml, "--all", "--full")
+    assert (verdicts["big"]["holds"], verdicts["both"]["holds"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        (entry("p"), "needs either `command` or `test`"),
+        (entry("p", command="true", bar="<= 1"), "`figure` and `bar` go together"),
+        (entry("p", command="true", figure="x", bar="about 1"), 'write it like "<= 1e-4"'),
+        (entry("p", command="true", sayz="x"), "sayz"),
+        (entry("p", command="true") * 2, "two promises have the id p"),
+    ],
+)
+def test_a_mistake_in_the_file_is_a_sentence(measure, toml, message):
+    result, _ = measure(toml, "--all")
+    assert result.returncode != 0
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_unknown_id_is_refused_with_those_there_are(measure):
+    result, _ = measure(entry("parity", command="true"), "partiy")
+    assert result.returncode == 2
+    assert "there are: parity" in result.stderr

@@ -1,0 +1,41 @@
+"""The command line starts at once: looking at the help must not cost a torch import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HEAVY = ("torch", "vllm", "transformers", "ray", "peft", "accelerate", "tinker", "mcp", "pyarrow")
+MAX_HELP_MS = 300
+LIST_HEAVY_AFTER_HELP = f"""
+import sys
+from mcprl.cli import main
+sys.argv = ["mcprl", "--help"]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print(sorted(set(sys.modules) & set({HEAVY!r})))
+"""
+
+
+def test_help_imports_no_heavy_library(user_environment):
+    command = [sys.executable, "-c", LIST_HEAVY_AFTER_HELP]
+    result = subprocess.run(command, capture_output=True, text=True, env=user_environment, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_answers_within_300_ms(user_environment, record_property):
+    command = [str(Path(sys.executable).with_name("mcprl")), "--help"]
+    times_ms: list[float] = []
+    for _ in range(5):
+        started = time.perf_counter()
+        result = subprocess.run(command, capture_output=True, text=True, env=user_environment, timeout=60)
+        times_ms.append((time.perf_counter() - started) * 1000)
+        assert result.returncode == 0, result.stderr
+        assert "Usage" in result.stdout
+    record_property("help_ms", round(min(times_ms), 1))
+    assert min(times_ms) <= MAX_HELP_MS
