@@ -1,0 +1,27 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup check test bench docs
+export OMP_WAIT_POLICY := passive
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: ## Build the environments and models (cached)
+	scripts/setup
+
+check: ## Lint, format and types: seconds
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/pyright
+
+test: ## The tests that need no real model
+	.venv/bin/pytest -m "not slow"
+
+bench: ## Measure every promise
+	scripts/promises --all
+
+docs: ## Generate the pages that come from code, build the site into site/, run the snippets
+	scripts/docs generate
+	scripts/docs build --site-dir site
+	scripts/docs snippets

