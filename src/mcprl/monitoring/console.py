@@ -146,12 +146,13 @@ def print_summary(summary: Summary, *, recipe: Path, config: RunConfig, folder: 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
+    lost = figures["episodes_lost_to_infrastructure"]
     groups, wanted = figures["groups_complete"], config.training.steps * config.training.tasks_per_step
     lines = {
         "updates": f"{figures['updates']} in {_duration(figures['seconds'])}: "
         f"{figures['collect_s']:.0f} s to collect, {figures['update_s']:.0f} s to learn",
         "groups complete": f"{groups} of {wanted}",
-        "lost to infrastructure": f"{figures['episodes_lost_to_infrastructure']} attempts, all run again; "
+        "lost to infrastructure": f"{f'{lost} attempts, all run again' if lost else 'nothing'}; "
         f"{figures['server_restarts']} server restarts",
         "reward": f"{figures['reward_first']:+.3f} → {figures['reward_last']:+.3f}",
         "valid calls": f"{figures['valid_call_rate_first']:.0%} → {figures['valid_call_rate_last']:.0%}",

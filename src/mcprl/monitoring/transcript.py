@@ -12,6 +12,9 @@ from mcprl.records import Task, Trajectory
 
 __all__ = ["print_transcript"]
 
+_LABEL_WIDTH = 18
+_MIN_WIDTH = 20
+
 
 def print_transcript(task: Task, trajectory: Trajectory, console: Console | None = None) -> None:
     """Print the task, then each turn with its calls and observations, then what it was worth and why."""
@@ -40,5 +43,8 @@ def print_transcript(task: Task, trajectory: Trajectory, console: Console | None
 
 def _say(console: Console, who: str, text: str, style: str) -> None:
     # Text objects, never markup: what models and tools write must not be read as formatting.
-    lines = printable(text).replace("\n", "\n" + " " * 18 + " │ ")
-    console.print(Text.assemble((f"{printable(who):>18} │ ", "dim"), (lines, style)))
+    body = Text(printable(text), style=style)
+    label = printable(who)
+    for line in body.wrap(console, max(_MIN_WIDTH, console.width - _LABEL_WIDTH - 3)) or [body]:
+        console.print(Text.assemble((f"{label:>{_LABEL_WIDTH}} │ ", "dim"), line))
+        label = ""

@@ -210,7 +210,7 @@ def server_env(sampling: SamplingConfig) -> dict[str, str]:
     if _runs_on_cpu():
         env |= {
             "VLLM_CPU_KVCACHE_SPACE": str(sampling.vllm.cpu_cache_gib),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker inside the engine: one process less to start
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_WAIT_POLICY": "passive",
         }
