@@ -63,6 +63,17 @@ def has_ended(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], 0)[0])
 
 
+async def assert_it_ends_with(keeper: asyncio.subprocess.Process, pidfd: int) -> None:
+    """The process behind the pidfd lives until the keeper is killed, and no longer."""
+    try:
+        assert not has_ended(pidfd)
+        keeper.kill()
+        await keeper.wait()
+        await eventually(lambda: has_ended(pidfd))
+    finally:
+        os.close(pidfd)
+
+
 async def test_output_of_both_streams_is_appended_to_the_log(tmp_path):
     log = tmp_path / "deep" / "child.log"
     for word in ("one", "two"):
@@ -166,14 +177,8 @@ async def test_a_child_dies_when_its_parent_is_killed(tmp_path, code):
     assert keeper.stdout is not None
     async with asyncio.timeout(DEADLINE_S):
         pidfd = os.pidfd_open(int(await keeper.stdout.readline()))
-    try:
-        await eventually(lambda: "ready" in (tmp_path / "log").read_text())
-        assert not has_ended(pidfd)
-        keeper.kill()
-        await keeper.wait()
-        await eventually(lambda: has_ended(pidfd))
-    finally:
-        os.close(pidfd)
+    await eventually(lambda: "ready" in (tmp_path / "log").read_text())
+    await assert_it_ends_with(keeper, pidfd)
 
 
 async def test_the_childs_own_children_die_too_when_its_parent_is_killed(tmp_path):
@@ -182,13 +187,7 @@ async def test_the_childs_own_children_die_too_when_its_parent_is_killed(tmp_pat
     keeper = await asyncio.create_subprocess_exec(sys.executable, "-c", KEEPER, code, str(log))
     await eventually(lambda: log.exists() and "ready" in log.read_text())
     pidfd = os.pidfd_open(int(log.read_text().partition("pid ")[2].split()[0]))
-    try:
-        assert not has_ended(pidfd)
-        keeper.kill()
-        await keeper.wait()
-        await eventually(lambda: has_ended(pidfd))
-    finally:
-        os.close(pidfd)
+    await assert_it_ends_with(keeper, pidfd)
 
 
 def test_a_free_port_can_be_bound_at_once():
