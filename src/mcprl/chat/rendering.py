@@ -87,7 +87,7 @@ class Chat:
 
     def parse(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> ParsedTurn:
         """A sampled turn as text and calls. Never raises: what cannot be parsed is a call with a problem."""
-        text = str(self._tokenizer.decode(list(sampled_ids), skip_special_tokens=False))
+        text = self.decode(sampled_ids)
         try:
             parsed = self._renderer.parse_response(list(sampled_ids), prompt_ids=list(prompt_ids))
         except (RecursionError, ValueError):

@@ -21,16 +21,14 @@ def explain(
     field: Annotated[str, typer.Argument(help="Setting or section, e.g. sampling.temperature; all if left out.")] = "",
 ) -> None:
     """Print what a setting means, its type and its default."""
-    import difflib
-
     from mcprl.errors import UnknownKeyError
     from mcprl.settings import settings
+    from mcprl.suggestions import did_you_mean
 
     known = list(settings())
     found = [s for s in known if s.path == field or s.path.startswith(f"{field}.") or not field]
     if not found:
-        close = difflib.get_close_matches(field, [s.path for s in known], n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = did_you_mean(field, (s.path for s in known))
         raise UnknownKeyError(f"no setting is called {field!r}{hint}", fix="see all with `mcprl config explain`")
     for setting in found:
         default = "required" if setting.default is None else f"default {setting.default}"

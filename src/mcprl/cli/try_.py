@@ -37,16 +37,14 @@ def command(
 
 
 def _choose(tasks: tuple[Task, ...], wanted: str) -> Task:
-    import difflib
-
     from mcprl.errors import BadValueError
+    from mcprl.suggestions import did_you_mean
 
     by_id = {task.id: task for task in tasks}
     if not wanted:
         return tasks[0]
     if wanted not in by_id:
-        close = difflib.get_close_matches(wanted, by_id, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = did_you_mean(wanted, by_id)
         raise BadValueError(f"no task is called {wanted!r}{hint}", fix=f"choose one of {', '.join(by_id)}")
     return by_id[wanted]
 

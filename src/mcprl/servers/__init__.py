@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from mcprl.errors import BadValueError
+from mcprl.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -32,8 +32,7 @@ def serve(
     Only this machine can reach it over HTTP unless `host` says otherwise.
     """
     if name not in SERVERS:
-        close = difflib.get_close_matches(name, list(SERVERS), n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = did_you_mean(name, SERVERS)
         raise BadValueError(f"mcprl ships no server {name!r}{hint}", fix=f"choose one of: {', '.join(sorted(SERVERS))}")
     server = SERVERS[name]()
     if transport == "stdio":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 
 from mcprl.config import ServerSettings
 from mcprl.errors import ServerFileError
+from mcprl.suggestions import did_you_mean
 
 __all__ = ["PORT", "ServerSpec", "load_server_specs"]
 
@@ -118,8 +118,7 @@ def _reject_unknown_settings(path: Path, name: str, entries: Mapping[str, Any]) 
             f"the configuration has settings for server {name!r}, which {path} disables",
             fix="enable the server, or remove its settings",
         )
-    close = difflib.get_close_matches(name, list(entries), n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    hint = did_you_mean(name, entries)
     raise ServerFileError(
         f"the configuration has settings for server {name!r}, which is not in {path}{hint}",
         fix="correct the name, or add the server to the file",
@@ -163,8 +162,7 @@ def _check_fields(path: Path, name: str, entry: Mapping[str, Any], *, is_url: bo
     known = _SHARED_FIELDS | (_URL_FIELDS if is_url else _STDIO_FIELDS)
     for key in entry:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = did_you_mean(key, known)
             _reject(path, name, f"has an unknown field {key!r}{hint}", "correct the field, or remove it")
     types = _URL_TYPES if is_url else _STDIO_TYPES
     for key in ("type", "transport"):

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from source_files import imported_modules, source_files
 
-BASE = {"records", "config", "settings", "recipe", "errors", "seeds", "processes", "concurrency", "redact"}
+BASE = {
+    "records",
+    "config",
+    "settings",
+    "recipe",
+    "errors",
+    "suggestions",
+    "seeds",
+    "processes",
+    "concurrency",
+    "redact",
+}
 BEFORE_EPISODES = BASE | {"tasks", "tools", "chat", "samplers"}
 BEFORE_TRAINING = BEFORE_EPISODES | {"episodes", "algorithms", "learners"}
 
