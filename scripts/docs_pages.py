@@ -40,7 +40,8 @@ def errors_page() -> str:
     branches = [c for c in classes if errors.McprlError in c.__bases__]
     for branch in branches:
         page += f"\n## {branch.__name__}: {branch.fault.value}\n\n{inspect.getdoc(branch)}\n\n"
-        leaves = sorted((c for c in classes if branch in c.__bases__), key=lambda c: c.code)
+        # A class without a code of its own only groups others.
+        leaves = sorted((c for c in classes if issubclass(c, branch) and "code" in vars(c)), key=lambda c: c.code)
         rows = [(f"`{c.code}`", f"`{c.__name__}`", inspect.getdoc(c) or "") for c in leaves]
         page += table(("code", "error", "when"), rows)
     return page + (

@@ -2,13 +2,18 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec
 
 ROOT = Path(__file__).resolve().parent.parent
+
+PYPI_SERVERS = ("time", "git", "sqlite")
+NPM_SERVERS = ("everything", "filesystem", "memory")
 
 
 def _needed(path: Path) -> Path:
@@ -41,9 +46,17 @@ def tiny_qwen3() -> Path:
 
 
 @pytest.fixture(scope="session")
-def time_server() -> Path:
-    """The third-party mcp-server-time in an environment of its own."""
-    return _needed(ROOT / ".venv-time" / "bin" / "mcp-server-time")
+def third_party_program() -> Callable[[str], Path]:
+    """The program of a third-party server, each in an environment of its own, by a name such as "git"."""
+    folders = {name: ROOT / f".venv-{name}" / "bin" for name in PYPI_SERVERS}
+    folders |= {name: ROOT / ".cache" / "npm" / name / "node_modules" / ".bin" for name in NPM_SERVERS}
+    return lambda name: _needed(folders[name] / f"mcp-server-{name}")
+
+
+@pytest.fixture(scope="session")
+def time_server(third_party_program) -> Path:
+    """The third-party mcp-server-time."""
+    return third_party_program("time")
 
 
 @pytest.fixture
@@ -56,4 +69,4 @@ def time_spec(time_server) -> ServerSpec:
 def directory_spec() -> ServerSpec:
     """Our own server over HTTP."""
     start = (sys.executable, "-m", "mcprl", "serve", "directory", "--http", "--port", "{port}")
-    return ServerSpec(name="directory", url="http://127.0.0.1:{port}/mcp", start=start)
+    return ServerSpec(name="directory", url="http://127.0.0.1:{port}/mcp", settings=ServerSettings(start=start))

@@ -14,16 +14,23 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── UnknownToolError         E-TOOL-003   a task names a tool that no server lists
     │   ├── EmptyCatalogError        E-TOOL-004   the servers together offer no tool
     │   ├── BadToolSchemaError       E-TOOL-005   a server describes a tool's arguments with an invalid schema
+    │   ├── ToolsChangedError        E-TOOL-006   a server's tools are no longer those that were pinned
+    │   ├── MissingKeyError          E-TOOL-007   a server needs a key that is not set
+    │   ├── BudgetExceededError      E-TOOL-008   the next call would exceed a server's budget
+    │   ├── CassetteError            E-TOOL-009   a cassette cannot be read or written
     │   ├── UnbridgeableError        E-CHAT-001   the chat template cannot continue a conversation token by token
     │   ├── MissingLogprobError      E-SAMP-001   the sampler returned tokens without their logprobs
     │   ├── AlignmentError           E-LEARN-001  the learner scored other tokens than those sampled
     │   ├── ParityError              E-LEARN-002  sampler and learner disagree about the same tokens
     │   └── NonFiniteError           E-LEARN-003  a loss or gradient is not a number
     └── InfrastructureError  the world failed; the episode is run again and leaves no trace in the objective
-        ├── ServerStartError         E-TOOL-010   a tool server did not start
-        ├── ServerLostError          E-TOOL-011   a tool server went away during a call
-        ├── CallDeadlineError        E-TOOL-012   a tool call took longer than its deadline
-        ├── ServerFaultError         E-TOOL-013   a tool server answered a call with a fault of its own
+        ├── ToolServerError          a tool server failed; says whether the call may have reached it
+        │   ├── ServerStartError     E-TOOL-010   a tool server did not start
+        │   ├── ServerLostError      E-TOOL-011   a tool server went away during a call
+        │   ├── CallDeadlineError    E-TOOL-012   a tool call took longer than its deadline
+        │   ├── ServerFaultError     E-TOOL-013   a tool server answered a call with a fault of its own
+        │   ├── ServerBusyError      E-TOOL-014   a tool server asked to be called later
+        │   └── BreakerOpenError     E-TOOL-015   a tool server kept failing and is left alone for a while
         ├── SamplerStartError        E-SAMP-010   the sampler did not start
         ├── SamplerLostError         E-SAMP-011   the sampler went away or answered with an error
         ├── EpisodeDeadlineError     E-EPIS-010   an episode took longer than its deadline
@@ -38,11 +45,16 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
+from mcprl.redact import SECRETS
+
 __all__ = [
     "AlignmentError",
     "BadToolSchemaError",
     "BadValueError",
+    "BreakerOpenError",
+    "BudgetExceededError",
     "CallDeadlineError",
+    "CassetteError",
     "ConfigFileError",
     "ConfigurationError",
     "DuplicateToolError",
@@ -53,16 +65,20 @@ __all__ = [
     "InfrastructureError",
     "McprlError",
     "MissingExtraError",
+    "MissingKeyError",
     "MissingLogprobError",
     "NonFiniteError",
     "ParityError",
     "SamplerLostError",
     "SamplerStartError",
+    "ServerBusyError",
     "ServerFaultError",
     "ServerFileError",
     "ServerLostError",
     "ServerStartError",
     "TaskFileError",
+    "ToolServerError",
+    "ToolsChangedError",
     "UnbridgeableError",
     "UnknownKeyError",
     "UnknownToolError",
@@ -84,9 +100,10 @@ class McprlError(Exception):
     fault: ClassVar[Fault]
 
     def __init__(self, what: str, *, fix: str) -> None:
-        super().__init__(what)
-        self.what = what
-        self.fix = fix
+        # An error may quote what a server wrote, or a command with a key in it.
+        self.what = SECRETS.redact(what)
+        self.fix = SECRETS.redact(fix)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         return f"{self.code} {self.what}. Fix: {self.fix}."
@@ -164,6 +181,30 @@ class BadToolSchemaError(ConfigurationError):
     code = "E-TOOL-005"
 
 
+class ToolsChangedError(ConfigurationError):
+    """A server's tools, their descriptions or schemas differ from those pinned: the policy would be misled."""
+
+    code = "E-TOOL-006"
+
+
+class MissingKeyError(ConfigurationError):
+    """A server needs a key that is neither in the environment nor in the file of keys."""
+
+    code = "E-TOOL-007"
+
+
+class BudgetExceededError(ConfigurationError):
+    """The next call would exceed what the run may spend on a server. The call is not made."""
+
+    code = "E-TOOL-008"
+
+
+class CassetteError(ConfigurationError):
+    """A cassette cannot be read or written, or holds something else than recorded calls."""
+
+    code = "E-TOOL-009"
+
+
 class UnbridgeableError(ConfigurationError):
     """The model's chat template cannot continue a conversation without changing the tokens already sampled."""
 
@@ -194,28 +235,55 @@ class NonFiniteError(ConfigurationError):
     code = "E-LEARN-003"
 
 
-class ServerStartError(InfrastructureError):
-    """A tool server did not start or did not answer its handshake in time."""
+class ToolServerError(InfrastructureError):
+    """A tool server failed a call. `delivered` is False only where the call provably never reached its tool.
+
+    `retry_after_s` is how long the server, or whoever stands before it, asked to be left alone.
+    """
+
+    def __init__(self, what: str, *, fix: str, delivered: bool = True, retry_after_s: float | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.delivered = delivered
+        self.retry_after_s = retry_after_s
+
+
+class ServerStartError(ToolServerError):
+    """A tool server did not start or did not answer its handshake in time. Nothing was delivered."""
 
     code = "E-TOOL-010"
 
+    def __init__(self, what: str, *, fix: str) -> None:
+        super().__init__(what, fix=fix, delivered=False)
 
-class ServerLostError(InfrastructureError):
+
+class ServerLostError(ToolServerError):
     """A tool server went away while a call was in flight."""
 
     code = "E-TOOL-011"
 
 
-class CallDeadlineError(InfrastructureError):
+class CallDeadlineError(ToolServerError):
     """A tool call took longer than its deadline."""
 
     code = "E-TOOL-012"
 
 
-class ServerFaultError(InfrastructureError):
+class ServerFaultError(ToolServerError):
     """A tool server is alive but answered a call with a protocol error or a malformed result."""
 
     code = "E-TOOL-013"
+
+
+class ServerBusyError(ToolServerError):
+    """A tool server, or the gateway before it, asked to be called later: HTTP 429, or 503 with Retry-After."""
+
+    code = "E-TOOL-014"
+
+
+class BreakerOpenError(ToolServerError):
+    """A tool server kept failing, is left alone for a while, and the call could wait no longer."""
+
+    code = "E-TOOL-015"
 
 
 class SamplerStartError(InfrastructureError):

@@ -30,6 +30,7 @@ __all__ = [
     "LostEpisode",
     "Message",
     "Observation",
+    "Source",
     "StopReason",
     "Task",
     "ToolCall",
@@ -104,11 +105,22 @@ class ToolCall:
     problem: str | None = None
 
 
+class Source(StrEnum):
+    """Where the answer to a call came from."""
+
+    LIVE = "live"
+    CACHE = "cache"
+    CASSETTE = "cassette"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """What one call gave back to the policy. `fault` is None where the call worked, else `Fault.POLICY`.
 
-    A fault of the infrastructure is never an observation: it is raised, and the episode is run again.
+    A fault of the infrastructure is never an observation: it is raised, and the episode is run again. `latency_s` is
+    the time from the call to its answer, waits and repeated attempts included.
+
+    Observation(tool="find_person", server="directory", text="Ana: Lima, America/Lima", latency_s=0.003)
     """
 
     tool: str
@@ -116,6 +128,9 @@ class Observation:
     text: str
     fault: Fault | None = None
     latency_s: float = 0.0
+    source: Source = Source.LIVE
+    attempts: int = 1
+    truncated: bool = False
 
 
 class FinishReason(StrEnum):

@@ -9,6 +9,7 @@ import pytest
 
 from mcprl.recipe import load_recipe
 from mcprl.records import LostEpisode
+from mcprl.tools import ServerConnection
 from mcprl.training import open_run, read_trajectories, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -29,27 +30,32 @@ class Listener:
     def step_finished(self, step, metrics): ...
 
 
-def kill_during_first_call(connection, killed):
-    """Stop the server before its first call, so that the call is surely in flight when the server is killed."""
-    real_call = connection.call
+def kill_during_first_call(monkeypatch, killed):
+    """Stop each server before its first call, so that the call is surely in flight when the server is killed."""
+    real_call = ServerConnection.call
 
-    async def call(tool, arguments, deadline_s):
-        connection.call = real_call
-        os.kill(connection.pid, signal.SIGSTOP)
-        pending = asyncio.ensure_future(real_call(tool, arguments, deadline_s))
+    async def call(connection, tool, arguments, deadline_s):
+        if connection.spec.name in killed:
+            return await real_call(connection, tool, arguments, deadline_s)
+        killed.append(connection.spec.name)
+        pid = connection.pid
+        os.kill(pid, signal.SIGSTOP)
+        pending = asyncio.ensure_future(real_call(connection, tool, arguments, deadline_s))
         done, _ = await asyncio.wait({pending}, timeout=0.3)
         assert not done, "a stopped server cannot have answered"
-        os.kill(connection.pid, signal.SIGKILL)
-        killed.append(connection.spec.name)
+        os.kill(pid, signal.SIGKILL)
         return await pending
 
-    connection.call = call
+    monkeypatch.setattr(ServerConnection, "call", call)
 
 
 async def test_a_server_killed_during_a_run_is_restarted_and_its_episode_run_again(
-    root, smollm2, time_server, tmp_path, record_property
+    root, smollm2, time_server, tmp_path, record_property, monkeypatch
 ):
+    # Both servers' tools are read-only: unless told otherwise, their calls would be made again and no episode lost.
     overrides = [
+        "servers.settings.time.retry.attempts=1",
+        "servers.settings.directory.retry.attempts=1",
         f"training.outputs={tmp_path}",
         "training.steps=1",
         "training.tasks_per_step=4",
@@ -58,8 +64,7 @@ async def test_a_server_killed_during_a_run_is_restarted_and_its_episode_run_aga
     config = load_recipe(root / "recipes" / "hello-cpu.yaml", overrides)
     listener, killed = Listener(), []
     async with open_run(config, listener) as run:
-        for connection in run.toolbox.connections.values():
-            kill_during_first_call(connection, killed)
+        kill_during_first_call(monkeypatch, killed)
         summary = (await train(run)).as_dict()
         folder = run.folder.path
 

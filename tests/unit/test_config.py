@@ -138,7 +138,19 @@ def test_the_fix_names_a_setting_that_config_explain_knows(recipe, extra):
     assert explained in {setting.path for setting in settings()}
 
 
-@pytest.mark.parametrize(("key", "section_line"), [("path", 2), ("train", 4), ("file", 6)])
+def test_servers_need_a_file_unless_a_cassette_is_replayed(recipe):
+    lines = [line if " file:" not in line else "  {}" for line in BASE.splitlines()]
+    assert "servers.file is missing" in refusal(recipe(base="\n".join(lines))).what
+    replayed = [line if line != "  {}" else "  {cassette: c.sqlite, cassette_mode: replay}" for line in lines]
+    assert load_recipe(recipe(base="\n".join(replayed)), []).servers.file is None
+
+
+def test_a_budget_of_money_needs_a_price(recipe):
+    lines = "  settings:\n    d:\n      budget: {usd: 5}\n"
+    assert "without budget.usd_per_call" in refusal(recipe(lines)).what
+
+
+@pytest.mark.parametrize(("key", "section_line"), [("path", 2), ("train", 4)])
 def test_a_missing_setting_is_named_with_the_line_of_its_section(recipe, key, section_line):
     lines = [line if f" {key}:" not in line else "  {}" for line in BASE.splitlines()]
     path = recipe(base="\n".join(lines))

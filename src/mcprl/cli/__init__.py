@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from mcprl.cli import config, serve, tools, train, try_
+from mcprl.cli import cassette, config, serve, tools, train, try_
 from mcprl.errors import Fault, McprlError
 from mcprl.monitoring.printable import printable
 
@@ -27,6 +27,7 @@ app.command("train")(train.command)
 app.command("try")(try_.command)
 app.command("serve")(serve.command)
 app.add_typer(tools.app, name="tools")
+app.add_typer(cassette.app, name="cassette")
 app.add_typer(config.app, name="config")
 
 

@@ -5,9 +5,22 @@ Usable without any training:
     async with Toolbox(load_server_specs(Path("servers.json"), {}), log_dir=Path("logs")) as toolbox: ...
 """
 
+from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool
 from mcprl.tools.connection import ServerConnection
+from mcprl.tools.definitions import ToolDefinition
 from mcprl.tools.specs import ServerSpec, load_server_specs
-from mcprl.tools.toolbox import Toolbox, ToolLease
+from mcprl.tools.toolbox import Toolbox, ToolLease, open_toolbox
 
-__all__ = ["Catalog", "ServerConnection", "ServerSpec", "Tool", "ToolLease", "Toolbox", "load_server_specs"]
+__all__ = [
+    "Cassette",
+    "Catalog",
+    "ServerConnection",
+    "ServerSpec",
+    "Tool",
+    "ToolDefinition",
+    "ToolLease",
+    "Toolbox",
+    "load_server_specs",
+    "open_toolbox",
+]

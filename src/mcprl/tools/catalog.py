@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcprl.errors import DuplicateToolError, EmptyCatalogError, UnknownToolError
-from mcprl.tools.arguments import ArgumentCheck
+from mcprl.tools.stages.arguments import ArgumentCheck
 
 __all__ = ["Catalog", "Tool"]
 
@@ -25,6 +25,8 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]
     server: str
+    read_only: bool = False
+    idempotent: bool = False
 
 
 class Catalog:
@@ -37,7 +39,7 @@ class Catalog:
             if other is not None:
                 raise DuplicateToolError(
                     f"servers {other.server!r} and {tool.server!r} both offer a tool {tool.name!r}",
-                    fix="disable one of the servers in the mcpServers file",
+                    fix="disable one of the servers in the mcpServers file, or deny one of the tools in its settings",
                 )
             self._tools[tool.name] = tool
         if not self._tools:

@@ -1,7 +1,8 @@
-"""One connection to one tool server: a task that owns it, calls from any other task, and a restart after a death.
+"""One connection to one tool server: a task that owns it, calls from any other task, and a new life after a death.
 
-The SDK ties a session to the task that opened it, and one transport error cancels that task. So each connection has
-an owner task of its own, which opens a session, waits for its end, cleans up, and opens the next when a call asks.
+The SDK ties a session to the task that opened it. So each connection has an owner task of its own, which opens a
+session, waits for its end, cleans up, and opens the next: at once after a death, later and later where deaths or failed
+starts follow each other closely.
 """
 
 from __future__ import annotations
@@ -12,149 +13,108 @@ import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Self, TextIO, cast
-from urllib.parse import quote
+from typing import Any, Self, cast
 
 import httpx2
-from mcp import Client, MCPError
+from mcp import MCPError
 from mcp.client import InputRequiredRoundsExceededError
-from mcp_types import CONNECTION_CLOSED, CallToolResult
-from mcp_types import Tool as ListedTool
+from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS
 from pydantic import ValidationError
 
-from mcprl.errors import CallDeadlineError, ServerFaultError, ServerLostError, ServerStartError
-from mcprl.processes import ChildProcess, free_port
-from mcprl.tools.specs import PORT, ServerSpec
-from mcprl.tools.transports import (
-    find_program,
-    http_transport,
-    port_answers,
-    start_child,
-    stdio_transport,
-    watched,
+from mcprl.errors import (
+    CallDeadlineError,
+    ConfigurationError,
+    ServerBusyError,
+    ServerFaultError,
+    ServerLostError,
+    ServerStartError,
+    ToolsChangedError,
+    ToolServerError,
 )
+from mcprl.redact import SECRETS
+from mcprl.tools.answers import Answer, answer_of
+from mcprl.tools.pins import PinnedTools
+from mcprl.tools.session import Session, list_tools, open_session
+from mcprl.tools.specs import ServerSpec
+from mcprl.tools.transports.wire import TransportOutcome, Trouble, outcome_of
 
 __all__ = ["ServerConnection"]
 
 _logger = logging.getLogger(__name__)
 
-_MAX_LIST_PAGES = 100
-_PORT_POLL_S = 0.05
 _END_GRACE_S = 0.25
 _LOG_TAIL_LINES = 20
+_MAX_DETAIL_CHARS = 500
+_SHORT_LIFE_S = 10.0
+_FIRST_REST_S = 0.1
+_LONGEST_REST_S = 10.0
+_SILENT_DEADLINES = 3
 
 # What the SDK, the sockets and the spawn raise when a server fails. A group is always the SDK's own tasks failing.
 _FAILURES = (MCPError, OSError, RuntimeError, ValidationError, httpx2.HTTPError, ExceptionGroup)
 
 
-class _Session:
-    """One life of the server, from handshake to end."""
-
-    client: Client
-
-    def __init__(self, url: str | None, child: ChildProcess | None) -> None:
-        self.url = url
-        self.child = child
-        self.pid = child.pid if child is not None else None
-        self.over = asyncio.Event()
-        self.why = ""
-
-    def end(self, why: str) -> None:
-        """Note that the session is over. The first reason stands."""
-        if not self.over.is_set():
-            self.why = why
-            self.over.set()
-
-    async def has_ended(self) -> bool:
-        """Whether 'connection closed' is true: its code is one that live servers use for errors of their own, too."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.over.wait(), _END_GRACE_S)
-        # Over HTTP a broken response leaves the SDK's session standing, whether or not the server is still there.
-        if self.url is not None and not self.over.is_set() and not await port_answers(self.url):
-            self.end("its port no longer answers")
-        return self.over.is_set()
-
-    async def until_over(self) -> None:
-        if self.child is None:
-            await self.over.wait()
-            return
-        exited = asyncio.ensure_future(self.child.wait())
-        over = asyncio.ensure_future(self.over.wait())
-        try:
-            await asyncio.wait({exited, over}, return_when=asyncio.FIRST_COMPLETED)
-            if exited.done():
-                self.end(f"its process ended with exit code {self.child.exit_code}")
-        finally:
-            exited.cancel()
-            over.cancel()
-
-
 class ServerConnection:
-    """A tool server that is started when opened, restarted by the next call after it died, and gone when closed."""
+    """A tool server that is started when opened, again whenever it died, and gone when closed.
 
-    def __init__(self, spec: ServerSpec, *, log_dir: Path) -> None:
+    With `one_life` it is never started again: what an episode did to a server of its own cannot be brought back.
+    """
+
+    def __init__(self, spec: ServerSpec, *, log: Path, pins: PinnedTools | None = None, one_life: bool = False) -> None:
         self.spec = spec
+        self.log = log
+        self.pins = pins or PinnedTools(spec.name)
         self.restarts = 0
-        self.tools: tuple[ListedTool, ...] = ()
-        """What the server listed when it last started."""
-        file_name = quote(spec.name, safe="")
-        self.log = log_dir / f"{file_name}.log"
-        self._pid_file = log_dir / f"{file_name}.pid"
+        self.in_flight = 0
+        self.version = ""
+        self._one_life = one_life
         self._log_offset = 0
-        self._has_run = False
+        self._lives = 0
+        self._hasty_ends = 0
+        self._silent_deadlines = 0
         self._owner: asyncio.Task[None] | None = None
-        self._attempt: asyncio.Future[_Session] | None = None
+        self._attempt: asyncio.Future[Session] | None = None
         self._wanted = asyncio.Event()
-        self._closing = False
+        self._closing = asyncio.Event()
+        self._changed: ToolsChangedError | None = None
 
     @property
     def pid(self) -> int | None:
         """Process id of the running server; None where it does not run or where someone else started it."""
         session = self._current()
-        return session.pid if session is not None else None
+        return session.child.pid if session is not None and session.child is not None else None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a call would find the server running."""
+        return self._current() is not None
 
     async def open(self) -> None:
-        """Start the server and list its tools. Raises ServerStartError."""
+        """Start the server and list its tools. Raises ServerStartError, or ToolsChangedError."""
         if self._owner is not None:
             raise RuntimeError(f"the connection to server {self.spec.name!r} was opened before")
         self._owner = asyncio.create_task(self._own(), name=f"server {self.spec.name}")
         await self._live_session()
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> CallToolResult:
-        """Call a tool, starting the server again first if it has died since the last call.
+    async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer:
+        """Call a tool, waiting first for the server's next life where it has just died.
 
         Raises ServerLostError where the server dies under the call, CallDeadlineError where it takes too long (the
-        session lives on), ServerStartError where it cannot be started again, ServerFaultError where its result is
-        malformed. MCPError is a protocol error that a live server answered with.
+        session lives on), ServerStartError where it cannot be started again, ServerBusyError where it asks to be
+        called later, ServerFaultError where it answers with a protocol error or a malformed result.
         """
-        session = await self._live_session()
+        self.in_flight += 1
         try:
-            # Not the SDK's own time-out, which starts only once the request is written and again for each round.
-            async with asyncio.timeout(deadline_s):
-                return await session.client.call_tool(tool, dict(arguments))
-        except TimeoutError as error:
-            raise CallDeadlineError(
-                f"server {self.spec.name!r} did not finish a call of {tool!r} within {deadline_s:g} s",
-                fix=f"raise call_deadline_s of the server, or see its log {self.log}",
-            ) from error
-        except MCPError as error:
-            if error.code == CONNECTION_CLOSED and await session.has_ended():
-                raise self._lost(f"went away during a call of {tool!r} ({session.why})") from error
-            raise
-        except (RuntimeError, ValidationError, InputRequiredRoundsExceededError) as error:
-            # The SDK raises RuntimeError both for a result that breaks its schema and for a client already closed.
-            if session.over.is_set():
-                raise self._lost(f"went away during a call of {tool!r} ({session.why})") from error
-            raise ServerFaultError(
-                f"server {self.spec.name!r} answered a call of {tool!r} with a malformed result: {_one_line(error)}",
-                fix="mend the server, or leave the tool out of the tasks",
-            ) from error
+            session = await self._live_session()
+            return await self._call(session, tool, arguments, deadline_s)
+        finally:
+            self.in_flight -= 1
 
     async def close(self) -> None:
         """End the session, the server's process and the owner task. Calls in flight raise ServerLostError."""
         if self._owner is None:
             return
-        self._closing = True
+        self._closing.set()
         self._wanted.set()
         session = self._current()
         if session is not None:
@@ -176,138 +136,221 @@ class ServerConnection:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _current(self) -> _Session | None:
+    async def _call(self, session: Session, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer:
+        started = asyncio.get_running_loop().time()
+        # In a task of its own: a cancelled call tells the server so before it ends, which nobody should wait for.
+        calling = asyncio.create_task(session.client.call_tool(tool, dict(arguments)))
+        session.calls.add(calling)
+        calling.add_done_callback(session.forget)
+        try:
+            # Not the SDK's own time-out, which starts only once the request is written and again for each round.
+            done, _ = await asyncio.wait((calling,), timeout=deadline_s)
+        finally:
+            calling.cancel()
+        if not done:
+            self._note_deadline(session, started)
+            raise CallDeadlineError(
+                f"server {self.spec.name!r} did not finish a call of {tool!r} within {deadline_s:g} s",
+                fix=f"raise call_deadline_s of the server, or see its log {self.log}",
+            )
+        try:
+            result = calling.result()
+        except MCPError as error:
+            return await self._answer_to_error(session, tool, error)
+        except (RuntimeError, ValidationError, InputRequiredRoundsExceededError) as error:
+            # The SDK raises RuntimeError both for a result that breaks its schema and for a client already closed.
+            if session.over.is_set():
+                raise self._lost(f"went away during a call of {tool!r} ({session.why})") from None
+            raise self._fault(f"answered a call of {tool!r} with a malformed result: {_one_line(error)}") from None
+        self._silent_deadlines = 0
+        return answer_of(result)
+
+    def _current(self) -> Session | None:
         if self._attempt is None or not self._attempt.done() or self._attempt.exception() is not None:
             return None
         session = self._attempt.result()
         return None if session.over.is_set() else session
 
-    async def _live_session(self) -> _Session:
-        """The running session, or the next one: all calls that find the server dead wait for the same restart."""
-        if self._owner is None or self._closing:
-            raise self._lost("was called while its connection was closed")
-        if self._attempt is None or (self._attempt.done() and self._current() is None):
-            self._attempt = asyncio.get_running_loop().create_future()
-            self._wanted.set()
-        attempt = self._attempt
+    async def _live_session(self) -> Session:
+        """The running session, or the next one: all calls that find the server dead wait for the same start."""
+        session = self._current()
+        if session is not None:
+            return session
+        if self._changed is not None:
+            raise self._changed
+        if self._owner is None or self._closing.is_set():
+            raise self._lost("was called while its connection was closed", delivered=False)
+        if self._one_life and self._lives:
+            raise self._lost("died earlier in this episode, and what it held died with it", delivered=False)
+        attempt = self._demand()
         await asyncio.wait({attempt, self._owner}, return_when=asyncio.FIRST_COMPLETED)
         if attempt.done():
             return attempt.result()
         if not self._owner.cancelled():
             self._owner.result()  # a defect in the owner surfaces here instead of leaving calls to wait
-        raise self._lost("was called while its connection was closing")
+        raise self._lost("was called while its connection was closing", delivered=False)
+
+    def _demand(self) -> asyncio.Future[Session]:
+        """The start under way, or a new one that the owner is now to make."""
+        if self._attempt is None or self._attempt.done():
+            self._attempt = asyncio.get_running_loop().create_future()
+            self._wanted.set()
+        return self._attempt
 
     async def _own(self) -> None:
         while True:
             await self._wanted.wait()
-            if self._closing:
+            await self._rest()
+            if self._closing.is_set():
                 return
             self._wanted.clear()
             assert self._attempt is not None
             await self._live_once(self._attempt)
 
-    async def _live_once(self, attempt: asyncio.Future[_Session]) -> None:
+    async def _rest(self) -> None:
+        """Leave a server alone that keeps ending soon after its start."""
+        if self._hasty_ends > 1:
+            rest_s = min(_FIRST_REST_S * 2 ** (self._hasty_ends - 2), _LONGEST_REST_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), rest_s)
+
+    async def _live_once(self, attempt: asyncio.Future[Session]) -> None:
         """Start the server, publish the session, and stay until it is over."""
         self._log_offset = _size(self.log)
-        session: _Session | None = None
+        session: Session | None = None
+        born = asyncio.get_running_loop().time()
         try:
             async with AsyncExitStack() as stack:
-                async with asyncio.timeout(self.spec.start_deadline_s):
-                    session = await self._start(stack)
-                self.restarts += self._has_run
-                self._has_run = True
-                attempt.set_result(session)
                 try:
-                    await session.until_over()
+                    async with asyncio.timeout(self.spec.settings.start_deadline_s):
+                        session = await self._start(stack)
+                    attempt.set_result(session)
+                    await self._stay(session)
                 finally:
-                    session.end("its transport failed")
-        except ServerStartError as error:
+                    if session is not None:
+                        session.end("its transport failed")
+                        lived_s = asyncio.get_running_loop().time() - born
+                        self._hasty_ends = self._hasty_ends + 1 if lived_s < _SHORT_LIFE_S else 1
+                        if not self._one_life and self._changed is None and not self._closing.is_set():
+                            self._demand()
+        except (ServerStartError, ConfigurationError) as error:
             self._fail(attempt, error)
         except _FAILURES as error:
+            # The SDK's task groups wrap what is raised inside them, our own errors included.
             if session is None:
-                self._fail(attempt, self._start_error(error))
+                self._fail(attempt, self._changed or self._start_error(error))
             else:
                 _logger.warning("server %r: its session ended with %s", self.spec.name, _one_line(error))
-        finally:
-            self._pid_file.unlink(missing_ok=True)
 
-    async def _start(self, stack: AsyncExitStack) -> _Session:
-        session = await self._open_url(stack) if self.spec.url is not None else _Session(None, None)
-        if session.url is not None:
-            transport = http_transport(session.url, self.spec)
-        else:
-            self._check_program()
-            transport = stdio_transport(
-                self.spec, pid_file=self._pid_file, error_log=stack.enter_context(_append_to(self.log))
-            )
-        transport = watched(transport, lambda: session.end("its stream ended"))
-        # No response cache: a restarted server is asked again what it offers.
-        session.client = await stack.enter_async_context(Client(transport, cache=None))
-        self.tools = await self._list_tools(session.client)
-        if session.url is None:
-            session.pid = int(self._pid_file.read_text())
+    async def _start(self, stack: AsyncExitStack) -> Session:
+        session = await open_session(stack, self.spec, self.log)
+        self.version = session.version
+        self._check_tools(session)
+        self.restarts += self._lives > 0
+        self._lives += 1
+        self._silent_deadlines = 0
         return session
 
-    async def _open_url(self, stack: AsyncExitStack) -> _Session:
-        assert self.spec.url is not None
-        if not self.spec.start:
-            return _Session(self.spec.url, None)
-        port = free_port() if PORT in self.spec.url else None
-        url = self.spec.url if port is None else self.spec.url.replace(PORT, str(port))
-        if await port_answers(url):
-            raise ServerStartError(
-                f"server {self.spec.name!r} was not started: something else already answers at {url}",
-                fix=f"end that process, or write {PORT} for the port in the url and in start",
-            )
-        child = await start_child(self.spec, port=port, log=self.log)
-        stack.push_async_callback(child.stop)
-        while not await port_answers(url):
-            if child.exit_code is not None:
-                raise self._start_error(f"it ended with exit code {child.exit_code} before {url} answered")
-            await asyncio.sleep(_PORT_POLL_S)
-        return _Session(url, child)
+    async def _stay(self, session: Session) -> None:
+        """Until the session is over; its list of tools is compared again whenever the server says it changed."""
+        over = asyncio.ensure_future(session.until_over())
+        watching = asyncio.ensure_future(session.watch_tools())
+        try:
+            while not over.done():
+                changed = asyncio.ensure_future(session.tools_changed.wait())
+                await asyncio.wait({over, changed}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if session.tools_changed.is_set() and not session.over.is_set():
+                    session.tools_changed.clear()
+                    session.definitions = await list_tools(self.spec.name, session.client)
+                    self._check_tools(session)
+        finally:
+            for task in (over, watching):
+                task.cancel()
+            await asyncio.gather(over, watching, return_exceptions=True)
 
-    def _check_program(self) -> None:
-        if find_program(self.spec) is None:
-            raise ServerStartError(
-                f"server {self.spec.name!r} did not start: there is no program {self.spec.command!r}",
-                fix="install it, or correct 'command' in the mcpServers file",
-            )
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+    def _check_tools(self, session: Session) -> None:
+        try:
+            self.pins.check(session.definitions)
+        except ToolsChangedError as error:
+            self._changed = error
+            session.end("its tools changed")
+            raise
 
-    async def _list_tools(self, client: Client) -> tuple[ListedTool, ...]:
-        tools: list[ListedTool] = []
-        cursor: str | None = None
-        for _ in range(_MAX_LIST_PAGES):
-            page = await client.list_tools(cursor=cursor)
-            tools.extend(page.tools)
-            cursor = page.next_cursor
-            if cursor is None:
-                return tuple(tools)
-        raise ServerStartError(
-            f"server {self.spec.name!r} lists its tools on more than {_MAX_LIST_PAGES} pages",
-            fix="mend the server: its last page must carry no nextCursor",
-        )
+    def _note_deadline(self, session: Session, started: float) -> None:
+        """End a session that has been silent through several whole calls: the server is stuck, not slow."""
+        if session.heard_at >= started:
+            self._silent_deadlines = 0
+            return
+        self._silent_deadlines += 1
+        if self._silent_deadlines >= _SILENT_DEADLINES:
+            session.end(f"it sent nothing during {self._silent_deadlines} calls that passed their deadline")
 
-    def _fail(self, attempt: asyncio.Future[_Session], error: ServerStartError) -> None:
-        attempt.set_exception(error)
-        attempt.exception()  # marks it as seen: the call that asked may have been cancelled meanwhile
+    async def _answer_to_error(self, session: Session, tool: str, error: MCPError) -> Answer:
+        """What a JSON-RPC error means: the transport's word, the policy's fault, or the server's.
 
-    def _start_error(self, cause: Exception | str) -> ServerStartError:
+        Errors are raised `from None`: the server's own text would be printed with a traceback, secrets included.
+        """
+        outcome = outcome_of(error)
+        if outcome is not None:
+            if outcome.trouble is Trouble.UNREACHABLE and session.child is not None:
+                await _soon_over(session)  # so that the next call waits for the next life
+            return self._answer_of_transport(tool, outcome, error)
+        if error.code == CONNECTION_CLOSED:
+            # Live servers use this code for errors of their own, too.
+            await _soon_over(session)
+            if session.over.is_set():
+                raise self._lost(f"went away during a call of {tool!r} ({session.why})") from None
+        if error.code == INVALID_PARAMS:
+            return Answer(error.message, is_error=True)
+        raise self._fault(f"answered a call of {tool!r} with error {error.code}: {_one_line(error)}") from None
+
+    def _answer_of_transport(self, tool: str, outcome: TransportOutcome, error: MCPError) -> Answer:
+        detail = _short(SECRETS.redact(outcome.detail))
+        match outcome.trouble:
+            case Trouble.TOO_LARGE:
+                return Answer(outcome.text, truncated=True)
+            case Trouble.BUSY:
+                raise ServerBusyError(
+                    f"server {self.spec.name!r} asked to be called later ({detail})",
+                    fix="set servers.settings.NAME.rate to what the server allows",
+                    delivered=outcome.delivered,
+                    retry_after_s=outcome.retry_after_s,
+                ) from None
+            case Trouble.UNREACHABLE:
+                raise self._lost(
+                    f"went away during a call of {tool!r} ({detail})", delivered=outcome.delivered
+                ) from None
+            case Trouble.BROKEN:
+                raise self._fault(f"answered a call of {tool!r} with {detail}", outcome) from None
+
+    def _fail(self, attempt: asyncio.Future[Session], error: ServerStartError | ConfigurationError) -> None:
+        self._hasty_ends += 1
+        if not attempt.done():
+            attempt.set_exception(error)
+            attempt.exception()  # marks it as seen: the call that asked may have been cancelled meanwhile
+
+    def _start_error(self, cause: Exception) -> ServerStartError:
         if isinstance(cause, TimeoutError):
-            what = f"it was not ready within {self.spec.start_deadline_s:g} s"
+            what = f"it was not ready within {self.spec.settings.start_deadline_s:g} s"
         else:
-            what = cause if isinstance(cause, str) else _one_line(cause)
+            what = _one_line(cause)
         tail = _log_tail(self.log, self._log_offset)
-        error = ServerStartError(
+        return ServerStartError(
             f"server {self.spec.name!r} did not start: {what}" + (f"; its log ends:\n{tail}\n" if tail else ""),
             fix=f"mend what its log {self.log} shows, or run its command by hand",
         )
-        error.__cause__ = cause if isinstance(cause, Exception) else None
-        return error
 
-    def _lost(self, what: str) -> ServerLostError:
-        return ServerLostError(f"server {self.spec.name!r} {what}", fix=f"see its log {self.log}")
+    def _lost(self, what: str, *, delivered: bool = True) -> ServerLostError:
+        return ServerLostError(f"server {self.spec.name!r} {what}", fix=f"see its log {self.log}", delivered=delivered)
+
+    def _fault(self, what: str, outcome: TransportOutcome | None = None) -> ToolServerError:
+        return ServerFaultError(
+            f"server {self.spec.name!r} {what}",
+            fix=f"see its log {self.log}, and mend the server; the call itself fits the tool's schema",
+            delivered=outcome is None or outcome.delivered,
+            retry_after_s=None if outcome is None else outcome.retry_after_s,
+        )
 
 
 async def _finished(task: asyncio.Task[None]) -> None:
@@ -322,8 +365,10 @@ async def _finished(task: asyncio.Task[None]) -> None:
         raise cancelled
 
 
-def _append_to(log: Path) -> TextIO:
-    return log.open("a", encoding="utf-8")
+async def _soon_over(session: Session) -> None:
+    """Give the end of a server's process the moment it takes to be noticed."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(session.over.wait(), _END_GRACE_S)
 
 
 def _size(path: Path) -> int:
@@ -341,8 +386,14 @@ def _log_tail(path: Path, offset: int) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    """An error for a sentence: of a group, the first cause."""
+    """An error for a sentence: of a group, the first cause; without secrets, and not too long."""
     while isinstance(error, ExceptionGroup):
         error = cast("ExceptionGroup[Exception]", error).exceptions[0]
-    text = " ".join(str(error).split())
+    text = _short(" ".join(SECRETS.redact(str(error)).split()))
+    if isinstance(error, MCPError):
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_DETAIL_CHARS else f"{text[: _MAX_DETAIL_CHARS - 1]}…"

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 from urllib.parse import urlsplit
 
 from mcprl.config import ServerSettings
 from mcprl.errors import ServerFileError
+from mcprl.redact import SECRETS
 from mcprl.suggestions import did_you_mean
+from mcprl.tools.keys import (
+    Expansion,
+    load_keys,
+    missing_keys_error,
+    refuse_foreign_references,
+    register_expanded,
+    register_secrets,
+)
 
-__all__ = ["PORT", "ServerSpec", "load_server_specs"]
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
+__all__ = ["FOLDER", "PORT", "ServerSpec", "load_server_specs"]
 
 PORT = "{port}"
 """Stands for a free port in the URL and in the start command of a server that mcprl starts itself."""
+
+FOLDER = "{folder}"
+"""Stands for a new, empty folder in `args`, `env`, `cwd` and the start command: one for each life of a server, gone
+with it. Two episodes that have servers of their own so do not meet in a file either."""
 
 _STDIO_FIELDS = frozenset({"command", "args", "env", "cwd"})
 _URL_FIELDS = frozenset({"url", "headers", "env"})
@@ -30,34 +46,42 @@ _URL_TYPES = frozenset({"http", "streamable-http", "streamable_http", "streamabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """One tool server: either a command spoken to over its standard streams, or a URL spoken to over streamable HTTP.
+    """One tool server: a command spoken to over its standard streams, a URL spoken to over streamable HTTP, or a
+    function that makes a server inside this process (from Python only, never from a file).
 
     ServerSpec(name="time", command="mcp-server-time", args=("--local-timezone", "UTC"))
     ServerSpec(name="directory", url="http://127.0.0.1:{port}/mcp",
-               start=("mcprl", "serve", "directory", "--http", "--port", "{port}"))
+               settings=ServerSettings(start=("mcprl", "serve", "directory", "--http", "--port", "{port}")))
+    ServerSpec(name="board", make=make_board, settings=ServerSettings(isolation="per_episode"))
+
+    Fields that may hold keys are not in its `repr`, and the keys are known to the registry of secrets.
     """
 
     name: str
     command: str | None = None
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    args: tuple[str, ...] = field(default=(), repr=False)
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     cwd: str | None = None
-    url: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    start: tuple[str, ...] = ()
-    start_deadline_s: float = 30.0
-    call_deadline_s: float = 30.0
+    url: str | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    make: Callable[[], MCPServer] | None = None
+    settings: ServerSettings = field(default_factory=ServerSettings)
 
     def __post_init__(self) -> None:
-        if (self.command is None) == (self.url is None):
-            raise ValueError(f"server {self.name!r} needs either a command or a url")
-        if self.start and self.url is None:
+        if [self.command, self.url, self.make].count(None) != 2:
+            raise ValueError(f"server {self.name!r} needs exactly one of command, url and make")
+        if self.settings.start and self.url is None:
             raise ValueError(f"server {self.name!r}: start belongs to a server reached by URL")
-        if (self.url is not None and PORT in self.url) != any(PORT in word for word in self.start):
+        if (self.url is not None and PORT in self.url) != any(PORT in word for word in self.settings.start):
             raise ValueError(f"server {self.name!r}: {PORT} belongs in both the url and start, or in neither")
+        register_secrets(
+            self.name, {"args": self.args, "env": self.env, "headers": self.headers, "url": self.url or ""}
+        )
 
 
-def load_server_specs(path: Path, settings: Mapping[str, ServerSettings]) -> tuple[ServerSpec, ...]:
+def load_server_specs(
+    path: Path, settings: Mapping[str, ServerSettings], env_file: Path | None = None
+) -> tuple[ServerSpec, ...]:
     """Read an mcpServers file as other MCP clients write it, and add what the run says about each server.
 
     An entry has `command` (with `args`, `env`, `cwd`) or `url` (with `headers`, and `env` for the start command).
@@ -65,13 +89,34 @@ def load_server_specs(path: Path, settings: Mapping[str, ServerSettings]) -> tup
     `type` or `transport`, where present, must agree with that. An entry with `"disabled": true` is left out.
     `description`, `icon`, `autoApprove` and `alwaysAllow` are for other clients and ignored. Anything else is an error,
     because ignoring it could change what the server does.
+
+    `${NAME}` stands for a key from the environment or `env_file` (see `mcprl.tools.keys`). Keys that are missing are
+    reported all at once; a disabled server needs none. The keys are made known to the registry of secrets.
     """
     entries = _read_entries(path)
     enabled = {name: entry for name, entry in entries.items() if not _is_disabled(path, name, entry)}
     for name in settings:
         if name not in enabled:
             _reject_unknown_settings(path, name, entries)
-    return tuple(_make_spec(path, name, entry, settings.get(name, ServerSettings())) for name, entry in enabled.items())
+    expanded = _expand(path, enabled, env_file)
+    return tuple(
+        _make_spec(path, name, entry, settings.get(name, ServerSettings())) for name, entry in expanded.items()
+    )
+
+
+def _expand(path: Path, entries: Mapping[str, dict[str, Any]], env_file: Path | None) -> dict[str, dict[str, Any]]:
+    SECRETS.install_in_logging()
+    keys = load_keys(env_file)
+    expansions = {name: Expansion(entry, keys) for name, entry in entries.items()}
+    for name, expansion in expansions.items():
+        refuse_foreign_references(path, name, expansion)
+        # Before anything about the entry is said: the sentence could hold a key.
+        register_expanded(expansion)
+        register_secrets(name, expansion.entry)
+    missing = {name: expansion.missing for name, expansion in expansions.items() if expansion.missing}
+    if missing:
+        raise missing_keys_error(path, missing, env_file)
+    return {name: expansion.entry for name, expansion in expansions.items()}
 
 
 def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
@@ -146,9 +191,7 @@ def _make_spec(path: Path, name: str, entry: Mapping[str, Any], settings: Server
         cwd=_text(path, name, entry, "cwd") if "cwd" in entry else None,
         url=None if url is None else _text(path, name, entry, "url"),
         headers=_text_mapping(path, name, entry, "headers"),
-        start=settings.start,
-        start_deadline_s=settings.start_deadline_s,
-        call_deadline_s=settings.call_deadline_s,
+        settings=settings,
     )
 
 
@@ -213,4 +256,4 @@ def _text_mapping(path: Path, name: str, entry: Mapping[str, Any], key: str) -> 
 
 
 def _reject(path: Path, name: str, problem: str, fix: str) -> NoReturn:
-    raise ServerFileError(f"{path}: server {name!r} {problem}", fix=fix)
+    raise ServerFileError(f"{path}: server {name!r} {SECRETS.redact(problem)}", fix=fix)

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Self
 
+from mcprl.config import CassetteMode, ServersConfig, ServerSettings
+from mcprl.errors import ServerFileError, ToolsChangedError
 from mcprl.records import Observation, ToolCall
-from mcprl.tools.call import run_call
+from mcprl.suggestions import did_you_mean
+from mcprl.tools.answers import CallableServer
+from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool
-from mcprl.tools.connection import ServerConnection
-from mcprl.tools.specs import ServerSpec
+from mcprl.tools.definitions import ToolDefinition
+from mcprl.tools.lane import Lane, open_lane
+from mcprl.tools.pins import PinnedTools, read_pins
+from mcprl.tools.pipeline import Pipeline
+from mcprl.tools.pool import ServerPool, make_pool
+from mcprl.tools.specs import ServerSpec, load_server_specs
+from mcprl.tools.stages.permissions import is_offered, matches
+from mcprl.tools.stats import ServerStats, StatsDocument, stats_document
 
-__all__ = ["ToolLease", "Toolbox"]
+__all__ = ["ToolLease", "Toolbox", "open_toolbox"]
+
+# A start is mostly the server's own imports: more at once than there are cores only delays all of them.
+_STARTS_PER_CORE = 2
 
 
 class Toolbox:
@@ -23,17 +37,36 @@ class Toolbox:
     async with Toolbox(load_server_specs(Path("servers.json"), {}), log_dir=Path("logs")) as toolbox:
         async with toolbox.lease(["find_person"]) as lease:
             observation = await lease.call(ToolCall(name="find_person", arguments={"name": "Ana"}))
+
+    With a cassette in mode `replay` no server is started: the cassette says which tools there are, and `replayed`
+    holds the settings of its servers.
     """
 
-    def __init__(self, specs: Sequence[ServerSpec], *, log_dir: Path) -> None:
-        self.connections: Mapping[str, ServerConnection] = {
-            spec.name: ServerConnection(spec, log_dir=log_dir) for spec in specs
-        }
-        if len(self.connections) != len(specs):
+    def __init__(
+        self,
+        specs: Sequence[ServerSpec],
+        *,
+        log_dir: Path,
+        pins: Path | None = None,
+        cassette: Cassette | None = None,
+        cassette_mode: CassetteMode = "live",
+        replayed: Mapping[str, ServerSettings] | None = None,
+    ) -> None:
+        if len({spec.name for spec in specs}) != len(specs):
             raise ValueError("two servers have the same name")
-        self._deadline_s = {spec.name: spec.call_deadline_s for spec in specs}
+        if (cassette is None) != (cassette_mode == "live"):
+            raise ValueError("a cassette and a mode other than live go together")
+        self._specs = () if cassette_mode == "replay" else tuple(specs)
+        self._log_dir = log_dir
+        self._pins = pins
+        self._cassette = cassette
+        self._mode: CassetteMode = cassette_mode
+        self._replayed = replayed or {}
+        self._pools: dict[str, ServerPool] = {}
+        self._lanes: dict[str, Lane] = {}
         self._stack = AsyncExitStack()
         self._catalog: Catalog | None = None
+        self._pipeline: Pipeline | None = None
 
     @property
     def catalog(self) -> Catalog:
@@ -42,15 +75,51 @@ class Toolbox:
         return self._catalog
 
     @property
+    def definitions(self) -> Mapping[str, tuple[str, tuple[ToolDefinition, ...]]]:
+        """Of each server its version and its tools, those not on offer included."""
+        if self._mode == "replay":
+            assert self._cassette is not None
+            return self._cassette.tools()
+        return {name: (pool.version, pool.definitions) for name, pool in self._pools.items()}
+
+    @property
     def restarts(self) -> int:
         """How often any server had to be started again."""
-        return sum(connection.restarts for connection in self.connections.values())
+        return sum(pool.restarts for pool in self._pools.values())
+
+    def pids(self, server: str) -> tuple[int, ...]:
+        """The processes of a server that run now; none where someone else started it."""
+        return self._pools[server].pids
+
+    def stats(self) -> StatsDocument:
+        """What happened to all calls so far, by server and tool."""
+        assert self._pipeline is not None
+        servers = {
+            name: ServerStats(
+                restarts=self._pools[name].restarts if name in self._pools else 0,
+                calls=lane.budget.calls,
+                usd=lane.budget.usd,
+                breaker_openings=lane.breaker.openings,
+            )
+            for name, lane in self._lanes.items()
+        }
+        return stats_document(servers, self._pipeline.stats)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close)
             await self._open()
-            self._catalog = Catalog(self._listed())
+            settings = {spec.name: spec.settings for spec in self._specs} or self._replayed
+            definitions = self.definitions
+            self._lanes = {
+                name: open_lane(name, settings.get(name, ServerSettings()), version)
+                for name, (version, _) in definitions.items()
+            }
+            self._catalog = Catalog(_on_offer(definitions, self._lanes))
+            self._pipeline = Pipeline(self._catalog, self._lanes, cassette=self._cassette, cassette_mode=self._mode)
+            if self._cassette is not None and self._mode != "replay":
+                for name, (version, tools) in definitions.items():
+                    self._cassette.record_tools(name, version, tools)
             self._stack = stack.pop_all()
         return self
 
@@ -64,53 +133,114 @@ class Toolbox:
 
     @asynccontextmanager
     async def _lease(self, tool_names: Sequence[str] | None) -> AsyncGenerator[ToolLease]:
-        # Episodes share the connections. Isolation of an episode's servers belongs here, around the yield.
-        yield ToolLease(self.catalog.select(tool_names), self.catalog, self.connections, self._deadline_s)
+        tools = self.catalog.select(tool_names)
+        assert self._pipeline is not None
+        needed = dict.fromkeys(tool.server for tool in tools)
+        async with AsyncExitStack() as stack:
+            servers = {
+                name: await stack.enter_async_context(self._pools[name].lease())
+                for name in needed
+                if name in self._pools
+            }
+            yield ToolLease(tools, self._pipeline, servers)
 
     async def _open(self) -> None:
-        openings = [connection.open() for connection in self.connections.values()]
+        """Start every server. The first failure is raised, the others are named with it."""
+        starts = asyncio.Semaphore(_STARTS_PER_CORE * (os.cpu_count() or 1))
+        pinned = self._read_pins()
+        for spec in self._specs:
+            pins = PinnedTools(spec.name, pinned.get(spec.name), source=str(self._pins or "the start of the run"))
+            self._pools[spec.name] = make_pool(spec, log_dir=self._log_dir, pins=pins, starts=starts)
+        openings = [pool.open() for pool in self._pools.values()]
         errors = [error for error in await asyncio.gather(*openings, return_exceptions=True) if error is not None]
         if errors:
             for other in errors[1:]:
                 errors[0].add_note(f"Also: {other}")
             raise errors[0]
 
-    async def _close(self) -> None:
-        closings = [connection.close() for connection in self.connections.values()]
-        for error in await asyncio.gather(*closings, return_exceptions=True):
-            if error is not None:
-                raise error
-
-    def _listed(self) -> Iterator[Tool]:
-        for name, connection in self.connections.items():
-            for tool in connection.tools:
-                yield Tool(
-                    name=tool.name, description=tool.description or "", parameters=tool.input_schema, server=name
+    def _read_pins(self) -> Mapping[str, tuple[ToolDefinition, ...]]:
+        if self._pins is None:
+            return {}
+        pinned = read_pins(self._pins)
+        for spec in self._specs:
+            if spec.name not in pinned:
+                raise ToolsChangedError(
+                    f"{self._pins} pins no tools of server {spec.name!r}{did_you_mean(spec.name, pinned)}",
+                    fix="review the server's tools, then run mcprl tools pin",
                 )
+        return pinned
+
+    async def _close(self) -> None:
+        closings = [pool.close() for pool in self._pools.values()]
+        errors = [error for error in await asyncio.gather(*closings, return_exceptions=True) if error is not None]
+        if errors:
+            raise errors[0]
 
 
 class ToolLease:
     """The tools that one episode may call."""
 
-    def __init__(
-        self,
-        tools: tuple[Tool, ...],
-        catalog: Catalog,
-        connections: Mapping[str, ServerConnection],
-        deadline_s: Mapping[str, float],
-    ) -> None:
+    def __init__(self, tools: tuple[Tool, ...], pipeline: Pipeline, servers: Mapping[str, CallableServer]) -> None:
         self.tools = tools
         self._offered = {tool.name: tool for tool in tools}
-        self._catalog = catalog
-        self._connections = connections
-        self._deadline_s = deadline_s
+        self._pipeline = pipeline
+        self._servers = servers
 
     async def call(self, call: ToolCall) -> Observation:
         """Run one call. Faults of the policy are observations; an InfrastructureError is raised."""
-        return await run_call(
-            call,
-            offered=self._offered,
-            catalog=self._catalog,
-            servers=self._connections,
-            deadline_s=self._deadline_s,
+        return await self._pipeline.run(call, offered=self._offered, servers=self._servers)
+
+
+@asynccontextmanager
+async def open_toolbox(config: ServersConfig, *, log_dir: Path) -> AsyncGenerator[Toolbox]:
+    """The toolbox of a recipe: servers with their keys, pins and cassette as its `servers` section says."""
+    specs: Sequence[ServerSpec] = ()
+    if config.cassette_mode != "replay":
+        assert config.file is not None
+        specs = load_server_specs(config.file, config.settings, config.env_file)
+    async with AsyncExitStack() as stack:
+        cassette: Cassette | None = None
+        if config.cassette is not None and config.cassette_mode != "live":
+            cassette = Cassette.open(config.cassette, writable=config.cassette_mode != "replay")
+            stack.callback(cassette.close)
+            _check_replayed(config, cassette)
+        toolbox = Toolbox(
+            specs,
+            log_dir=log_dir,
+            pins=config.pins,
+            cassette=cassette,
+            cassette_mode=config.cassette_mode,
+            replayed=config.settings,
         )
+        yield await stack.enter_async_context(toolbox)
+
+
+def _check_replayed(config: ServersConfig, cassette: Cassette) -> None:
+    """In strict replay there is no mcpServers file to compare the names in the settings with."""
+    if config.cassette_mode != "replay":
+        return
+    known = cassette.tools()
+    for name in config.settings:
+        if name not in known:
+            raise ServerFileError(
+                f"servers.settings names {name!r}, but {config.cassette} holds no such server"
+                f"{did_you_mean(name, known)}",
+                fix="correct the name, or record that server",
+            )
+
+
+def _on_offer(
+    definitions: Mapping[str, tuple[str, tuple[ToolDefinition, ...]]], lanes: Mapping[str, Lane]
+) -> Iterator[Tool]:
+    for server, (_, tools) in definitions.items():
+        settings = lanes[server].settings
+        for tool in tools:
+            if is_offered(tool.name, settings.allow, settings.deny):
+                yield Tool(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.parameters,
+                    server=server,
+                    read_only=tool.read_only or matches(tool.name, settings.read_only),
+                    idempotent=tool.idempotent,
+                )

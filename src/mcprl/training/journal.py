@@ -3,6 +3,7 @@
 outputs/hello-cpu/
   config.yaml                     every setting as it was in force
   metrics.jsonl                   one object a step
+  tool_stats.json                 what happened to the tool calls, for `mcprl tools stats`
   trajectories/step-00000.parquet one row an episode
   adapters/v1, v2, …              the last versions of the weights
   adapter/                        the last of them, once the run has ended

@@ -7,6 +7,7 @@ import time
 from mcprl.algorithms import make_batch
 from mcprl.episodes import episode_metrics
 from mcprl.records import LostEpisode, Trajectory
+from mcprl.tools.stats import write_stats
 from mcprl.training.run import Run
 from mcprl.training.summary import Summary
 
@@ -33,6 +34,7 @@ async def train(run: Run) -> Summary:
             "step_s": time.monotonic() - started,
         }
         run.folder.record_step(step, groups, metrics)
+        write_stats(run.folder.path, run.toolbox.stats())
         run.folder.drop_old_adapters(run.weights)
         summary.add(metrics)
         run.watcher.step_finished(step, metrics)

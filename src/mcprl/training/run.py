@@ -15,7 +15,7 @@ from mcprl.learners import TorchLearner
 from mcprl.records import Task, Weights
 from mcprl.samplers import Sampler
 from mcprl.tasks import TaskOrder, load_preamble, load_tasks
-from mcprl.tools import Catalog, Toolbox, load_server_specs
+from mcprl.tools import Catalog, Toolbox, open_toolbox
 from mcprl.training.journal import RunFolder
 from mcprl.training.watching import Watcher
 
@@ -74,10 +74,9 @@ async def open_stage(
 ) -> AsyncGenerator[Stage]:
     """Servers started, every tool that a task names found, and only then the model loaded."""
     preamble = load_preamble(config.tasks.preamble)
-    specs = load_server_specs(config.servers.file, config.servers.settings)
     async with AsyncExitStack() as stack:
-        watcher.stage(f"starting {len(specs)} tool servers")
-        toolbox = await stack.enter_async_context(Toolbox(specs, log_dir=logs))
+        watcher.stage("starting the tool servers")
+        toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs))
         require_tools(tasks, toolbox.catalog)
         watcher.stage(f"starting the sampler ({config.sampling.engine})")
         chat = await asyncio.to_thread(load_chat, config.model.path, config.model.renderer)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from live_servers import HERE, script_spec
 
+from mcprl.config import ServerSettings
 from mcprl.tools import ServerConnection, ServerSpec
 
 
@@ -17,7 +18,7 @@ def stdio_spec() -> ServerSpec:
 @pytest.fixture
 def http_spec() -> ServerSpec:
     start = (sys.executable, str(HERE / "faulty_server.py"), "--http", "{port}")
-    return ServerSpec(name="faulty", url="http://127.0.0.1:{port}/mcp", start=start)
+    return ServerSpec(name="faulty", url="http://127.0.0.1:{port}/mcp", settings=ServerSettings(start=start))
 
 
 @pytest.fixture(params=["stdio", "http"])
@@ -27,5 +28,5 @@ def faulty_spec(request: pytest.FixtureRequest) -> ServerSpec:
 
 @pytest.fixture
 async def faulty(faulty_spec: ServerSpec, tmp_path: Path):
-    async with ServerConnection(faulty_spec, log_dir=tmp_path) as connection:
+    async with ServerConnection(faulty_spec, log=tmp_path / "faulty.log") as connection:
         yield connection

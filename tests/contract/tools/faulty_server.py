@@ -29,6 +29,12 @@ def who() -> str:
 
 
 @server.tool()
+def variable(name: str) -> str:
+    """A variable of the environment."""
+    return os.environ.get(name, "")
+
+
+@server.tool()
 async def hang() -> str:
     """Never answer."""
     global hanging

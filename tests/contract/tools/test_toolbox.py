@@ -46,7 +46,7 @@ async def test_tools_of_several_servers_make_one_catalog_and_answer_in_one_lease
             converted = await lease.call(call("convert_time", **when))
             assert (converted.fault, converted.server) == (None, "time")
             assert json.loads(converted.text)["target"]["datetime"].endswith("T23:30:00+09:00")
-        pids = [connection.pid for connection in toolbox.connections.values()]
+        pids = [*toolbox.pids("time"), *toolbox.pids("directory")]
         assert toolbox.restarts == 0
     assert [is_alive(pid) for pid in pids] == [False, False]
 
@@ -118,6 +118,15 @@ async def test_any_other_protocol_error_is_the_servers_fault(lease, code):
         await lease.call(call("protocol_error", code=code, message="it broke"))
 
 
+async def test_a_result_that_breaks_its_output_schema_is_the_servers_fault(tmp_path):
+    spec = script_spec("careless_server.py", name="careless")
+    async with Toolbox([spec], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
+        assert (await lease.call(call("right"))).text == "here it is"
+        for tool in ("wrong_type", "missing"):
+            with pytest.raises(ServerFaultError, match=f"E-TOOL-013 .* '{tool}' with a malformed result"):
+                await lease.call(call(tool))
+
+
 async def test_a_lost_server_is_raised_and_counted(stdio_spec, tmp_path):
     async with Toolbox([stdio_spec], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
         with pytest.raises(ServerLostError):
@@ -152,9 +161,8 @@ async def test_two_servers_with_one_tool_name_are_refused_and_ended(stdio_spec, 
     tasks_before = asyncio.all_tasks()
     with pytest.raises(DuplicateToolError, match="servers 'faulty' and 'twin' both offer a tool 'echo'"):
         await toolbox.__aenter__()
-    assert [connection.pid for connection in toolbox.connections.values()] == [None, None]
+    assert [toolbox.pids(name) for name in ("faulty", "twin")] == [(), ()]
     assert asyncio.all_tasks() == tasks_before
-    assert not list(tmp_path.glob("*.pid"))
 
 
 async def test_one_server_that_does_not_start_ends_the_others(stdio_spec, tmp_path):
@@ -164,7 +172,6 @@ async def test_one_server_that_does_not_start_ends_the_others(stdio_spec, tmp_pa
     with pytest.raises(ServerStartError, match=r"(?s)server 'bad' did not start.*no-such-option"):
         await toolbox.__aenter__()
     assert asyncio.all_tasks() == tasks_before
-    assert not list(tmp_path.glob("*.pid"))
 
 
 async def test_no_servers_are_an_empty_catalog(tmp_path):
@@ -178,10 +185,10 @@ def test_servers_do_not_outlive_a_loop_that_is_interrupted(stdio_spec, tmp_path)
 import asyncio, os, signal
 from pathlib import Path
 from mcprl.tools import ServerSpec, Toolbox
-specs = [{replace(stdio_spec, name="a")!r}]
+specs = [ServerSpec(name="a", command={stdio_spec.command!r}, args={stdio_spec.args!r})]
 async def main():
     async with Toolbox(specs, log_dir=Path({str(tmp_path)!r})) as toolbox:
-        print(toolbox.connections["a"].pid, flush=True)
+        print(toolbox.pids("a")[0], flush=True)
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.Event().wait()
 asyncio.run(main())

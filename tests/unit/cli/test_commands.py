@@ -120,7 +120,7 @@ def test_a_task_that_names_an_unknown_tool_stops_training_before_any_model_is_lo
     assert "mcprl: E-TOOL-003 no server lists a tool 'find_persn', which task d03 needs" in result.stderr
     assert "did you mean 'find_person'?" in result.stderr
     assert "Traceback" not in result.stderr
-    assert "starting 2 tool servers" in result.stdout
+    assert "starting the tool servers" in result.stdout
     assert "sampler" not in result.stdout
     assert time.monotonic() - started < 90
 

@@ -7,8 +7,9 @@ import json
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
-from mcprl.tools.arguments import MAX_PROBLEM_CHARS, ArgumentCheck
+from mcprl.tools.stages.arguments import MAX_PROBLEM_CHARS, ArgumentCheck
 
 RICH = {
     "type": "object",
@@ -66,6 +67,16 @@ def test_any_json_gets_a_verdict_of_one_short_line_and_is_left_as_it_was(argumen
         assert problem.startswith("Bad arguments for book: ")
         assert "\n" not in problem
         assert len(problem) <= MAX_PROBLEM_CHARS
+
+
+PLAIN = st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.sampled_from(["Lima", "lima", "single", "", 1.5])
+
+
+@given(st.dictionaries(st.sampled_from([*RICH["properties"], "other"]), PLAIN | st.lists(PLAIN, max_size=3)))
+@example({"city": "Lima", "nights": 2.0})
+@example({"city": "Lima", "price": 0.03})
+def test_the_quick_verdict_is_that_of_the_library_that_explains(arguments):
+    assert (CHECK.problem(arguments) is None) == Draft202012Validator(RICH).is_valid(arguments)
 
 
 def test_good_arguments_have_no_problem():

@@ -33,8 +33,7 @@ def test_a_file_as_other_clients_write_it_is_read_unchanged(tmp_path):
             name="directory",
             url="http://127.0.0.1:{port}/mcp",
             headers={"X": "y"},
-            start=START.start,
-            call_deadline_s=5,
+            settings=START,
         ),
         ServerSpec(name="noted", command="y"),
     )
@@ -93,9 +92,11 @@ def test_a_missing_file_is_named(tmp_path):
     [
         {},
         {"command": "x", "url": "http://h/mcp"},
-        {"command": "x", "start": ("y",)},
+        {"command": "x", "make": list},
+        {"command": "x", "settings": ServerSettings(start=("y",))},
+        {"make": list, "settings": ServerSettings(start=("y",))},
         {"url": "http://h:{port}/mcp"},
-        {"url": "http://h/mcp", "start": ("x", "{port}")},
+        {"url": "http://h/mcp", "settings": ServerSettings(start=("x", "{port}"))},
     ],
 )
 def test_a_spec_that_contradicts_itself_cannot_be_made(fields):

@@ -80,7 +80,7 @@ async def test_a_task_that_names_an_unknown_tool_stops_the_run_before_a_model_is
     with pytest.raises(UnknownToolError, match=r"'find_persn', which task d03 needs \(did you mean 'find_person'\?\)"):
         async with open_run(config, listener):
             pass
-    assert listener.stages == ["starting 1 tool servers"]
+    assert listener.stages == ["starting the tool servers"]
 
 
 async def test_a_bad_task_file_stops_the_run_before_a_server_is_started(tmp_path, no_model):

@@ -1,0 +1,270 @@
+"""`mcprl cassette`: recorded tool calls as a world to train in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mcprl.tools.cassettes.cassette import Cassette
+    from mcprl.tools.cassettes.importing import ImportReport
+    from mcprl.tools.cassettes.recordings import Recordings
+    from mcprl.tools.cassettes.verifying import ReplayShare
+
+__all__ = ["app"]
+
+_LISTED = 20
+
+app = typer.Typer(
+    help="Make, read and check cassettes: files of recorded tool calls that stand in for the servers.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_Cassette = Annotated[Path, typer.Argument(metavar="CASSETTE", help="SQLite file of recorded calls.")]
+_FILES = typer.Argument(metavar="FILE", help="Recorded conversations: a JSON list of rows, or one row a line.")
+_Conversations = Annotated[list[Path], _FILES]
+_MaybeConversations = Annotated[list[Path] | None, _FILES]
+_Aliases = Annotated[
+    list[str] | None,
+    typer.Option("--alias", metavar="OTHER=NAME", help="Another name of an argument. May be repeated."),
+]
+_Errors = Annotated[
+    list[str] | None,
+    typer.Option("--error", metavar="REGEX", help="What an answer that is an error looks like. May be repeated."),
+]
+
+
+@app.callback()
+def cassette() -> None:
+    """Make, read and check cassettes: files of recorded tool calls that stand in for the servers."""
+
+
+@app.command("import")
+def import_(
+    files: _Conversations,
+    into: Annotated[Path, typer.Option("--into", help="Cassette to write; what it holds already stays.")],
+    servers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server", metavar="NAME=PATTERN", help="Server of the tools that match; the first match counts."
+        ),
+    ] = None,
+    tools: Annotated[Path | None, typer.Option("--tools", help="JSON list of the tools' definitions.")] = None,
+    reads: Annotated[
+        list[str] | None,
+        typer.Option("--read", metavar="PATTERN", help="Tools that change nothing, whatever their name says."),
+    ] = None,
+    writes: Annotated[
+        list[str] | None,
+        typer.Option("--write", metavar="PATTERN", help="Tools that change something: never recorded."),
+    ] = None,
+    aliases: _Aliases = None,
+    errors: _Errors = None,
+) -> None:
+    """Make a cassette from recorded conversations: the calls that worked, of tools that change nothing."""
+    from mcprl.errors import CassetteError
+    from mcprl.tools.cassettes.cassette import Cassette
+    from mcprl.tools.cassettes.importing import DEFAULT_SERVER, ImportRules, import_recordings
+    from mcprl.tools.cassettes.listings import load_tool_list
+    from mcprl.tools.cassettes.recordings import read_recordings
+    from mcprl.tools.cassettes.sorting import error_rules
+
+    rules = ImportRules(
+        servers=tuple(_pairs("--server", servers)) or ((DEFAULT_SERVER, "*"),),
+        aliases=dict(_pairs("--alias", aliases)),
+        reads=tuple(reads or ()),
+        writes=tuple(writes or ()),
+        errors=error_rules(errors or ()),
+    )
+    listed = {} if tools is None else load_tool_list(tools)
+    recordings = read_recordings(files)
+    if not recordings.calls_seen:
+        named = ", ".join(map(str, files))
+        raise CassetteError(f"no tool call is recorded in {named}", fix="name files of conversations that use tools")
+    with Cassette.open(into, writable=True) as opened:
+        report = import_recordings(recordings, opened, rules, listed)
+    _print_import(report, recordings, into)
+
+
+@app.command("show")
+def show(
+    path: _Cassette,
+    tool: Annotated[
+        str | None, typer.Option("--tool", metavar="PATTERN", help="List the recordings of these tools.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many recordings to list.")] = _LISTED,
+    full: Annotated[bool, typer.Option("--full", help="Print whole answers, not their beginning.")] = False,
+) -> None:
+    """Show the tools of a cassette, or with --tool its recordings."""
+    from mcprl.tools.cassettes.cassette import Cassette
+
+    with Cassette.open(path, writable=False) as opened:
+        if tool is None:
+            _print_tools(opened)
+        else:
+            _print_recordings(opened, tool, limit, full=full)
+
+
+@app.command("verify")
+def verify(
+    path: _Cassette, files: _MaybeConversations = None, aliases: _Aliases = None, errors: _Errors = None
+) -> None:
+    """Check that a cassette is whole and holds no secrets; with FILEs, that it answers their calls."""
+    from mcprl.tools.cassettes.cassette import Cassette
+    from mcprl.tools.cassettes.recordings import read_recordings
+    from mcprl.tools.cassettes.sorting import error_rules
+    from mcprl.tools.cassettes.verifying import find_faults, replay
+
+    rules = error_rules(errors or ())
+    renamed = dict(_pairs("--alias", aliases))
+    recordings = read_recordings(files or ())
+    with Cassette.open(path, writable=False) as opened:
+        faults = list(find_faults(opened))
+        # A damaged file cannot be looked into.
+        share = None if faults or not files else replay(recordings.calls, opened, aliases=renamed, errors=rules)
+    _print_some("fault", faults)
+    if not faults:
+        typer.echo(f"{path} is sound.")
+    if share is not None:
+        _print_share(share, recordings)
+    if faults or (share is not None and share.missing):
+        raise typer.Exit(1)
+
+
+def _pairs(option: str, values: Sequence[str] | None) -> list[tuple[str, str]]:
+    from mcprl.errors import BadValueError
+
+    pairs: list[tuple[str, str]] = []
+    for value in values or ():
+        name, equals, other = value.partition("=")
+        if not (name and equals and other):
+            raise BadValueError(f"{option} {value!r} is no pair", fix=f"write {option} ONE=OTHER")
+        pairs.append((name, other))
+    return pairs
+
+
+def _print_table(header: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
+    """A table whose numbers stand on the right. A zero is left empty, so that what matters is seen."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from mcprl.monitoring.printable import printable
+
+    lines = [[str(cell) if cell != 0 else "" for cell in row] for row in rows]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for number, name in enumerate(header):
+        is_number = all(line[number].isdecimal() or not line[number] for line in lines)
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for line in lines:
+        # Text objects, never markup: logs and servers write these words.
+        table.add_row(*(Text(printable(cell)) for cell in line))
+    Console().print(table)
+
+
+def _print_import(report: ImportReport, recordings: Recordings, into: Path) -> None:
+    counts = [
+        (c.server, c.tool, c.seen, c.recorded, c.distinct, c.differing, c.writes, c.errors, c.unfit)
+        for c in report.tools
+    ]
+    totals = [sum(column) for column in list(zip(*counts, strict=True))[2:]] if counts else [0] * 7
+    header = ("server", "tool", "calls", "recorded", "distinct", "differing", "writes", "errors", "unfit")
+    _print_table(header, [*counts, ("", "total", *totals)])
+    _, recorded, distinct, differing, _, _, unfit = totals
+    _echo(f"{into}: {recorded} of {recordings.calls_seen} calls recorded, {distinct} of them different.")
+    if differing:
+        _echo(f"{differing} calls were answered differently at different times: the last answer is replayed.")
+    writes = [f"{count.tool} ({count.seen})" for count in report.tools if count.is_write]
+    if writes:
+        _echo(f"Taken for writes, by definition or name: {', '.join(writes)}. --read PATTERN overrules.")
+    if unfit:
+        _echo("Unfit calls have arguments that the tool's definition does not allow, so no policy could make them.")
+    inferred = [count.tool for count in report.tools if count.inferred]
+    if inferred:
+        _echo(f"Definitions inferred from the calls, better given with --tools: {', '.join(inferred)}.")
+    if recordings.redefined:
+        _echo(f"Defined differently in several rows, the last counts: {', '.join(sorted(recordings.redefined))}.")
+    if report.unassigned:
+        tools = ", ".join(f"{tool} ({number})" for tool, number in report.unassigned.items())
+        _echo(f"Left out, because no --server pattern matches: {tools}.")
+    _echo(f"Argument aliases applied: {report.aliases_applied}. Texts with secrets struck out: {report.redactions}.")
+    _print_unreadable(recordings)
+
+
+def _print_tools(opened: Cassette) -> None:
+    from collections import Counter
+
+    recordings = Counter[tuple[str, str, str]]()
+    calls = Counter[tuple[str, str, str]]()
+    for recording in opened.recordings():
+        key = (recording.server, recording.version, recording.tool)
+        recordings[key] += 1
+        calls[key] += recording.ordinal == 1
+    kinds: dict[tuple[str, str, str], str] = {}
+    for server, version, definitions in opened.listings():
+        for tool, _ in definitions:
+            kinds[server, version, tool.name] = "reads" if tool.read_only else "may write"
+    keys = sorted(kinds.keys() | recordings.keys())
+    rows = [(*key, kinds.get(key, "not listed"), calls[key], recordings[key]) for key in keys]
+    total = ("", "", "total", "", calls.total(), recordings.total())
+    _print_table(("server", "version", "tool", "kind", "calls", "recordings"), [*rows, total])
+
+
+def _print_recordings(opened: Cassette, pattern: str, limit: int, *, full: bool) -> None:
+    import json
+    from fnmatch import fnmatchcase
+
+    matching = [recording for recording in opened.recordings() if fnmatchcase(recording.tool, pattern)]
+    for recording in matching[:limit]:
+        again = f"  (answer {recording.ordinal})" if recording.ordinal > 1 else ""
+        version = f" {recording.version}" if recording.version else ""
+        arguments = json.dumps(recording.arguments, ensure_ascii=False)
+        _echo(f"{recording.server}{version}  {recording.tool} {arguments}{again}")
+        text = recording.text if full else _beginning(recording.text)
+        _echo("\n".join(f"    {line}" for line in text.split("\n")))
+    rest = len(matching) - limit
+    if rest > 0:
+        _echo(f"… and {rest} more: --limit {len(matching)} shows all.")
+    if not matching:
+        _echo(f"No recording of a tool that matches {pattern!r}.")
+
+
+def _beginning(text: str) -> str:
+    line = " ".join(text[:400].split())
+    return line if len(line) <= 100 else f"{line[:99]}…"
+
+
+def _print_share(share: ReplayShare, recordings: Recordings) -> None:
+    found, all_calls = share.replayable_found, recordings.calls_seen
+    _echo(
+        f"Found {found} of {share.replayable} calls that can be replayed ({_percent(found, share.replayable)}), "
+        f"{share.found} of {all_calls} calls in all ({_percent(share.found, all_calls)})."
+    )
+    _print_some("missing", [f"{call.call.place}: {call.call.tool}" for call in share.missing])
+    _print_unreadable(recordings)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "none"
+
+
+def _print_unreadable(recordings: Recordings) -> None:
+    _print_some("unreadable", [f"{part.place}: {part.why}" for part in recordings.unreadable])
+
+
+def _print_some(label: str, lines: Sequence[str]) -> None:
+    for line in lines[:_LISTED]:
+        _echo(f"{label}: {line}")
+    if len(lines) > _LISTED:
+        _echo(f"{label}: … and {len(lines) - _LISTED} more")
+
+
+def _echo(text: str) -> None:
+    from mcprl.monitoring.printable import printable
+
+    typer.echo(printable(text))

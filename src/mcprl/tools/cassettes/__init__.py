@@ -1,0 +1,1 @@
+"""Recorded tool calls: the file that holds them, and how recorded conversations become one."""

@@ -1,0 +1,309 @@
+"""Recorded tool calls in one SQLite file: what a server once answered, found again by server, version, tool, arguments.
+
+Only answers of calls that worked, of tools that change nothing, belong in here: whoever records decides that. Each
+operation is one statement in write-ahead mode, so tasks, threads and processes of one machine may share the file. A
+crash loses at most the last recordings and never damages the file. (Write-ahead mode needs a local file system.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+from mcprl.errors import CassetteError
+from mcprl.redact import SECRETS
+from mcprl.tools.canonical import canonical_json
+from mcprl.tools.definitions import ToolDefinition
+
+__all__ = ["ANY_VERSION", "Cassette", "Recording", "canonical_arguments"]
+
+ANY_VERSION = ""
+"""The version of recordings whose server did not tell it, as in old logs: they answer for every version."""
+
+_APPLICATION_ID = 0x6D63726C
+_LAYOUT = 1
+_BUSY_S = 30.0
+_TABLES = (
+    "CREATE TABLE recordings (id INTEGER PRIMARY KEY, server TEXT NOT NULL, version TEXT NOT NULL, tool TEXT NOT NULL,"
+    " arguments TEXT NOT NULL, answer BLOB NOT NULL, truncated INTEGER NOT NULL)",
+    "CREATE INDEX recordings_by_call ON recordings (server, tool, arguments, version)",
+    # AUTOINCREMENT: a listing that is recorded again becomes the newest, also where it replaces the last row.
+    "CREATE TABLE listings (id INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT NOT NULL, version TEXT NOT NULL,"
+    " definitions TEXT NOT NULL, UNIQUE (server, version))",
+)
+_RECORD = """
+INSERT INTO recordings (server, version, tool, arguments, answer, truncated) SELECT ?1, ?2, ?3, ?4, ?5, ?6
+WHERE NOT EXISTS (
+    SELECT 1 FROM (
+        SELECT answer, truncated FROM recordings
+        WHERE server = ?1 AND version = ?2 AND tool = ?3 AND arguments = ?4 ORDER BY id DESC LIMIT 1
+    ) WHERE answer = ?5 AND truncated = ?6
+)"""
+_FIND = """
+SELECT version, answer, truncated FROM recordings
+WHERE server = ?1 AND tool = ?3 AND arguments = ?4 AND version IN (?2, '')
+ORDER BY version = ?2 DESC, id DESC LIMIT 1"""
+_ALL = """
+SELECT server, version, tool, arguments, answer, truncated,
+    row_number() OVER (PARTITION BY server, version, tool, arguments ORDER BY id)
+FROM recordings ORDER BY server, tool, arguments, version, id"""
+
+
+def canonical_arguments(arguments: Mapping[str, Any]) -> str:
+    """The one text under which a call's arguments are recorded and found; see `canonical_json`."""
+    return canonical_json(arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """One recorded answer. `ordinal` counts the differing answers to the same call from 1, the newest last.
+
+    Recording(server="fmp", version="1.2.0", tool="fmp_get_quote", arguments={"symbol": "AAPL"},
+              text="**AAPL - Apple Inc.**\\nPrice: $213.88", truncated=False, ordinal=1)
+    """
+
+    server: str
+    version: str
+    tool: str
+    arguments: Mapping[str, Any]
+    text: str
+    truncated: bool = False
+    ordinal: int = 1
+
+
+class Cassette:
+    """An open cassette. Use `Cassette.open`, and `close` it or use it with `with`."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path, *, writable: bool) -> Cassette:
+        """Open a cassette; a writable one is made where there is none."""
+        if not writable and not path.is_file():
+            raise CassetteError(
+                f"there is no cassette {path}",
+                fix="record one with servers.cassette_mode=record, or make one with `mcprl cassette import`",
+            )
+        if writable and not path.parent.is_dir():
+            raise CassetteError(f"cassette {path} cannot be made: its folder is missing", fix="make the folder")
+        try:
+            connection = _connect(path, writable=writable)
+        except sqlite3.Error as error:
+            raise _unusable(path, error) from error
+        cassette = cls(path, connection)
+        try:
+            cassette._prepare(writable=writable)
+        except BaseException:
+            connection.close()
+            raise
+        return cassette
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def find(self, server: str, version: str, tool: str, arguments: Mapping[str, Any]) -> Recording | None:
+        """The newest answer of exactly this version, else the newest of a recording without version, else None."""
+        known = _clean(arguments)
+        rows = self._run(_FIND, (server, version, tool, canonical_arguments(known)))
+        if not rows:
+            return None
+        found_version, answer, truncated = rows[0]
+        return Recording(
+            server=server,
+            version=found_version,
+            tool=tool,
+            arguments=known,
+            text=_decoded(answer),
+            truncated=bool(truncated),
+        )
+
+    def record(
+        self,
+        server: str,
+        version: str,
+        tool: str,
+        arguments: Mapping[str, Any],
+        text: str,
+        *,
+        truncated: bool = False,
+    ) -> None:
+        """Keep an answer, with secrets struck out. The newest answer once more is not kept twice."""
+        key = canonical_arguments(_clean(arguments))
+        # Bytes, because an answer may hold halves of surrogate pairs, which SQLite takes for no text.
+        answer = SECRETS.redact(text).encode("utf-8", "surrogatepass")
+        self._run(_RECORD, (server, version, tool, key, answer, truncated))
+
+    def record_tools(self, server: str, version: str, tools: Iterable[ToolDefinition]) -> None:
+        """Keep what a server lists, in its order, so that it can be replayed without the server."""
+        clean = [ToolDefinition(**_clean(asdict(tool))) for tool in tools]
+        entries = [{**asdict(tool), "fingerprint": tool.fingerprint()} for tool in clean]
+        values = (server, version, json.dumps(entries))
+        self._run("INSERT OR REPLACE INTO listings (server, version, definitions) VALUES (?, ?, ?)", values)
+
+    def tools(self) -> Mapping[str, tuple[str, tuple[ToolDefinition, ...]]]:
+        """For each server, in the order first recorded, the version and the tools of its newest listing."""
+        newest = {server: (version, definitions) for server, version, definitions in self.listings()}
+        return {
+            server: (version, tuple(definition for definition, _ in definitions))
+            for server, (version, definitions) in newest.items()
+        }
+
+    def listings(self) -> Iterator[tuple[str, str, list[tuple[ToolDefinition, str]]]]:
+        """Every recorded listing, oldest first: server, version, and each definition with its recorded fingerprint."""
+        for server, version, text in self._run("SELECT server, version, definitions FROM listings ORDER BY id"):
+            try:
+                entries = cast("list[dict[str, Any]]", json.loads(text))
+                definitions = [_definition(entry) for entry in entries]
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise _damaged(self.path, f"the tools of server {server!r} are unreadable: {error}") from error
+            yield server, version, definitions
+
+    def recordings(self) -> Iterator[Recording]:
+        """Every recording, by server, tool and arguments; several answers to one call in the order recorded."""
+        for server, version, tool, key, answer, truncated, ordinal in self._run(_ALL):
+            try:
+                arguments: Any = json.loads(key)
+            except ValueError as error:
+                raise _damaged(self.path, f"arguments of {tool!r} are no JSON") from error
+            if not isinstance(arguments, dict) or not isinstance(answer, bytes):
+                raise _damaged(self.path, f"a recording of {tool!r} is none")
+            if canonical_arguments(cast("dict[str, Any]", arguments)) != key:
+                raise _damaged(self.path, f"arguments of {tool!r} are not in the form that is looked up")
+            yield Recording(
+                server=server,
+                version=version,
+                tool=tool,
+                arguments=cast("dict[str, Any]", arguments),
+                text=_decoded(answer),
+                truncated=bool(truncated),
+                ordinal=ordinal,
+            )
+
+    def answers(self, server: str, version: str, tool: str, arguments: Mapping[str, Any]) -> list[str]:
+        """Every answer recorded for exactly this call and version, the newest last."""
+        statement = (
+            "SELECT answer FROM recordings WHERE server = ? AND version = ? AND tool = ? AND arguments = ? ORDER BY id"
+        )
+        rows = self._run(statement, (server, version, tool, canonical_arguments(_clean(arguments))))
+        return [_decoded(answer) for (answer,) in rows]
+
+    def integrity(self) -> list[str]:
+        """What SQLite finds wrong with the file itself."""
+        return [str(line) for (line,) in self._run("PRAGMA integrity_check") if line != "ok"]
+
+    def _prepare(self, *, writable: bool) -> None:
+        """Refuse a file of something else before anything is written to it; lay out an empty one."""
+        if self._is_empty() and writable:
+            self._lay_out()
+        application, layout = self._number("application_id"), self._number("user_version")
+        if application != _APPLICATION_ID:
+            raise _no_cassette(self.path)
+        if layout != _LAYOUT:
+            raise CassetteError(
+                f"cassette {self.path} has layout {layout}, this mcprl reads layout {_LAYOUT}",
+                fix="record or import it again, or use the mcprl that wrote it",
+            )
+
+    def _is_empty(self) -> bool:
+        return self._run("SELECT count(*) FROM sqlite_master") == [(0,)] and self._number("application_id") == 0
+
+    def _lay_out(self) -> None:
+        self._enter_write_ahead_mode()
+        self._run("BEGIN IMMEDIATE")
+        try:
+            # Another process may have been here between the first look and the lock.
+            if self._is_empty():
+                for statement in _TABLES:
+                    self._run(statement)
+                self._run(f"PRAGMA application_id = {_APPLICATION_ID}")
+                self._run(f"PRAGMA user_version = {_LAYOUT}")
+            self._run("COMMIT")
+        except CassetteError:
+            self._connection.rollback()
+            raise
+
+    def _enter_write_ahead_mode(self) -> None:
+        """Changing the mode is the one thing for which SQLite does not wait its turn by itself."""
+        give_up = time.monotonic() + _BUSY_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > give_up:
+                    raise _unusable(self.path, error) from error
+            time.sleep(0.01)
+
+    def _number(self, pragma: str) -> int:
+        return cast("int", self._run(f"PRAGMA {pragma}")[0][0])
+
+    def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise _unusable(self.path, error) from error
+
+
+def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
+    def connect(options: str) -> sqlite3.Connection:
+        # No transactions of Python's own, and any thread: each statement is whole by itself.
+        uri = f"{path.absolute().as_uri()}?{options}"
+        return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+
+    if writable:
+        connection = connect("mode=rwc")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        # A reader that may write cleans up the files beside the cassette when it is the last to leave.
+        connection = connect("mode=rw")
+        connection.execute("PRAGMA query_only = ON")
+        return connection
+    # Where nothing can be written, SQLite reads a file in write-ahead mode only if told that nobody writes it.
+    return connect("mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1")
+
+
+def _definition(entry: dict[str, Any]) -> tuple[ToolDefinition, str]:
+    fingerprint = cast("str", entry.pop("fingerprint"))
+    return ToolDefinition(**entry), fingerprint
+
+
+def _clean(value: Mapping[str, Any]) -> dict[str, Any]:
+    return cast("dict[str, Any]", SECRETS.redact_json(value))
+
+
+def _decoded(answer: bytes) -> str:
+    return answer.decode("utf-8", "surrogatepass")
+
+
+def _no_cassette(path: Path) -> CassetteError:
+    return CassetteError(f"{path} is no cassette", fix="name a file that mcprl recorded, or a new one")
+
+
+def _damaged(path: Path, why: str) -> CassetteError:
+    return CassetteError(f"cassette {path} is damaged: {why}", fix="take a copy that is whole, or record it again")
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> CassetteError:
+    name = getattr(error, "sqlite_errorname", "")
+    if name == "SQLITE_NOTADB":
+        return _no_cassette(path)
+    if name.startswith("SQLITE_CORRUPT"):
+        return _damaged(path, str(error))
+    return CassetteError(
+        f"cassette {path} cannot be used: {error}", fix="check its permissions, the free space and who else uses it"
+    )

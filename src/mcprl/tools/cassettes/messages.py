@@ -1,0 +1,224 @@
+"""Tool calls and their answers as chat messages write them down, in each of the shapes that logs use.
+
+A call is an entry of `tool_calls` (or the older `function_call`) of an assistant message, a `<tool_call>` block in its
+text, or a text that is only `{"function_call": …}`. An answer is the text of a tool message, a `<tool_response>` block
+(also in a user message, where chat templates put it), or `Function result: {…}`. The time is linear in the text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+from mcprl.tools.canonical import canonical_json
+
+__all__ = ["WrittenAnswer", "WrittenCall", "answers_in", "calls_in", "is_answer", "text_of"]
+
+_CALL = ("<tool_call>", "</tool_call>")
+_RESPONSE = ("<tool_response>", "</tool_response>")
+_THOUGHT = ("<think>", "</think>")
+_RESULT = "Function result:"
+_ANSWER_ROLES = frozenset({"tool", "function"})
+# What may stand in the object around an answer. An object with anything else in it is itself the answer.
+_ENVELOPE = frozenset({"content", "error", "retryable", "isError", "is_error", "function_name", "name", "result"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenCall:
+    """A call as it stands in a log. `problem` says why it cannot be read; name and arguments are then what is known.
+
+    WrittenCall(name="fmp_get_quote", arguments={"symbol": "AAPL"}, id="call_7")
+    """
+
+    name: str = ""
+    arguments: Mapping[str, Any] | None = None
+    id: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenAnswer:
+    """An answer as it stands in a log. `failed` is what the log itself says; a text may still tell of an error.
+
+    WrittenAnswer(text="**AAPL - Apple Inc.**\\nPrice: $213.88", name="fmp_get_quote")
+    """
+
+    text: str
+    name: str | None = None
+    id: str | None = None
+    failed: bool = False
+    problem: str | None = None
+
+
+def is_answer(message: Mapping[str, Any]) -> bool:
+    """Whether a message carries answers of tools and not words of a person or a model."""
+    role = message.get("role")
+    return role in _ANSWER_ROLES or (role == "user" and text_of(message).lstrip().startswith(_RESPONSE[0]))
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message, whose content may also be a list of parts."""
+    return _joined(message.get("content"))
+
+
+def calls_in(message: Mapping[str, Any]) -> list[WrittenCall]:
+    """The calls of an assistant message, in order; one that cannot be read is among them, with its problem."""
+    entries: Any = message.get("tool_calls")
+    if isinstance(entries, list) and entries:
+        return [_call_of(entry) for entry in cast("list[Any]", entries)]
+    if message.get("function_call") is not None:
+        return [_call_of(message["function_call"])]
+    text = _without_thoughts(text_of(message)).strip()
+    if text.startswith("{") and '"function_call"' in text:
+        return _function_call(text)
+    return [_call_in(block) for block in _blocks(text, _CALL)]
+
+
+def answers_in(message: Mapping[str, Any]) -> list[WrittenAnswer]:
+    """The answers of a message, in order. One message holds several only as `<tool_response>` blocks."""
+    text = text_of(message)
+    name: Any = message.get("name")
+    answer_id: Any = message.get("tool_call_id")
+    known: dict[str, Any] = {
+        "name": name if isinstance(name, str) else None,
+        "id": answer_id if isinstance(answer_id, str) else None,
+    }
+    stripped = text.strip()
+    if stripped.startswith(_RESPONSE[0]):
+        return [_answer_of(block, known) for block in _blocks(stripped, _RESPONSE)]
+    if stripped.startswith(_RESULT):
+        return [_answer_of(stripped.removeprefix(_RESULT), known)]
+    return [WrittenAnswer(text=text, failed=message.get("is_error") is True, **known)]
+
+
+def _blocks(text: str, tags: tuple[str, str]) -> Iterator[str | None]:
+    """What stands between each pair of tags; None for one that is never closed, which ends the text."""
+    opening, closing = tags
+    place = 0
+    while (opened := text.find(opening, place)) >= 0:
+        body = opened + len(opening)
+        closed = text.find(closing, body)
+        if closed < 0:
+            yield None
+            return
+        yield text[body:closed]
+        place = closed + len(closing)
+
+
+def _without_thoughts(text: str) -> str:
+    """The text without what the model only thought of doing. A thought that never ends takes the rest with it."""
+    kept: list[str] = []
+    place = 0
+    while (opened := text.find(_THOUGHT[0], place)) >= 0:
+        kept.append(text[place:opened])
+        closed = text.find(_THOUGHT[1], opened)
+        place = closed + len(_THOUGHT[1]) if closed >= 0 else len(text)
+    kept.append(text[place:])
+    return "".join(kept)
+
+
+def _call_in(block: str | None) -> WrittenCall:
+    if block is None:
+        return WrittenCall(problem="the call has no closing </tool_call>")
+    try:
+        return _call_of(_decoded(block))
+    except ValueError as error:
+        return WrittenCall(problem=f"the call is no JSON: {error}")
+
+
+def _function_call(text: str) -> list[WrittenCall]:
+    try:
+        value = cast("dict[str, Any]", _decoded(text))
+    except ValueError as error:
+        return [WrittenCall(problem=f"the call is no JSON: {error}")]
+    return [_call_of(value["function_call"])] if "function_call" in value else []
+
+
+def _call_of(entry: Any) -> WrittenCall:
+    """A call from `{"name", "arguments"}`, or from an OpenAI entry that has this under "function"."""
+    if not isinstance(entry, dict):
+        return WrittenCall(problem="the call is no object")
+    fields = cast("dict[str, Any]", entry)
+    call_id: Any = fields.get("id")
+    known_id = call_id if isinstance(call_id, str) else None
+    inner: Any = fields.get("function", fields)
+    if not isinstance(inner, dict):
+        return WrittenCall(id=known_id, problem="the call is no object")
+    name: Any = cast("dict[str, Any]", inner).get("name")
+    arguments: Any = cast("dict[str, Any]", inner).get("arguments", {})
+    if not isinstance(name, str) or not name or not _is_unicode(name):
+        return WrittenCall(id=known_id, problem="the call has no name")
+    if isinstance(arguments, str):
+        try:
+            arguments = _decoded(arguments) if arguments.strip() else {}
+        except ValueError as error:
+            return WrittenCall(name=name, id=known_id, problem=f"the arguments are no JSON: {error}")
+    if not isinstance(arguments, dict):
+        return WrittenCall(name=name, id=known_id, problem="the arguments are no object")
+    given = cast("dict[str, Any]", arguments)
+    try:
+        canonical_json(given)
+    except ValueError as error:
+        return WrittenCall(name=name, id=known_id, problem=f"the arguments hold {error}")
+    return WrittenCall(name=name, arguments=given, id=known_id)
+
+
+def _answer_of(body: str | None, known: Mapping[str, Any]) -> WrittenAnswer:
+    """The answer inside the object that a log wraps around it; any other text is the answer itself."""
+    if body is None:
+        return WrittenAnswer(text="", problem="the answer has no closing </tool_response>", **known)
+    text = body.strip()
+    try:
+        value = _decoded(text) if text.startswith("{") else None
+    except ValueError:
+        value = None
+    if not isinstance(value, dict) or not _is_envelope(fields := cast("dict[str, Any]", value)):
+        return WrittenAnswer(text=text, **known)
+    name: Any = fields.get("function_name", fields.get("name"))
+    if isinstance(name, str):
+        known = {**known, "name": name}
+    if fields.get("error"):
+        return WrittenAnswer(text=_joined(fields["error"]), failed=True, **known)
+    failed = fields.get("isError") is True or fields.get("is_error") is True
+    return WrittenAnswer(text=_joined(fields.get("content", fields.get("result"))), failed=failed, **known)
+
+
+def _is_envelope(fields: Mapping[str, Any]) -> bool:
+    holds_answer = "content" in fields or "error" in fields or fields.keys() >= {"function_name", "result"}
+    return holds_answer and fields.keys() <= _ENVELOPE
+
+
+def _joined(content: Any) -> str:
+    """A text as it is, the texts of a list of parts, and anything else as JSON."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if isinstance(content, list) and content:
+        parts = cast("list[Any]", content)
+        texts = [cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else None for part in parts]
+        if all(isinstance(text, str) for text in texts):
+            return "\n".join(cast("list[str]", texts))
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def _decoded(text: str) -> Any:
+    """JSON proper: Python's decoder alone would let NaN pass and break on absurd nesting."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,223 @@
+"""Recorded conversations read back: which tools were called with what, and what they answered.
+
+A file holds rows, as a JSON list or one a line. A row is a list of messages, or an object with such a list as "prompt",
+"messages" or "extra_info.original_conversation"; it may list its tools as "tools". Messages are read as
+`mcprl.tools.cassettes.messages` says. What cannot be read is kept as well, with its place and the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from mcprl.errors import CassetteError
+from mcprl.tools.cassettes.listings import ListedTool, listed_tools, tools_in_prompt
+from mcprl.tools.cassettes.messages import WrittenAnswer, WrittenCall, answers_in, calls_in, is_answer, text_of
+
+__all__ = ["Place", "RecordedCall", "Recordings", "Unreadable", "read_recordings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where in the files something stands, counted from 1. `message` is 0 for a whole row.
+
+    str(Place(file="train.json", row=3, message=5)) == "train.json, row 3, message 5"
+    """
+
+    file: str
+    row: int
+    message: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}, row {self.row}" + (f", message {self.message}" if self.message else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """A call and its answer. `failed` is what the log itself says; the text may still tell of an error.
+
+    RecordedCall(tool="fmp_get_quote", arguments={"symbol": "AAPL"}, text="Price: $213.88",
+                 place=Place(file="train.json", row=3, message=5))
+    """
+
+    tool: str
+    arguments: Mapping[str, Any]
+    text: str
+    place: Place
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A part of a log that could not be read, and why. `is_call` tells a call from anything else.
+
+    Unreadable(place=Place(file="train.json", row=3, message=5), why="no answer follows the call", is_call=True)
+    """
+
+    place: Place
+    why: str
+    is_call: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recordings:
+    """All that was read, in the order of the files. `redefined` names tools that different rows define differently.
+
+    Recordings(calls=[RecordedCall(...)], tools={"now": ListedTool(...)}, unreadable=[], redefined=set())
+    """
+
+    calls: list[RecordedCall] = field(default_factory=list[RecordedCall])
+    tools: dict[str, ListedTool] = field(default_factory=dict[str, ListedTool])
+    unreadable: list[Unreadable] = field(default_factory=list[Unreadable])
+    redefined: set[str] = field(default_factory=set[str])
+
+    @property
+    def calls_seen(self) -> int:
+        """The calls of the files, those that could not be read included."""
+        return len(self.calls) + sum(part.is_call for part in self.unreadable)
+
+
+def read_recordings(paths: Iterable[Path]) -> Recordings:
+    """Read the calls of recorded conversations. Raises CassetteError for a file that holds none at all."""
+    found = Recordings()
+    prompts_read: set[str] = set()
+    for path in paths:
+        for place, row in _rows(path, found):
+            for conversation in _conversations(row, place, found):
+                _read_conversation(conversation, place, found, prompts_read)
+    return found
+
+
+def _rows(path: Path, found: Recordings) -> Iterator[tuple[Place, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CassetteError(f"{path} cannot be read: {error}", fix="name files of recorded conversations") from error
+    try:
+        whole: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        yield from _lines(path, text, error, found)
+        return
+    rows = cast("list[Any]", whole) if isinstance(whole, list) else [whole]
+    if rows and all(_is_message(row) for row in rows):
+        rows = [rows]
+    for number, row in enumerate(rows, start=1):
+        yield Place(file=path.name, row=number), row
+
+
+def _lines(path: Path, text: str, as_a_whole: Exception, found: Recordings) -> Iterator[tuple[Place, Any]]:
+    """One row a line. Where no line is JSON, the file is something else, and the first error tells more."""
+    broken: list[Unreadable] = []
+    rows = 0
+    # Not splitlines: a text in JSON may hold other characters that it takes for ends of lines.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = Place(file=path.name, row=number)
+        try:
+            row: Any = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            broken.append(Unreadable(place=place, why=f"the line is no JSON: {error}"))
+            continue
+        rows += 1
+        yield place, row
+    if not rows:
+        fix = "name files of recorded conversations: a JSON list of rows, or one row a line"
+        raise CassetteError(f"{path} is no JSON: {as_a_whole}", fix=fix)
+    found.unreadable.extend(broken)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(cast("dict[str, Any]", value).get("role"), str)
+
+
+def _conversations(row: Any, place: Place, found: Recordings) -> Iterator[list[Any]]:
+    if isinstance(row, list):
+        yield cast("list[Any]", row)
+        return
+    if not isinstance(row, dict):
+        found.unreadable.append(Unreadable(place=place, why="the row is neither an object nor a list of messages"))
+        return
+    fields = cast("dict[str, Any]", row)
+    extra: Any = fields.get("extra_info")
+    original = cast("dict[str, Any]", extra).get("original_conversation") if isinstance(extra, dict) else None
+    conversations = [value for value in (fields.get("prompt"), fields.get("messages"), original) if _is_list(value)]
+    if not conversations:
+        why = 'the row has no list of messages as "prompt", "messages" or "extra_info.original_conversation"'
+        found.unreadable.append(Unreadable(place=place, why=why))
+    _define(listed_tools(fields.get("tools")) or {}, found)
+    for conversation in conversations:
+        yield cast("list[Any]", conversation)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _define(tools: Mapping[str, ListedTool], found: Recordings) -> None:
+    found.redefined.update(name for name, tool in tools.items() if found.tools.get(name, tool) != tool)
+    found.tools.update(tools)
+
+
+def _read_conversation(conversation: list[Any], row: Place, found: Recordings, prompts_read: set[str]) -> None:
+    """Calls are gathered until their answers have come, then paired: several calls may go out at once."""
+    calls: list[tuple[Place, WrittenCall]] = []
+    answers: list[tuple[Place, WrittenAnswer]] = []
+    for number, value in enumerate(conversation, start=1):
+        place = Place(file=row.file, row=row.row, message=number)
+        if not _is_message(value):
+            found.unreadable.append(Unreadable(place=place, why='the message is no object with a "role"'))
+            continue
+        message = cast("dict[str, Any]", value)
+        if is_answer(message):
+            answers.extend((place, answer) for answer in answers_in(message))
+            continue
+        is_assistant = message["role"] == "assistant"
+        if answers or not is_assistant:
+            _pair(calls, answers, found)
+            calls, answers = [], []
+        if is_assistant:
+            calls.extend((place, call) for call in calls_in(message))
+        elif message["role"] in {"system", "developer"} and (prompt := text_of(message)) not in prompts_read:
+            # The rows of a file mostly share one prompt: it is long, and read once.
+            prompts_read.add(prompt)
+            _define(tools_in_prompt(prompt), found)
+    _pair(calls, answers, found)
+
+
+def _pair(
+    calls: list[tuple[Place, WrittenCall]], answers: list[tuple[Place, WrittenAnswer]], found: Recordings
+) -> None:
+    """Each call with its answer: by id where both have one, else in order where their numbers agree."""
+    by_id = {answer.id: answer for _, answer in answers if answer.id is not None}
+    called = {call.id for _, call in calls if call.id is not None}
+    rest_of_answers = [(place, answer) for place, answer in answers if answer.id not in called]
+    rest_of_calls = [call for _, call in calls if call.id not in by_id]
+    in_order = iter(rest_of_answers)
+    agree = len(rest_of_calls) == len(rest_of_answers)
+    for place, call in calls:
+        if call.id is not None and call.id in by_id:
+            _keep(place, call, by_id[call.id], found)
+        elif agree:
+            _keep(place, call, next(in_order)[1], found)
+        else:
+            many = f"{len(rest_of_calls)} calls have {len(rest_of_answers)} answers: which is whose is not known"
+            why = many if rest_of_answers else "no answer follows the call"
+            found.unreadable.append(Unreadable(place=place, why=call.problem or why, is_call=True))
+    if rest_of_answers and not rest_of_calls:
+        found.unreadable.extend(Unreadable(place=place, why="an answer without a call") for place, _ in rest_of_answers)
+
+
+def _keep(place: Place, call: WrittenCall, answer: WrittenAnswer, found: Recordings) -> None:
+    problem = call.problem or answer.problem
+    if problem is None and answer.name is not None and answer.name != call.name:
+        problem = f"the call is of {call.name!r}, but its answer is of {answer.name!r}"
+    if problem is not None or call.arguments is None:
+        found.unreadable.append(Unreadable(place=place, why=problem or "the call has no arguments", is_call=True))
+        return
+    found.calls.append(
+        RecordedCall(tool=call.name, arguments=call.arguments, text=answer.text, place=place, failed=answer.failed)
+    )

@@ -1,0 +1,54 @@
+"""What the pipeline keeps for each server: its settings, and the state of the stages that have one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mcprl.config import ServerSettings
+from mcprl.tools.answers import Answer
+from mcprl.tools.stages.breaker import Breaker
+from mcprl.tools.stages.budget import Budget
+from mcprl.tools.stages.cache import ResultCache
+from mcprl.tools.stages.disguise import CompiledRule, compile_rules
+from mcprl.tools.stages.flights import Flights
+from mcprl.tools.stages.rate import RateLimit
+
+__all__ = ["CallKey", "Lane", "open_lane"]
+
+CallKey = tuple[str, str]
+"""A tool and its canonical arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One server's lane. Episodes share it, whether or not they share the server's processes."""
+
+    name: str
+    settings: ServerSettings
+    version: str
+    budget: Budget
+    rate: RateLimit
+    breaker: Breaker
+    rules: tuple[CompiledRule, ...]
+    cache: ResultCache[CallKey, Answer] | None
+    flights: Flights[CallKey, tuple[Answer, int]]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one episode's answer is also another's: not where each has a server, and so a state, of its own."""
+        return self.settings.isolation == "shared"
+
+
+def open_lane(name: str, settings: ServerSettings, version: str) -> Lane:
+    """A lane with nothing spent, nothing cached, and the breaker closed."""
+    return Lane(
+        name=name,
+        settings=settings,
+        version=version,
+        budget=Budget(name, settings.budget),
+        rate=RateLimit(settings.rate),
+        breaker=Breaker(name, settings.breaker),
+        rules=compile_rules(settings.errors),
+        cache=ResultCache(settings.cache_s) if settings.cache_s else None,
+        flights=Flights(),
+    )

@@ -1,0 +1,242 @@
+"""Pinned tools: a server may not change what it offers behind the policy's back, within a run or between runs.
+
+A description is part of the prompt. A server that rewrites one, or widens a schema, changes what the policy is told and
+may do; so tools are compared with those pinned, by the hash of every field, each time a server starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mcprl.errors import ConfigFileError, ToolsChangedError
+from mcprl.redact import SECRETS
+from mcprl.tools.canonical import canonical_json
+from mcprl.tools.definitions import ToolDefinition
+
+__all__ = ["PinnedTools", "ToolsDiff", "compare_tools", "read_pins", "write_pins"]
+
+_FORMAT = 1
+_MAX_DIFF_LINES = 40
+_PIECE = re.compile(r".{1,100}$|.{1,99} |.{1,100}")
+_CONTINUED = "… "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsDiff:
+    """How the tools of a server differ from those pinned: names, and the lines of a unified diff of the definitions.
+
+    ToolsDiff(added=(), removed=("list_people",), changed=("find_person",),
+              lines=("--- find_person, pinned", "+++ find_person, listed", "@@ -2,3 +2,3 @@", …))
+    """
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    lines: tuple[str, ...]
+
+    def summary(self) -> str:
+        """One phrase, such as: changed 'find_person'; removed 'list_people'."""
+        kinds = {"changed": self.changed, "added": self.added, "removed": self.removed}
+        return "; ".join(f"{kind} {', '.join(map(repr, names))}" for kind, names in kinds.items() if names)
+
+
+class PinnedTools:
+    """The tools of one server as they were when the run began, or as a pin file says.
+
+    pinned = PinnedTools("directory")
+    pinned.check(listed)        # the server's first start: remembered
+    pinned.check(listed_again)  # after a restart: the same tools, or ToolsChangedError
+
+    With a pin file, `PinnedTools(name, pins.get(name, ()), source=str(path))`: a server the file leaves out has no tool
+    that was ever reviewed.
+    """
+
+    def __init__(
+        self, server: str, pinned: Sequence[ToolDefinition] | None = None, *, source: str = "the start of the run"
+    ) -> None:
+        self._server = server
+        self._pinned = tuple(pinned) if pinned is not None else None
+        self._listed: tuple[ToolDefinition, ...] | None = None
+        self._source = source
+
+    @property
+    def definitions(self) -> tuple[ToolDefinition, ...]:
+        """The tools as first listed, in the server's own order, so that a pin file never changes a prompt.
+
+        Before any listing: those pinned.
+        """
+        return (self._listed if self._listed is not None else self._pinned) or ()
+
+    def check(self, listed: Sequence[ToolDefinition]) -> None:
+        """Raise ToolsChangedError where a tool was added, removed or changed. The order of tools is free."""
+        if self._pinned is None:
+            self._pinned = tuple(listed)
+        if self._listed == tuple(listed):
+            return  # the usual case, and quicker seen than by hashes
+        diff = compare_tools(self._pinned, listed)
+        if diff is None:
+            self._listed = self._listed if self._listed is not None else tuple(listed)
+            return
+        shown = list(diff.lines[:_MAX_DIFF_LINES])
+        if len(diff.lines) > len(shown):
+            shown.append(f"… and {len(diff.lines) - len(shown)} lines more")
+        what = f"the tools of server {self._server!r} are not those of {self._source}: {diff.summary()}"
+        raise ToolsChangedError(
+            SECRETS.redact("\n".join([what, *shown, "The policy would be told other things than were reviewed"])),
+            fix="review the change, then run `mcprl tools pin` and start again",
+        )
+
+
+def compare_tools(pinned: Sequence[ToolDefinition], listed: Sequence[ToolDefinition]) -> ToolsDiff | None:
+    """What differs between two lists of tools, by the hashes of their definitions; None where nothing does."""
+    if sorted(tool.fingerprint() for tool in pinned) == sorted(tool.fingerprint() for tool in listed):
+        return None
+    before, after = _texts_by_name(pinned), _texts_by_name(listed)
+    names = [*before, *(name for name in after if name not in before)]
+    lines: list[str] = []
+    for name in names:
+        title = _visible(name)
+        lines += difflib.unified_diff(
+            before.get(name, []), after.get(name, []), f"{title}, pinned", f"{title}, listed", n=2, lineterm=""
+        )
+    return ToolsDiff(
+        added=tuple(name for name in after if name not in before),
+        removed=tuple(name for name in before if name not in after),
+        changed=tuple(name for name in before if name in after and before[name] != after[name]),
+        lines=tuple(lines),
+    )
+
+
+def write_pins(path: Path, servers: Mapping[str, tuple[str, Sequence[ToolDefinition]]]) -> None:
+    """Write the tools of all servers, each server with its version, sorted by name: the same tools, the same file."""
+    document = {
+        "mcprl_pins": _FORMAT,
+        "servers": {
+            server: {
+                "version": version,
+                "tools": [
+                    {"name": tool.name, "sha256": tool.fingerprint(), **_sorted_fields(tool)}
+                    for tool in sorted(definitions, key=lambda tool: (tool.name, tool.fingerprint()))
+                ],
+            }
+            for server, (version, definitions) in sorted(servers.items())
+        },
+    }
+    text = _visible(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
+    # A run that starts meanwhile reads the old file or the new one, never half of one.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def read_pins(path: Path) -> Mapping[str, tuple[ToolDefinition, ...]]:
+    """The pinned tools by server. Raises ConfigFileError where the file cannot be read or was edited by hand."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigFileError(
+            f"the pin file {path} cannot be read: {error}",
+            fix="write it with `mcprl tools pin`, or leave servers.pins out",
+        ) from error
+    try:
+        document = _PinFile.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigFileError(
+            f"{path} is no pin file: {place}: {first['msg']}", fix="write it again with `mcprl tools pin`"
+        ) from error
+    if document.mcprl_pins != _FORMAT:
+        raise ConfigFileError(
+            f"{path} is a pin file of format {document.mcprl_pins}, this mcprl reads format {_FORMAT}",
+            fix="write it again with `mcprl tools pin`",
+        )
+    return {name: tuple(_checked(path, name, tool) for tool in entry.tools) for name, entry in document.servers.items()}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _PinnedTool(_Strict):
+    name: str
+    sha256: str
+    description: str
+    parameters: dict[str, Any]
+    output_schema: dict[str, Any] | None
+    read_only: bool
+    idempotent: bool
+
+
+class _PinnedServer(_Strict):
+    version: str
+    tools: list[_PinnedTool]
+
+
+class _PinFile(_Strict):
+    mcprl_pins: int
+    servers: dict[str, _PinnedServer]
+
+
+def _checked(path: Path, server: str, entry: _PinnedTool) -> ToolDefinition:
+    definition = ToolDefinition(**entry.model_dump(exclude={"sha256"}))
+    if definition.fingerprint() != entry.sha256:
+        raise ConfigFileError(
+            f"{path}: {entry.name!r} of server {server!r} does not fit its sha256, so one was edited by hand",
+            fix="review the file, then write it again with `mcprl tools pin`",
+        )
+    return definition
+
+
+def _sorted_fields(tool: ToolDefinition) -> dict[str, Any]:
+    """All fields but the name, with every object inside them in one order, as the hash sees them."""
+    fields = asdict(tool)
+    del fields["name"]
+    return {name: json.loads(canonical_json(value)) for name, value in fields.items()}
+
+
+def _texts_by_name(tools: Sequence[ToolDefinition]) -> dict[str, list[str]]:
+    """The lines that a diff compares, by tool. A name listed twice keeps the lines of both."""
+    texts: dict[str, list[str]] = {}
+    for tool in sorted(tools, key=lambda tool: (tool.name, tool.fingerprint())):
+        texts.setdefault(tool.name, []).extend(_pretty_lines(tool))
+    return texts
+
+
+def _pretty_lines(tool: ToolDefinition) -> list[str]:
+    """A definition as JSON lines of bounded length. Definitions that differ have lines that differ."""
+    fields = _sorted_fields(tool)
+    fields["description"] = fields["description"].split("\n")
+    text = _visible(json.dumps(fields, indent=2, ensure_ascii=False))
+    return [short for line in text.split("\n") for short in _wrapped(line)]
+
+
+def _wrapped(line: str) -> list[str]:
+    """The line in pieces, broken after spaces where there are any, without losing or adding a character."""
+    indent = line[: len(line) - len(line.lstrip())]
+    body = line[len(indent) :]
+    pieces = _PIECE.findall(body)
+    # No line of JSON begins with the mark of a continued one, so no two texts are wrapped into the same lines.
+    return [f"{indent}{_CONTINUED if n else ''}{piece}" for n, piece in enumerate(pieces)]
+
+
+def _visible(text: str) -> str:
+    """JSON with every character that cannot be seen escaped: what is hidden from a reviewer is not hidden from a model.
+
+    The text stays valid JSON with the same meaning.
+    """
+    return "".join(char if char.isprintable() or char == "\n" else _json_escape(char) for char in text)
+
+
+def _json_escape(char: str) -> str:
+    return json.dumps(char)[1:-1]

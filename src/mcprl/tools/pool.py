@@ -1,0 +1,195 @@
+"""The processes behind one tool server: a few that all episodes share, or a fresh one for each episode.
+
+A shared server has `replicas`; each call goes to the one that has least to do, and while one of them restarts the
+others carry on. A server with `isolation: per_episode` is started for an episode, never lent twice, and ended with it;
+`spares` are kept warm, because a start takes about a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from mcprl.errors import ServerStartError
+from mcprl.tools.answers import Answer, CallableServer
+from mcprl.tools.connection import ServerConnection
+from mcprl.tools.definitions import ToolDefinition
+from mcprl.tools.pins import PinnedTools
+from mcprl.tools.specs import ServerSpec
+
+__all__ = ["EpisodePool", "ServerPool", "SharedPool", "make_pool"]
+
+_logger = logging.getLogger(__name__)
+
+
+class ServerPool(Protocol):
+    """All processes of one server."""
+
+    @property
+    def spec(self) -> ServerSpec: ...
+    @property
+    def definitions(self) -> tuple[ToolDefinition, ...]: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+    def lease(self) -> AbstractAsyncContextManager[CallableServer]: ...
+
+
+def make_pool(spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> ServerPool:
+    """The pool that the server's settings ask for. `starts` bounds how many servers start at the same moment."""
+    kind = EpisodePool if spec.settings.isolation == "per_episode" else SharedPool
+    return kind(spec, log_dir=log_dir, pins=pins, starts=starts)
+
+
+class _Pool:
+    """What both kinds have: a spec, pinned tools, and how a connection is made and opened."""
+
+    def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
+        self.spec = spec
+        self.version = ""
+        self._pins = pins
+        self._starts = starts
+        self._log_dir = log_dir
+        self._made = 0
+
+    @property
+    def definitions(self) -> tuple[ToolDefinition, ...]:
+        return self._pins.definitions
+
+    def _make(self, *, one_life: bool) -> ServerConnection:
+        self._made += 1
+        # All lives of an isolated server write to one file: there would be thousands.
+        number = f"-{self._made}" if self.spec.settings.replicas > 1 else ""
+        log = self._log_dir / f"{quote(self.spec.name, safe='')}{number}.log"
+        return ServerConnection(self.spec, log=log, pins=self._pins, one_life=one_life)
+
+    async def _open(self, connection: ServerConnection) -> ServerConnection:
+        try:
+            async with self._starts:
+                await connection.open()
+        except BaseException:
+            await connection.close()
+            raise
+        self.version = connection.version
+        return connection
+
+
+class SharedPool(_Pool):
+    """Replicas that every episode calls."""
+
+    def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
+        super().__init__(spec, log_dir=log_dir, pins=pins, starts=starts)
+        self._replicas = [self._make(one_life=False) for _ in range(spec.settings.replicas)]
+
+    @property
+    def restarts(self) -> int:
+        return sum(replica.restarts for replica in self._replicas)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(replica.pid for replica in self._replicas if replica.pid is not None)
+
+    async def open(self) -> None:
+        """Start the first, which says what the tools are, then the others."""
+        first, *others = self._replicas
+        await self._open(first)
+        await asyncio.gather(*(self._open(replica) for replica in others))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(replica.close() for replica in self._replicas))
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncGenerator[CallableServer]:
+        yield self
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer:
+        """Call the replica that is up and has the fewest calls in flight."""
+        replica = min(self._replicas, key=lambda each: (not each.is_up, each.in_flight))
+        return await replica.call(tool, arguments, deadline_s)
+
+
+class EpisodePool(_Pool):
+    """A fresh server for each episode, some of them started ahead of need."""
+
+    def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
+        super().__init__(spec, log_dir=log_dir, pins=pins, starts=starts)
+        self.restarts = 0
+        self._warm: deque[ServerConnection] = deque()
+        self._lent: set[ServerConnection] = set()
+        self._starting = 0
+        self._background: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(each.pid for each in (*self._lent, *self._warm) if each.pid is not None)
+
+    async def open(self) -> None:
+        """Start one, which says what the tools are and is the first to be lent, and the spares."""
+        self._warm.append(await self._open(self._make(one_life=True)))
+        await asyncio.gather(*(self._start_spare() for _ in range(self.spec.settings.spares - 1)))
+
+    async def close(self) -> None:
+        self._closing = True
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.gather(*(each.close() for each in (*self._lent, *self._warm)))
+        self._warm.clear()
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncGenerator[CallableServer]:
+        connection = await self._take()
+        self._lent.add(connection)
+        try:
+            yield connection
+        finally:
+            # Ended behind the episode's back: the next one has a server of its own and need not wait for it.
+            self._run(self._end(connection))
+
+    async def _take(self) -> ServerConnection:
+        while self._warm:
+            connection = self._warm.popleft()
+            if connection.is_up:
+                self._refill()
+                return connection
+            self._run(connection.close())  # died while it waited
+        self._refill()
+        return await self._open(self._make(one_life=True))
+
+    def _refill(self) -> None:
+        if self._closing:
+            return
+        for _ in range(self.spec.settings.spares - len(self._warm) - self._starting):
+            self._run(self._start_spare())
+
+    async def _start_spare(self) -> None:
+        self._starting += 1
+        try:
+            self._warm.append(await self._open(self._make(one_life=True)))
+        except ServerStartError as error:
+            # Not lost: the episode that finds no spare starts one itself and reports why it could not.
+            _logger.warning("a spare server did not start: %s", error)
+        finally:
+            self._starting -= 1
+
+    async def _end(self, connection: ServerConnection) -> None:
+        await connection.close()
+        self._lent.discard(connection)
+
+    def _run(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

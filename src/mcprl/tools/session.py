@@ -1,0 +1,251 @@
+"""One life of a tool server: its process, the handshake, its list of tools, and the moment it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mcp import Client, MCPError
+from mcp.client import Transport
+from mcp.client.session import IncomingMessage
+from mcp.client.subscriptions import SubscriptionLost
+from mcp.shared.message import SessionMessage
+from mcp_types import CallToolResult, ToolListChangedNotification
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from mcprl.errors import ServerStartError
+from mcprl.processes import ChildProcess, free_port
+from mcprl.tools.definitions import ToolDefinition, definition_of
+from mcprl.tools.specs import FOLDER, PORT, ServerSpec
+from mcprl.tools.transports.http import http_transport
+from mcprl.tools.transports.launch import find_program, port_answers, start_child
+from mcprl.tools.transports.stdio import stdio_transport
+
+__all__ = ["Session", "list_tools", "open_session"]
+
+_MAX_LIST_PAGES = 100
+_PORT_POLL_S = 0.05
+# A message also holds JSON escapes, structured content beside the text, or a long list of tools.
+_MIN_MESSAGE_BYTES = 4 * 1024 * 1024
+_MESSAGE_BYTES_PER_RESULT_BYTE = 16
+
+
+class Session:
+    """A server that answers. The one who opened it waits for its end with `until_over`."""
+
+    client: Client
+    definitions: tuple[ToolDefinition, ...] = ()
+    version: str = ""
+
+    def __init__(self, child: ChildProcess | None = None) -> None:
+        self.child = child
+        self.over = asyncio.Event()
+        self.why = ""
+        self.tools_changed = asyncio.Event()
+        self.heard_at = 0.0
+        """When the server last sent anything, on the event loop's clock."""
+        self.calls: set[asyncio.Task[CallToolResult]] = set()
+        """Calls under way, also those that nobody waits for any more."""
+
+    def end(self, why: str) -> None:
+        """Note that the session is over. The first reason stands."""
+        if not self.over.is_set():
+            self.why = why
+            self.over.set()
+
+    def forget(self, call: asyncio.Task[CallToolResult]) -> None:
+        """A call has ended. Its error is looked at here, because the one who made it may have gone."""
+        self.calls.discard(call)
+        if not call.cancelled():
+            call.exception()
+
+    def heard(self) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+
+    async def until_over(self) -> None:
+        """Wait until the session, or the process behind it, has ended."""
+        if self.child is None:
+            await self.over.wait()
+            return
+        exited = asyncio.ensure_future(self.child.wait())
+        over = asyncio.ensure_future(self.over.wait())
+        try:
+            await asyncio.wait({exited, over}, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                self.end(f"its process ended with exit code {self.child.exit_code}")
+        finally:
+            exited.cancel()
+            over.cancel()
+
+    async def watch_tools(self) -> None:
+        """Ask a server of the stateless protocol to say when its tools change; older ones do so unasked."""
+        capabilities = self.client.server_capabilities.tools
+        is_modern = self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
+        if not is_modern or capabilities is None or not capabilities.list_changed:
+            return
+        # A server may refuse or drop the subscription: a change is then found when it next starts.
+        with contextlib.suppress(MCPError, SubscriptionLost, TimeoutError):
+            async with self.client.listen(tools_list_changed=True) as subscription:
+                async for _ in subscription:
+                    self.tools_changed.set()
+
+
+async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Session:
+    """Start the server, shake hands and list its tools. What was opened is closed by `stack`."""
+    spec = _with_folder(stack, spec)
+    if spec.make is not None:
+        session = Session()
+        server: Any = spec.make()
+    elif spec.url is not None:
+        session, url = await _start_http(stack, spec, log)
+        transport = http_transport(
+            url,
+            spec,
+            max_message_bytes=_max_message_bytes(spec),
+            on_session_lost=lambda: session.end("it forgot the session"),
+        )
+        server = _watched(transport, session)
+    else:
+        session = await _start_stdio(stack, spec, log)
+        assert session.child is not None
+        transport = stdio_transport(
+            session.child,
+            max_message_bytes=_max_message_bytes(spec),
+            on_end=lambda: session.end("its stream ended"),
+            on_message=session.heard,
+        )
+        server = transport
+
+    async def on_message(message: IncomingMessage) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            session.tools_changed.set()
+
+    # No response cache: a restarted server is asked again what it offers.
+    session.client = await stack.enter_async_context(Client(server, cache=None, message_handler=on_message))
+    info = session.client.server_info
+    session.version = info.version if info is not None else ""
+    session.definitions = await list_tools(spec.name, session.client)
+    return session
+
+
+async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
+    """All tools of a server, page by page."""
+    definitions: list[ToolDefinition] = []
+    cursor: str | None = None
+    for _ in range(_MAX_LIST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        definitions.extend(definition_of(tool) for tool in page.tools)
+        cursor = page.next_cursor
+        if cursor is None:
+            return tuple(definitions)
+    raise ServerStartError(
+        f"server {server!r} lists its tools on more than {_MAX_LIST_PAGES} pages",
+        fix="mend the server: its last page must carry no nextCursor",
+    )
+
+
+def _with_folder(stack: AsyncExitStack, spec: ServerSpec) -> ServerSpec:
+    """The spec with a folder of this life's own wherever it asks for one."""
+    words = (*spec.args, *spec.env.values(), *spec.settings.start, spec.cwd or "")
+    if not any(FOLDER in word for word in words):
+        return spec
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mcprl-", ignore_cleanup_errors=True))
+    return replace(
+        spec,
+        args=tuple(word.replace(FOLDER, folder) for word in spec.args),
+        env={name: value.replace(FOLDER, folder) for name, value in spec.env.items()},
+        cwd=spec.cwd and spec.cwd.replace(FOLDER, folder),
+        settings=spec.settings.model_copy(
+            update={"start": tuple(word.replace(FOLDER, folder) for word in spec.settings.start)}
+        ),
+    )
+
+
+def _max_message_bytes(spec: ServerSpec) -> int:
+    return max(_MIN_MESSAGE_BYTES, _MESSAGE_BYTES_PER_RESULT_BYTE * spec.settings.max_result_bytes)
+
+
+async def _start_stdio(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Session:
+    if find_program(spec) is None:
+        raise ServerStartError(
+            f"server {spec.name!r} did not start: there is no program {spec.command!r}",
+            fix="install it, or correct 'command' in the mcpServers file",
+        )
+    child = await start_child(spec, port=None, log=log)
+    stack.push_async_callback(child.stop)
+    return Session(child)
+
+
+async def _start_http(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> tuple[Session, str]:
+    """The session to be, and where its server answers. A server that someone else started is only spoken to."""
+    assert spec.url is not None
+    if not spec.settings.start:
+        return Session(), spec.url
+    port = free_port() if PORT in spec.url else None
+    url = spec.url if port is None else spec.url.replace(PORT, str(port))
+    if await port_answers(url):
+        raise ServerStartError(
+            f"server {spec.name!r} was not started: something else already answers at {url}",
+            fix=f"end that process, or write {PORT} for the port in the url and in start",
+        )
+    child = await start_child(spec, port=port, log=log)
+    stack.push_async_callback(child.stop)
+    while not await port_answers(url):
+        if child.exit_code is not None:
+            raise OSError(f"it ended with exit code {child.exit_code} before its port answered")
+        await asyncio.sleep(_PORT_POLL_S)
+    return Session(child), url
+
+
+@asynccontextmanager
+async def _watched(transport: Transport, session: Session) -> AsyncGenerator[Any, None]:
+    """A transport that tells the session of each message, and of the end before any waiting call hears of it."""
+    async with transport as (read_stream, write_stream):
+        yield _WatchedStream(read_stream, session.heard, lambda: session.end("its stream ended")), write_stream
+
+
+class _WatchedStream:
+    """The reading half of a transport. The SDK iterates over it; the rest is passed on."""
+
+    def __init__(self, inner: Any, on_message: Callable[[], None], on_end: Callable[[], None]) -> None:
+        self._inner = inner
+        self._on_message = on_message
+        self._on_end = on_end
+
+    @property
+    def last_context(self) -> Any:
+        """Context variables of the sender, where the transport carries them."""
+        return getattr(self._inner, "last_context", None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            message = await self._inner.__anext__()
+        except StopAsyncIteration:
+            self._on_end()
+            raise
+        self._on_message()
+        return message
+
+    async def receive(self) -> SessionMessage | Exception:
+        return await self._inner.receive()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,78 @@
+"""Single flight: callers who ask for the same thing at the same time share one piece of work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from types import TracebackType
+from typing import Generic, TypeVar
+
+__all__ = ["Flights"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class _Flight(Generic[V]):
+    """Work under way, how many callers still wait for it, and where it failed."""
+
+    __slots__ = ("task", "trace", "waiters")
+
+    def __init__(self, task: asyncio.Task[V]) -> None:
+        self.task = task
+        self.waiters = 0
+        self.trace: TracebackType | None = None
+
+
+class Flights(Generic[K, V]):
+    """The work under way, by key.
+
+    The work has a task of its own, so a caller who is cancelled takes nothing from the others; when the last one is
+    cancelled, the work is too, and has ended before that caller is released. An exception is raised to every waiter.
+    """
+
+    def __init__(self) -> None:
+        self._flights: dict[K, _Flight[V]] = {}
+
+    async def join(self, key: K, start: Callable[[], Awaitable[V]]) -> tuple[V, bool]:
+        """The result of the work under `key`, started here where none is under way; and whether it already was."""
+        flight = self._flights.get(key)
+        shared = flight is not None and not flight.task.done()
+        if flight is None or not shared:
+            flight = self._launch(key, start)
+        flight.waiters += 1
+        try:
+            # Unlike an await of the task itself, this does not cancel it with us.
+            await asyncio.wait((flight.task,))
+        finally:
+            flight.waiters -= 1
+            if not flight.waiters and not flight.task.done():
+                await self._abandon(key, flight)
+        error = flight.task.exception()
+        if error is not None:
+            # A task gives its traceback to the first who asks; here each waiter sees where the work failed.
+            raise error.with_traceback(flight.trace)
+        return flight.task.result(), shared
+
+    def _launch(self, key: K, start: Callable[[], Awaitable[V]]) -> _Flight[V]:
+        flight = _Flight(asyncio.ensure_future(start()))
+        self._flights[key] = flight
+        # Before any waiter's own: when one of them wakes, the key is free.
+        flight.task.add_done_callback(lambda _: self._land(key, flight))
+        return flight
+
+    def _land(self, key: K, flight: _Flight[V]) -> None:
+        self._forget(key, flight)
+        # Asking for the exception marks it as seen: where every waiter was cancelled, nobody is left to be told.
+        if not flight.task.cancelled() and (error := flight.task.exception()) is not None:
+            flight.trace = error.__traceback__
+
+    async def _abandon(self, key: K, flight: _Flight[V]) -> None:
+        # Forgotten first: who comes while it is ending must not join it.
+        self._forget(key, flight)
+        flight.task.cancel()
+        await asyncio.wait((flight.task,))
+
+    def _forget(self, key: K, flight: _Flight[V]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]

@@ -1,0 +1,249 @@
+"""Counts of what happened to calls, by server and tool: cheap for every call, bounded in memory, JSON at the end.
+
+`FILE_NAME` in a run's folder holds them, written by `write_stats` and shown by `mcprl tools stats`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NotRequired
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from mcprl.errors import ConfigFileError, McprlError
+from mcprl.records import Observation, Source
+
+__all__ = [
+    "FILE_NAME",
+    "LatencyFigures",
+    "ServerFigures",
+    "ServerStats",
+    "StatsDocument",
+    "ToolFigures",
+    "ToolStats",
+    "read_stats",
+    "stats_document",
+    "write_stats",
+]
+
+FILE_NAME = "tool_stats.json"
+
+_RECENT_CALLS = 2048
+# Looking a member up in its class takes longer than all the rest of a count.
+_LIVE, _CACHE, _CASSETTE = Source.LIVE, Source.CACHE, Source.CASSETTE
+
+
+class LatencyFigures(TypedDict):
+    """Milliseconds from call to answer: percentiles of the last 2,048 live calls, and the longest of all."""
+
+    p50: float
+    p95: float
+    max: float
+
+
+class ToolFigures(TypedDict):
+    """What happened to the calls of one tool. `calls` is `ok`, `policy_faults` and all `failures` together."""
+
+    calls: int
+    ok: int
+    policy_faults: int
+    failures: dict[str, int]
+    retries: int
+    cached: int
+    replayed: int
+    shared: int
+    truncated: int
+    latency_ms: LatencyFigures | None
+
+
+class ServerFigures(TypedDict):
+    """One server: what it cost, and its tools."""
+
+    restarts: int
+    calls: int
+    usd: float
+    breaker_openings: int
+    tools: dict[str, ToolFigures]
+
+
+class StatsDocument(TypedDict):
+    """All servers of a run. `unknown_tool_calls` named no tool on offer, so they belong to no server."""
+
+    servers: dict[str, ServerFigures]
+    unknown_tool_calls: NotRequired[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStats:
+    """What one server went through as a whole. `calls` were really made, repeated attempts included.
+
+    ServerStats(restarts=1, calls=250, usd=0.25, breaker_openings=0)
+    """
+
+    restarts: int = 0
+    calls: int = 0
+    usd: float = 0.0
+    breaker_openings: int = 0
+
+
+class ToolStats:
+    """Counts for each tool of each server.
+
+    stats = ToolStats()
+    stats.record(observation)
+    stats.as_dict()["directory"]["find_person"]["ok"]  # 1
+    """
+
+    def __init__(self) -> None:
+        self.unknown_tool_calls = 0
+        """Calls that named no tool. One number, because the policy may invent names without end."""
+        self._counts: dict[tuple[str, str], _Counts] = {}
+
+    def record(self, observation: Observation, *, shared: bool = False) -> None:
+        """Count a call that got an answer. `shared`: another call in flight brought it."""
+        if observation.server is None:
+            self.unknown_tool_calls += 1
+            return
+        counts = self._of(observation.server, observation.tool)
+        counts.calls += 1
+        if observation.fault is not None:
+            counts.policy_faults += 1
+        if observation.truncated:
+            counts.truncated += 1
+        if shared:
+            counts.shared += 1
+            return
+        source = observation.source
+        if source is _LIVE:
+            counts.retries += observation.attempts - 1
+            counts.add_latency(observation.latency_s)
+        elif source is _CACHE:
+            counts.cached += 1
+        elif source is _CASSETTE:
+            counts.replayed += 1
+
+    def record_failure(self, server: str, tool: str, error: McprlError, latency_s: float) -> None:
+        """Count a call that got no answer, under the code of its error."""
+        counts = self._of(server, tool)
+        counts.calls += 1
+        counts.failures[error.code] = counts.failures.get(error.code, 0) + 1
+        counts.add_latency(latency_s)
+
+    def as_dict(self) -> dict[str, dict[str, ToolFigures]]:
+        """Server → tool → figures, in the order of the first calls."""
+        servers: dict[str, dict[str, ToolFigures]] = {}
+        for (server, tool), counts in self._counts.items():
+            servers.setdefault(server, {})[tool] = counts.figures()
+        return servers
+
+    def _of(self, server: str, tool: str) -> _Counts:
+        counts = self._counts.get((server, tool))
+        if counts is None:
+            counts = self._counts[server, tool] = _Counts()
+        return counts
+
+
+class _Counts:
+    """The running counts of one tool."""
+
+    __slots__ = (
+        "cached",
+        "calls",
+        "failures",
+        "longest_s",
+        "policy_faults",
+        "recent_s",
+        "replayed",
+        "retries",
+        "shared",
+        "truncated",
+    )
+
+    def __init__(self) -> None:
+        self.calls = self.policy_faults = self.retries = 0
+        self.cached = self.replayed = self.shared = self.truncated = 0
+        self.failures: dict[str, int] = {}
+        self.recent_s: deque[float] = deque(maxlen=_RECENT_CALLS)
+        self.longest_s = 0.0
+
+    def add_latency(self, latency_s: float) -> None:
+        if not latency_s:
+            return  # refused before it reached the server: says nothing about how fast the server is
+        self.recent_s.append(latency_s)
+        if latency_s > self.longest_s:
+            self.longest_s = latency_s
+
+    def figures(self) -> ToolFigures:
+        return ToolFigures(
+            calls=self.calls,
+            ok=self.calls - self.policy_faults - sum(self.failures.values()),
+            policy_faults=self.policy_faults,
+            failures=dict(sorted(self.failures.items())),
+            retries=self.retries,
+            cached=self.cached,
+            replayed=self.replayed,
+            shared=self.shared,
+            truncated=self.truncated,
+            latency_ms=self._latency_figures(),
+        )
+
+    def _latency_figures(self) -> LatencyFigures | None:
+        if not self.recent_s:
+            return None
+        ordered = sorted(self.recent_s)
+        p50, p95, longest = _percentile(ordered, 50), _percentile(ordered, 95), self.longest_s
+        return LatencyFigures(p50=_milliseconds(p50), p95=_milliseconds(p95), max=_milliseconds(longest))
+
+
+def stats_document(servers: Mapping[str, ServerStats], tools: ToolStats) -> StatsDocument:
+    """The whole of a run's figures, with every server in it, called or not."""
+    by_server = tools.as_dict()
+    return StatsDocument(
+        servers={
+            name: ServerFigures(**asdict(server), tools=by_server.get(name, {})) for name, server in servers.items()
+        },
+        unknown_tool_calls=tools.unknown_tool_calls,
+    )
+
+
+def write_stats(folder: Path, document: StatsDocument) -> None:
+    """Replace the figures in a run's folder. Whoever reads meanwhile gets the old ones or the new ones, whole."""
+    unfinished = folder / f".{FILE_NAME}.{os.getpid()}"
+    unfinished.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    unfinished.replace(folder / FILE_NAME)
+
+
+def read_stats(folder: Path) -> StatsDocument:
+    """The figures in a run's folder. Raises ConfigFileError where there are none."""
+    path = folder / FILE_NAME
+    try:
+        return _DOCUMENT.validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigFileError(
+            f"{path} cannot be read: {error}", fix="give the folder of a run that has finished a step"
+        ) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigFileError(
+            f"{path} holds no tool statistics: {place}: {first['msg']}", fix="give the folder of a run"
+        ) from error
+
+
+_DOCUMENT = TypeAdapter(StatsDocument)
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float:
+    """Nearest rank: the smallest value that at least so many per cent of all values do not exceed."""
+    return ordered[math.ceil(percent * len(ordered) / 100) - 1]
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 3)

@@ -1,0 +1,298 @@
+"""`mcprl tools` on real servers: list, call, pin and stats, from their arguments to output and exit codes."""
+# R14, R25
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from mcprl.cli import app
+from mcprl.cli.tools import _typed
+from mcprl.config import (
+    BreakerSettings,
+    BudgetSettings,
+    RateSettings,
+    RetrySettings,
+    ServersConfig,
+    ServerSettings,
+)
+from mcprl.errors import BadValueError, ConfigFileError
+from mcprl.records import Observation
+from mcprl.tools.catalog import Tool
+from mcprl.tools.pins import read_pins
+from mcprl.tools.stats import ServerStats, ToolStats, stats_document, write_stats
+
+# A server whose tools can change between two starts, and which notes each start.
+OFFICE = """
+    import sys
+    from pathlib import Path
+    from mcp.server.mcpserver import MCPServer
+
+    folder = Path(sys.argv[1])
+    with (folder / "starts").open("a") as starts:
+        starts.write("started\\n")
+    server = MCPServer("office", version="1.0", log_level="WARNING")
+
+    def repeat(text: str, times: int = 1, marks: list[str] | None = None) -> str:
+        return f"{text * times} {marks!r}"
+
+    server.add_tool(repeat, description=(folder / "description").read_text())
+    server.run()
+"""
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Path:
+    """A folder with a recipe of one changeable server; `description` is what its tool says of itself."""
+    (tmp_path / "office.py").write_text(dedent(OFFICE))
+    (tmp_path / "description").write_text("Repeats a text.")
+    entry = {"command": sys.executable, "args": [str(tmp_path / "office.py"), str(tmp_path)]}
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"office": entry}}))
+    recipe = {
+        "name": "mine",
+        "model": {"path": "./none"},
+        "tasks": {"train": "tasks.jsonl"},
+        "servers": {
+            "file": "servers.json",
+            "settings": {
+                "office": {"replicas": 3, "tool_aliases": {"again": "repeat"}, "argument_aliases": {"count": "times"}}
+            },
+        },
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    return tmp_path
+
+
+@pytest.fixture
+def people(tmp_path: Path, time_server: Path) -> Path:
+    """A recipe of a third-party server and our own directory, both over their standard streams."""
+    servers = {
+        "time": {"command": str(time_server), "args": ["--local-timezone", "UTC"]},
+        "directory": {"command": sys.executable, "args": ["-m", "mcprl", "serve", "directory"]},
+    }
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("name: p\nmodel: {path: ./none}\ntasks: {train: t.jsonl}\nservers: {file: servers.json}\n")
+    return recipe
+
+
+def refused(*arguments: str) -> Exception:
+    """The error of a command that ends before it prints anything."""
+    result = CliRunner().invoke(app, ["tools", *arguments])
+    assert result.output == ""
+    assert result.exception is not None
+    return result.exception
+
+
+def test_a_list_names_servers_tools_and_aliases_and_starts_each_server_once(mcprl, office):
+    result = mcprl("tools", "list", str(office / "recipe.yaml"))
+    assert (result.returncode, result.stderr) == (0, "")
+    header, row = result.stdout.splitlines()
+    assert header.split() == ["server", "tool", "arguments", "effects", "description"]
+    assert row.split() == [
+        *("office", "repeat", "text,", "[times],", "[marks]"),
+        *("Repeats", "a", "text.", "Also", "called", "again."),
+    ]
+    assert (office / "starts").read_text() == "started\n"
+
+
+def test_a_call_prints_the_answer_on_stdout_and_where_it_came_from_on_stderr(mcprl, people):
+    result = mcprl("tools", "call", str(people), "find_person", "name=Ana")
+    assert (result.returncode, result.stdout) == (0, "Ana: Lima, America/Lima\n")
+    server, latency, source, attempts = result.stderr.strip().split(" · ")
+    assert (server, source, attempts) == ("directory", "live", "1 attempt")
+    assert float(latency.removesuffix(" ms")) >= 0
+
+
+def test_a_third_party_server_is_called_the_same_way(mcprl, people):
+    arguments = '{"source_timezone": "UTC", "time": "10:00", "target_timezone": "Asia/Tokyo"}'
+    result = mcprl("tools", "call", str(people), "convert_time", "--json", arguments)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["time_difference"] == "+9.0h"
+
+
+def test_a_refused_call_prints_what_the_policy_would_read_and_exits_with_1(mcprl, people):
+    by_server = mcprl("tools", "call", str(people), "find_person", "name=Anna")
+    assert by_server.returncode == 1
+    assert "Nobody called 'Anna' works here. Did you mean Ana?" in by_server.stdout
+    assert by_server.stderr.rstrip().endswith("an error")
+
+    unknown = mcprl("tools", "call", str(people), "find_persn", "name=Ana")
+    assert unknown.returncode == 1
+    assert "There is no tool 'find_persn'" in unknown.stdout
+    assert "'find_person'" in unknown.stdout
+    assert unknown.stderr == "no server · refused without asking the server\n"
+
+
+def test_values_take_the_types_of_the_schema_and_aliases_work_as_for_a_policy(mcprl, office):
+    result = mcprl("tools", "call", str(office / "recipe.yaml"), "again", "text=12", "count=2", 'marks=["a"]')
+    assert (result.returncode, result.stdout) == (0, "1212 ['a']\n"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "12", "12"),
+        ({"type": "string"}, '"quoted"', '"quoted"'),
+        ({"type": "string"}, "", ""),
+        ({"type": "integer"}, "12", 12),
+        ({"type": "integer"}, "twelve", "twelve"),
+        ({"type": "integer"}, "1.5", "1.5"),
+        ({"type": "number"}, "1.5", 1.5),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "boolean"}, "1", "1"),
+        ({"type": "array", "items": {"type": "integer"}}, "[1, 2]", [1, 2]),
+        ({"type": "object"}, '{"a": null}', {"a": None}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"$ref": "#/$defs/count"}, "3", 3),
+        ({}, "3", 3),
+    ],
+)
+def test_a_value_is_json_only_where_the_schema_takes_it(schema, text, value):
+    parameters = {
+        "type": "object",
+        "properties": {"value": schema, "other": {"type": "string"}},
+        "required": ["value", "other"],
+        "$defs": {"count": {"type": "integer"}},
+    }
+    result = _typed(Tool(name="t", description="", parameters=parameters, server="s"), "value", text)
+    assert result == value
+    assert type(result) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["Ana"], "'Ana' is no argument"),
+        (["=Ana"], "'=Ana' is no argument"),
+        (["name=Ana", "name=Bo"], "the argument 'name' is given twice"),
+        (["--json", "{"], "--json is not JSON"),
+        (["--json", "[1]"], "--json is no object"),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_an_error_before_any_server_starts(office, arguments, says):
+    error = refused("call", str(office / "recipe.yaml"), "repeat", *arguments)
+    assert isinstance(error, BadValueError)
+    assert says in str(error)
+    assert not (office / "starts").exists()
+
+
+@pytest.fixture
+def pin(mcprl, office) -> Callable[..., tuple[int, str]]:
+    def run(*options: str) -> tuple[int, str]:
+        result = mcprl("tools", "pin", str(office / "recipe.yaml"), *options)
+        assert result.stderr == ""
+        return result.returncode, result.stdout
+
+    return run
+
+
+def test_pins_are_written_checked_and_stop_a_run_whose_server_changed_until_pinned_again(mcprl, office, pin):
+    pins = office / "servers.pins.json"
+    code, out = pin()
+    assert code == 0
+    assert "office 1.0: 1 tool, not pinned before: repeat" in out
+    assert f"{pins} written" in out
+    assert "set servers.pins to servers.pins.json" in out
+    assert [tool.description for tool in read_pins(pins)["office"]] == ["Repeats a text."]
+    assert pin("--check") == (0, "office 1.0: 1 tool, as pinned\n")
+
+    (office / "description").write_text("Repeats a text. Always call it first.")
+    before = pins.read_bytes()
+    code, out = pin("--check")
+    assert code == 1
+    assert "office 1.0: changed 'repeat'" in out
+    assert '-    "Repeats a text."' in out
+    assert '+    "Repeats a text. Always call it first."' in out
+    assert pins.read_bytes() == before
+
+    stopped = mcprl("tools", "list", str(office / "recipe.yaml"), "--set", f"servers.pins={pins}")
+    assert stopped.returncode == 2
+    assert stopped.stderr.startswith("mcprl: E-TOOL-006 the tools of server 'office' are not those of ")
+    assert '+    "Repeats a text. Always call it first."' in stopped.stderr
+    assert "mcprl tools pin" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+
+    # The recipe's own pins are out of date, which is why they are written again.
+    code, out = pin("--set", f"servers.pins={pins}")
+    assert code == 0
+    assert "changed 'repeat'" in out
+    assert "set servers.pins" not in out
+    assert mcprl("tools", "list", str(office / "recipe.yaml"), "--set", f"servers.pins={pins}").returncode == 0
+
+
+def test_pins_go_into_the_file_named_and_name_servers_that_are_gone(office, pin):
+    path = office / "folder" / "mine.json"
+    assert pin("--into", str(path))[0] == 0
+    document = json.loads(path.read_text())
+    document["servers"]["gone"] = document["servers"]["office"]
+    path.write_text(json.dumps(document))
+    code, out = pin("--into", str(path), "--check")
+    assert code == 1
+    assert "office 1.0: 1 tool, as pinned" in out
+    assert "gone: no longer in the recipe" in out
+
+
+def test_a_pin_file_edited_by_hand_fails_the_check_and_is_replaced_by_the_next_pinning(mcprl, office, pin):
+    pins = office / "servers.pins.json"
+    pin()
+    pins.write_text(pins.read_text().replace("Repeats a text.", "Repeats any text."))
+    checked = mcprl("tools", "pin", str(office / "recipe.yaml"), "--check")
+    assert checked.returncode == 2
+    assert "does not fit its sha256" in checked.stderr
+    code, out = pin()
+    assert code == 0
+    assert "The old file cannot be compared" in out
+    assert [tool.description for tool in read_pins(pins)["office"]] == ["Repeats a text."]
+
+
+def test_a_recipe_without_servers_has_nothing_to_pin(office):
+    replayed = ["servers.cassette_mode=replay", "servers.cassette=c.sqlite", "servers.file=null", "servers.pins=p.json"]
+    error = refused("pin", str(office / "recipe.yaml"), *(word for one in replayed for word in ("--set", one)))
+    assert isinstance(error, BadValueError)
+    assert "names no mcpServers file" in str(error)
+
+
+def test_looking_at_tools_does_not_load_a_library_for_training():
+    code = "import sys, mcprl.monitoring.tool_tables, mcprl.tools; print({'torch', 'transformers'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "set()\n"
+
+
+def test_the_figures_of_a_run_are_printed(tmp_path, monkeypatch):
+    stats = ToolStats()
+    for n in range(1, 1235):
+        stats.record(Observation(tool="find_person", server="directory", text="", latency_s=n / 1000))
+    write_stats(tmp_path, stats_document({"directory": ServerStats(calls=1234)}, stats))
+    monkeypatch.setenv("COLUMNS", "80")
+    result = CliRunner().invoke(app, ["tools", "stats", str(tmp_path)])
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.output.splitlines()]
+    assert ["find_person", "1,234", "1,234", "0", "0", "617.0", "1,173.0", "1,234.0"] in rows
+
+
+def test_a_folder_that_is_no_run_is_an_error_with_the_fix(tmp_path):
+    error = refused("stats", str(tmp_path / "nothing"))
+    assert isinstance(error, ConfigFileError)
+    assert "give the folder of a run" in error.fix
+
+
+def test_the_page_about_tools_shows_every_setting_of_a_server_and_the_settings_are_valid(root):
+    block = re.search(r"```yaml\n(.*?)```", (root / "docs" / "tools.md").read_text(), re.DOTALL)
+    assert block is not None
+    section = yaml.safe_load(block[1])["servers"]
+    (shown,) = section["settings"].values()
+    assert set(shown) == set(ServerSettings.model_fields)
+    parts = {"budget": BudgetSettings, "retry": RetrySettings, "breaker": BreakerSettings, "rate": RateSettings}
+    for name, kind in parts.items():
+        assert set(shown[name]) == set(kind.model_fields)
+    ServersConfig.model_validate(section)

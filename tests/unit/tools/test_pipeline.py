@@ -1,0 +1,234 @@
+"""The whole way of a call, through servers inside this process: which stage answers, and whose fault a refusal is."""
+# R15 R17
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from mcp.server.mcpserver import MCPServer
+from mcp_types import ToolAnnotations
+
+from mcprl.config import BudgetSettings, ErrorRule, RetrySettings, ServersConfig, ServerSettings
+from mcprl.errors import BudgetExceededError, Fault, ServerFaultError, ServerFileError
+from mcprl.records import Source, ToolCall
+from mcprl.tools import Cassette, ServerSpec, Toolbox, open_toolbox
+
+READ = ToolAnnotations(read_only_hint=True)
+
+
+class Market:
+    """A server that counts what reaches it, and holds back or fails on request."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.failures_left = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def make(self) -> MCPServer:
+        server = MCPServer("market", version="1.2", log_level="WARNING")
+
+        async def quote(symbol: str) -> str:
+            """The price of a share."""
+            self.calls.append(f"quote {symbol}")
+            await self.gate.wait()
+            if self.failures_left:
+                self.failures_left -= 1
+                return '{"error": "upstream is down"}'
+            return f"{symbol}: 213.88"
+
+        def order(symbol: str) -> str:
+            """Buy a share."""
+            self.calls.append(f"order {symbol}")
+            if self.failures_left:
+                self.failures_left -= 1
+                return '{"error": "upstream is down"}'
+            return "bought"
+
+        def shout(text: str) -> str:
+            """Say it back."""
+            return text
+
+        server.add_tool(quote, annotations=READ)
+        server.add_tool(order)
+        server.add_tool(shout, annotations=READ)
+        return server
+
+
+def call(name, /, **arguments):
+    return ToolCall(name=name, arguments=arguments)
+
+
+def toolbox(market: Market, tmp_path: Path, **settings) -> Toolbox:
+    return Toolbox([ServerSpec(name="market", make=market.make, settings=ServerSettings(**settings))], log_dir=tmp_path)
+
+
+async def observe(market: Market, tmp_path: Path, *calls: ToolCall, **settings):
+    async with toolbox(market, tmp_path, **settings) as box, box.lease(None) as lease:
+        return [await lease.call(each) for each in calls]
+
+
+async def test_an_alias_of_a_tool_and_of_an_argument_reach_the_tool_meant(tmp_path):
+    (seen,) = await observe(
+        Market(), tmp_path, call("get_quote", ticker="AAPL"),
+        tool_aliases={"get_quote": "quote"}, argument_aliases={"ticker": "symbol", "symbol": "ticker"},
+    )  # fmt: skip
+    assert (seen.tool, seen.text, seen.fault) == ("quote", "AAPL: 213.88", None)
+
+
+async def test_bad_arguments_reach_no_server_and_are_explained(tmp_path):
+    market = Market()
+    (seen,) = await observe(market, tmp_path, call("quote", sybmol="AAPL"))
+    assert (seen.fault, market.calls) == (Fault.POLICY, [])
+    assert seen.text.startswith("Bad arguments for quote: ")
+
+
+async def test_a_denied_tool_is_not_on_offer_and_unknown_when_called(tmp_path):
+    async with toolbox(Market(), tmp_path, deny=("or*",)) as box, box.lease(None) as lease:
+        assert [tool.name for tool in lease.tools] == ["quote", "shout"]
+        seen = await lease.call(call("order", symbol="AAPL"))
+    assert (seen.fault, seen.server) == (Fault.POLICY, None)
+
+
+async def test_the_same_call_of_a_read_only_tool_is_cached_and_a_write_never(tmp_path):
+    market = Market()
+    calls = [call("quote", symbol="A"), call("quote", symbol="A"), call("order", symbol="A"), call("order", symbol="A")]
+    seen = await observe(market, tmp_path, *calls, cache_s=60)
+    assert market.calls == ["quote A", "order A", "order A"]
+    assert [each.source for each in seen] == [Source.LIVE, Source.CACHE, Source.LIVE, Source.LIVE]
+    assert seen[0].text == seen[1].text
+
+
+async def test_without_a_cache_the_same_call_is_made_again(tmp_path):
+    market = Market()
+    await observe(market, tmp_path, call("quote", symbol="A"), call("quote", symbol="A"))
+    assert market.calls == ["quote A", "quote A"]
+
+
+async def test_equal_calls_in_flight_of_a_read_only_tool_share_one_delivery(tmp_path):
+    market = Market()
+    market.gate.clear()
+    async with toolbox(market, tmp_path) as box, box.lease(None) as first, box.lease(None) as second:
+        calls = [asyncio.create_task(lease.call(call("quote", symbol="A"))) for lease in (first, second) * 4]
+        other = asyncio.create_task(first.call(call("quote", symbol="B")))
+        while len(market.calls) < 2:  # noqa: ASYNC110 - the server counts, and has no event for it
+            await asyncio.sleep(0)
+        market.gate.set()
+        seen = await asyncio.gather(*calls, other)
+        figures = box.stats()["servers"]["market"]["tools"]["quote"]
+    assert sorted(market.calls) == ["quote A", "quote B"]
+    assert [each.text for each in seen] == ["A: 213.88"] * 8 + ["B: 213.88"]
+    assert (figures["calls"], figures["shared"]) == (9, 7)
+
+
+async def test_an_error_disguised_as_a_success_is_the_policys_where_the_rule_says_so(tmp_path):
+    market = Market()
+    market.failures_left = 1
+    (seen,) = await observe(market, tmp_path, call("quote", symbol="A"), errors=(ErrorRule(match='"error"'),))
+    assert (seen.fault, seen.text) == (Fault.POLICY, '{"error": "upstream is down"}')
+
+
+RULE = ErrorRule(match='^\\{"error"', fault="infrastructure")
+QUICK = RetrySettings(attempts=3, wait_s=0.001)
+
+
+async def test_a_read_only_call_that_the_infrastructure_failed_is_made_again(tmp_path):
+    market = Market()
+    market.failures_left = 2
+    (seen,) = await observe(market, tmp_path, call("quote", symbol="A"), errors=(RULE,), retry=QUICK)
+    assert (seen.text, seen.attempts, len(market.calls)) == ("A: 213.88", 3, 3)
+
+
+async def test_a_write_that_the_infrastructure_failed_is_raised_and_never_made_again(tmp_path):
+    market = Market()
+    market.failures_left = 1
+    with pytest.raises(ServerFaultError, match="upstream is down"):
+        await observe(market, tmp_path, call("order", symbol="A"), errors=(RULE,), retry=QUICK)
+    assert market.calls == ["order A"]
+
+
+async def test_the_budget_stops_before_the_call_that_would_exceed_it_and_cached_answers_cost_nothing(tmp_path):
+    market = Market()
+    budget = BudgetSettings(usd=0.3, usd_per_call=0.1)
+    async with toolbox(market, tmp_path, budget=budget, cache_s=60) as box, box.lease(None) as lease:
+        for symbol in "AABBCC":
+            await lease.call(call("quote", symbol=symbol))
+        with pytest.raises(BudgetExceededError, match=r"servers\.settings\.market\.budget\.usd"):
+            await lease.call(call("quote", symbol="D"))
+        assert box.stats()["servers"]["market"]["usd"] == 0.3
+    assert market.calls == ["quote A", "quote B", "quote C"]
+
+
+async def test_a_result_is_cut_cleaned_and_says_so(tmp_path):
+    text = "\x1b[31mred\x1b[0m\x00 " + "x" * 5000
+    (seen,) = await observe(Market(), tmp_path, call("shout", text=text), max_result_bytes=1000)
+    assert seen.truncated
+    assert seen.text.startswith("red xxx")
+    assert seen.text.splitlines()[-1].startswith("[cut: ")
+    assert len(seen.text.encode()) <= 1000
+
+
+async def test_what_was_recorded_is_replayed_without_the_server_and_nothing_else_is(tmp_path):
+    market, path = Market(), tmp_path / "calls.sqlite"
+    spec = ServerSpec(name="market", make=market.make)
+    cassette = Cassette.open(path, writable=True)
+    async with (
+        Toolbox([spec], log_dir=tmp_path, cassette=cassette, cassette_mode="record") as box,
+        box.lease(None) as lease,
+    ):
+        live = await lease.call(call("quote", symbol="A"))
+        await lease.call(call("order", symbol="A"))
+    cassette.close()
+    config = ServersConfig(cassette=path, cassette_mode="replay")
+    async with open_toolbox(config, log_dir=tmp_path) as box, box.lease(None) as lease:
+        assert box.catalog.names == ("quote", "order", "shout")
+        replayed = await lease.call(call("quote", symbol="A"))
+        missing = await lease.call(call("quote", symbol="B"))
+        write = await lease.call(call("order", symbol="A"))
+    assert (replayed.text, replayed.source, replayed.fault) == (live.text, Source.CASSETTE, None)
+    assert [each.fault for each in (missing, write)] == [Fault.POLICY] * 2
+    assert missing.text.startswith("There is no recorded answer")
+    assert market.calls == ["quote A", "order A"]
+
+
+async def test_replay_else_live_asks_the_server_only_for_what_is_not_recorded(tmp_path):
+    market = Market()
+    cassette = Cassette.open(tmp_path / "calls.sqlite", writable=True)
+    spec = ServerSpec(name="market", make=market.make)
+    async with (
+        Toolbox([spec], log_dir=tmp_path, cassette=cassette, cassette_mode="replay_else_live") as box,
+        box.lease(None) as lease,
+    ):
+        sources = [(await lease.call(call("quote", symbol=symbol))).source for symbol in "ABAB"]
+    cassette.close()
+    assert sources == [Source.LIVE, Source.LIVE, Source.CASSETTE, Source.CASSETTE]
+    assert market.calls == ["quote A", "quote B"]
+
+
+async def test_an_error_is_never_recorded(tmp_path):
+    market = Market()
+    market.failures_left = 1
+    cassette = Cassette.open(tmp_path / "calls.sqlite", writable=True)
+    spec = ServerSpec(name="market", make=market.make, settings=ServerSettings(errors=(ErrorRule(match='"error"'),)))
+    async with (
+        Toolbox([spec], log_dir=tmp_path, cassette=cassette, cassette_mode="replay_else_live") as box,
+        box.lease(None) as lease,
+    ):
+        seen = [await lease.call(call("quote", symbol="A")) for _ in range(2)]
+    cassette.close()
+    assert [each.fault for each in seen] == [Fault.POLICY, None]
+    assert seen[1].source is Source.LIVE
+
+
+async def test_settings_of_a_server_that_the_cassette_does_not_hold_are_refused(tmp_path):
+    cassette = Cassette.open(tmp_path / "calls.sqlite", writable=True)
+    spec = ServerSpec(name="market", make=Market().make)
+    async with Toolbox([spec], log_dir=tmp_path, cassette=cassette, cassette_mode="record"):
+        pass
+    cassette.close()
+    config = ServersConfig(
+        cassette=tmp_path / "calls.sqlite", cassette_mode="replay", settings={"markt": ServerSettings()}
+    )
+    with pytest.raises(ServerFileError, match="did you mean 'market'"):
+        async with open_toolbox(config, log_dir=tmp_path):
+            pass
