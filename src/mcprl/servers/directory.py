@@ -79,7 +79,7 @@ def list_people(city: str) -> Annotated[CallToolResult, _Names]:
 def make_server() -> MCPServer:
     """The directory as an MCP server, not yet running."""
     # Logged at WARNING: a line for each request would bury what matters in a training run's logs.
-    server = MCPServer("directory", log_level="WARNING")
+    server = MCPServer("directory", version="1", log_level="WARNING")
     for tool in (find_person, list_people):
         server.add_tool(tool, annotations=_READ_ONLY)
     return server

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import httpx2
 from mcp import MCPError
@@ -33,6 +33,7 @@ from mcprl.errors import (
 )
 from mcprl.redact import SECRETS
 from mcprl.tools.answers import Answer, answer_of
+from mcprl.tools.failures import log_size, log_tail, one_line, shortened
 from mcprl.tools.pins import PinnedTools
 from mcprl.tools.session import Session, list_tools, open_session
 from mcprl.tools.specs import ServerSpec
@@ -43,8 +44,6 @@ __all__ = ["ServerConnection"]
 _logger = logging.getLogger(__name__)
 
 _END_GRACE_S = 0.25
-_LOG_TAIL_LINES = 20
-_MAX_DETAIL_CHARS = 500
 _SHORT_LIFE_S = 10.0
 _FIRST_REST_S = 0.1
 _LONGEST_REST_S = 10.0
@@ -161,7 +160,7 @@ class ServerConnection:
             # The SDK raises RuntimeError both for a result that breaks its schema and for a client already closed.
             if session.over.is_set():
                 raise self._lost(f"went away during a call of {tool!r} ({session.why})") from None
-            raise self._fault(f"answered a call of {tool!r} with a malformed result: {_one_line(error)}") from None
+            raise self._fault(f"answered a call of {tool!r} with a malformed result: {one_line(error)}") from None
         self._silent_deadlines = 0
         return answer_of(result)
 
@@ -216,7 +215,7 @@ class ServerConnection:
 
     async def _live_once(self, attempt: asyncio.Future[Session]) -> None:
         """Start the server, publish the session, and stay until it is over."""
-        self._log_offset = _size(self.log)
+        self._log_offset = log_size(self.log)
         session: Session | None = None
         born = asyncio.get_running_loop().time()
         try:
@@ -240,7 +239,7 @@ class ServerConnection:
             if session is None:
                 self._fail(attempt, self._changed or self._start_error(error))
             else:
-                _logger.warning("server %r: its session ended with %s", self.spec.name, _one_line(error))
+                _logger.warning("server %r: its session ended with %s", self.spec.name, one_line(error))
 
     async def _start(self, stack: AsyncExitStack) -> Session:
         session = await open_session(stack, self.spec, self.log)
@@ -279,7 +278,8 @@ class ServerConnection:
 
     def _note_deadline(self, session: Session, started: float) -> None:
         """End a session that has been silent through several whole calls: the server is stuck, not slow."""
-        if session.heard_at >= started:
+        if self.spec.make is not None or session.heard_at >= started:
+            # A server inside this process sends no messages, and cannot be stuck without us.
             self._silent_deadlines = 0
             return
         self._silent_deadlines += 1
@@ -303,10 +303,10 @@ class ServerConnection:
                 raise self._lost(f"went away during a call of {tool!r} ({session.why})") from None
         if error.code == INVALID_PARAMS:
             return Answer(error.message, is_error=True)
-        raise self._fault(f"answered a call of {tool!r} with error {error.code}: {_one_line(error)}") from None
+        raise self._fault(f"answered a call of {tool!r} with error {error.code}: {one_line(error)}") from None
 
     def _answer_of_transport(self, tool: str, outcome: TransportOutcome, error: MCPError) -> Answer:
-        detail = _short(SECRETS.redact(outcome.detail))
+        detail = shortened(SECRETS.redact(outcome.detail))
         match outcome.trouble:
             case Trouble.TOO_LARGE:
                 return Answer(outcome.text, truncated=True)
@@ -334,8 +334,8 @@ class ServerConnection:
         if isinstance(cause, TimeoutError):
             what = f"it was not ready within {self.spec.settings.start_deadline_s:g} s"
         else:
-            what = _one_line(cause)
-        tail = _log_tail(self.log, self._log_offset)
+            what = one_line(cause)
+        tail = log_tail(self.log, self._log_offset)
         return ServerStartError(
             f"server {self.spec.name!r} did not start: {what}" + (f"; its log ends:\n{tail}\n" if tail else ""),
             fix=f"mend what its log {self.log} shows, or run its command by hand",
@@ -369,31 +369,3 @@ async def _soon_over(session: Session) -> None:
     """Give the end of a server's process the moment it takes to be noticed."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(session.over.wait(), _END_GRACE_S)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _log_tail(path: Path, offset: int) -> str:
-    """The last lines that this attempt wrote."""
-    if not path.exists():
-        return ""
-    with path.open("rb") as log:
-        log.seek(offset)
-        lines = log.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-_LOG_TAIL_LINES:])
-
-
-def _one_line(error: Exception) -> str:
-    """An error for a sentence: of a group, the first cause; without secrets, and not too long."""
-    while isinstance(error, ExceptionGroup):
-        error = cast("ExceptionGroup[Exception]", error).exceptions[0]
-    text = _short(" ".join(SECRETS.redact(str(error)).split()))
-    if isinstance(error, MCPError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_DETAIL_CHARS else f"{text[: _MAX_DETAIL_CHARS - 1]}…"
