@@ -33,6 +33,15 @@ def user_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "COVERAGE_"))}
 
 
+@pytest.fixture
+def untraced():
+    """Nothing is traced meanwhile, for what is timed here: measuring coverage costs several times the work itself."""
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    yield
+    sys.settrace(tracer)
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """A real pretrained model, SmolLM2-135M-Instruct."""

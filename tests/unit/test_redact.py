@@ -227,7 +227,7 @@ def processor_seconds(text: str, secrets: SecretRegistry) -> float:
 
 
 @pytest.mark.parametrize("unit", HOSTILE)
-def test_64_kib_made_to_be_slow_take_less_than_20_ms(unit):
+def test_64_kib_made_to_be_slow_take_less_than_20_ms(unit, untraced):
     secrets = registry(THE_KEY=KEY, AWKWARD=AWKWARD, OTHER="correct horse battery")
     text = (unit * (SIZE // len(unit) + 1))[:SIZE]
     assert processor_seconds(text, secrets) < 0.020
@@ -240,7 +240,7 @@ def test_time_grows_with_the_length_and_no_faster():
     assert processor_seconds(text * 8, secrets) < 8 * 4 * processor_seconds(text, secrets)
 
 
-def test_a_small_text_without_secrets_costs_little():
+def test_a_small_text_without_secrets_costs_little(untraced):
     secrets = registry(**{f"KEY_{n}": f"{n}{KEY}" for n in range(3)})
     text = '{"symbol": "AAPL", "price": 189.84, "volume": 51234567, "name": "Apple Inc.", "exchange": "NASDAQ"}'
     best = min(processor_seconds_of_many(secrets, text) for _ in range(5))
