@@ -329,4 +329,17 @@ class RunConfig(_Section):
 
     def to_yaml(self) -> str:
         """The resolved configuration, every default written out."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes each text so that it is read back as it was."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    # YAML counts these as line breaks, which only double quotes keep.
+    style = '"' if any(character in value for character in "\x85\u2028\u2029") else None
+    return cast("Any", dumper).represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)

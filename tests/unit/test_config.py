@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcprl.config import RunConfig
@@ -311,6 +311,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 @given(temperature=numbers, rate=numbers, seed=st.integers(0, 2**63), stop=st.lists(texts, max_size=3).map(tuple))
+@example(temperature=1.0, rate=1.0, seed=0, stop=("\x85", "a\u2028b", "c\u2029"))
 def test_any_values_survive_being_written_and_read(tmp_path_factory, temperature, rate, seed, stop):
     folder = tmp_path_factory.mktemp("round")
     (folder / "recipe.yaml").write_text(BASE)
