@@ -33,6 +33,7 @@ from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.cassettes.importing import ImportRules, import_recordings
 from mcprl.tools.cassettes.recordings import RecordedCall, read_recordings
 from mcprl.tools.cassettes.verifying import find_faults, replay
+from servers.harness import say
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 RULES = ImportRules(
@@ -47,10 +48,6 @@ RULES = ImportRules(
 )
 STRUCK_OUT = re.compile(r"([?&]\w*(?:key|token)\w*=)REDACTED", re.IGNORECASE)
 FAKE_KEY = "Zq7xK2mP9vR4tW8nB3cD6fG1hJ5kL0sY"
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def key_parameters(calls: list[RecordedCall]) -> tuple[int, int]:

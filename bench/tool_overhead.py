@@ -33,6 +33,7 @@ from mcprl.config import ServerSettings
 from mcprl.processes import ChildProcess, free_port, search_path
 from mcprl.records import ToolCall
 from mcprl.tools import Toolbox
+from mcprl.tools.transports.launch import port_answers
 from servers.harness import HERE, http_spec, run_bench, say, stdio_spec
 
 RUNS = 5
@@ -66,26 +67,17 @@ async def bare_stdio(_folder: Path) -> AsyncGenerator[Client]:
 @asynccontextmanager
 async def bare_http(folder: Path) -> AsyncGenerator[Client]:
     port = free_port()
+    url = f"http://127.0.0.1:{port}/mcp"
     argv = [sys.executable, str(HERE / "echo.py"), "--http", str(port)]
     child = await ChildProcess.start(argv, env={"PATH": search_path()}, log=folder / "bare.log")
     try:
         async with asyncio.timeout(30):
-            while not await _accepts(port):  # noqa: ASYNC110 - a port sends no event
+            while not await port_answers(url):  # noqa: ASYNC110 - a port sends no event
                 await asyncio.sleep(0.05)
-        async with Client(f"http://127.0.0.1:{port}/mcp") as client:
+        async with Client(url) as client:
             yield client
     finally:
         await child.stop()
-
-
-async def _accepts(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    await writer.wait_closed()
-    return True
 
 
 def bare_call(client: Client) -> Call:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-__all__ = ["canonical_json"]
+__all__ = ["canonical_json", "is_unicode"]
 
 
 def canonical_json(value: object) -> str:
@@ -38,3 +38,12 @@ def _plain(value: object) -> object:
     if value is None or isinstance(value, str | int | float):
         return value
     raise ValueError(f"a {type(value).__name__}, which is no JSON value")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be sent: half of a surrogate pair, which JSON can spell, is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -2,7 +2,7 @@
 
     the call's own problem, aliases, arguments against the live schema      refusals are the policy's to read
     cassette, cache, single flight                                          an answer that is already there
-    budget, rate limit, circuit breaker, the call under its deadline        repeated only where that is safe
+    budget, circuit breaker, rate limit, the call under its deadline        repeated only where that is safe
     errors disguised as successes                                           whose fault they are
     redaction, control characters, size                                     what may be shown
 

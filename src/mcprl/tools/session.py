@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from mcp import Client, MCPError
-from mcp.client import Transport
 from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
-from mcp.shared.message import SessionMessage
 from mcp_types import CallToolResult, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
@@ -105,23 +101,23 @@ async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
         server: Any = spec.make()
     elif spec.url is not None:
         session, url = await _start_http(stack, spec, log)
-        transport = http_transport(
+        server = http_transport(
             url,
             spec,
             max_message_bytes=_max_message_bytes(spec),
+            on_end=lambda: session.end("its stream ended"),
+            on_message=session.heard,
             on_session_lost=lambda: session.end("it forgot the session"),
         )
-        server = _watched(transport, session)
     else:
         session = await _start_stdio(stack, spec, log)
         assert session.child is not None
-        transport = stdio_transport(
+        server = stdio_transport(
             session.child,
             max_message_bytes=_max_message_bytes(spec),
             on_end=lambda: session.end("its stream ended"),
             on_message=session.heard,
         )
-        server = transport
 
     async def on_message(message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
@@ -202,50 +198,3 @@ async def _start_http(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> tup
             raise OSError(f"it ended with exit code {child.exit_code} before its port answered")
         await asyncio.sleep(_PORT_POLL_S)
     return Session(child), url
-
-
-@asynccontextmanager
-async def _watched(transport: Transport, session: Session) -> AsyncGenerator[Any, None]:
-    """A transport that tells the session of each message, and of the end before any waiting call hears of it."""
-    async with transport as (read_stream, write_stream):
-        yield _WatchedStream(read_stream, session.heard, lambda: session.end("its stream ended")), write_stream
-
-
-class _WatchedStream:
-    """The reading half of a transport. The SDK iterates over it; the rest is passed on."""
-
-    def __init__(self, inner: Any, on_message: Callable[[], None], on_end: Callable[[], None]) -> None:
-        self._inner = inner
-        self._on_message = on_message
-        self._on_end = on_end
-
-    @property
-    def last_context(self) -> Any:
-        """Context variables of the sender, where the transport carries them."""
-        return getattr(self._inner, "last_context", None)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            message = await self._inner.__anext__()
-        except StopAsyncIteration:
-            self._on_end()
-            raise
-        self._on_message()
-        return message
-
-    async def receive(self) -> SessionMessage | Exception:
-        return await self._inner.receive()
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()

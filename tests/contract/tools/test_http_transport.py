@@ -90,10 +90,11 @@ async def test_a_proxy_of_the_environment_is_for_servers_elsewhere(monkeypatch):
     async def usual(upcall):
         return False
 
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     async with upstream("modern", usual) as served:
+        # Chosen now: before, the upstream might have been given the same port.
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
         async with client_of(served.url, settings=ServerSettings(start=("server",))) as client:
             await call_echo(client)
         with pytest.raises(ExceptionGroup):

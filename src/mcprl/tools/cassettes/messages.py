@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
-from mcprl.tools.canonical import canonical_json
+from mcprl.tools.canonical import canonical_json, is_unicode
 
 __all__ = ["WrittenAnswer", "WrittenCall", "answers_in", "calls_in", "is_answer", "text_of"]
 
@@ -148,7 +148,7 @@ def _call_of(entry: Any) -> WrittenCall:
         return WrittenCall(id=known_id, problem="the call is no object")
     name: Any = cast("dict[str, Any]", inner).get("name")
     arguments: Any = cast("dict[str, Any]", inner).get("arguments", {})
-    if not isinstance(name, str) or not name or not _is_unicode(name):
+    if not isinstance(name, str) or not name or not is_unicode(name):
         return WrittenCall(id=known_id, problem="the call has no name")
     if isinstance(arguments, str):
         try:
@@ -214,11 +214,3 @@ def _decoded(text: str) -> Any:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON number")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

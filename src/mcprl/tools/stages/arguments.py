@@ -21,6 +21,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, specification_with
 
 from mcprl.errors import BadToolSchemaError
+from mcprl.tools.canonical import is_unicode
 
 __all__ = ["MAX_PROBLEM_CHARS", "ArgumentCheck"]
 
@@ -136,7 +137,7 @@ def _not_json(arguments: dict[str, Any]) -> str | None:
                 return f"argument {_show(name)} holds {part}, which is no JSON number"
             if isinstance(part, int) and abs(part) > sys.float_info.max:
                 return f"argument {_show(name)} holds a number that is too large"
-            if isinstance(part, str) and not _is_unicode(part):
+            if isinstance(part, str) and not is_unicode(part):
                 return f"argument {_show(name)} holds text that is not valid Unicode"
             if not isinstance(part, str | int | float | dict | list) and part is not None:
                 return f"argument {_show(name)} holds a {type(part).__name__}, which is no JSON value"
@@ -155,14 +156,6 @@ def _parts(name: str, value: object) -> Iterator[tuple[object, int]]:
             pending.extend((inner, depth + 1) for item in items for inner in item)
         elif isinstance(part, list):
             pending.extend((inner, depth + 1) for inner in cast("list[object]", part))
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _explain(error: ValidationError) -> str:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 from urllib.request import getproxies
 
 import anyio
@@ -43,6 +43,7 @@ from mcprl.tools.transports.http_responses import (
     says_that_it_is_at_most,
 )
 from mcprl.tools.transports.pools import SmallPools
+from mcprl.tools.transports.streams import KeptOpen
 from mcprl.tools.transports.wire import TransportOutcome, Trouble, error_for
 
 __all__ = ["http_transport"]
@@ -73,13 +74,20 @@ _SESSION_LOST = TransportOutcome(
 
 @asynccontextmanager
 async def http_transport(
-    url: str, spec: ServerSpec, *, max_message_bytes: int, on_session_lost: Callable[[], None] | None = None
+    url: str,
+    spec: ServerSpec,
+    *,
+    max_message_bytes: int,
+    on_end: Callable[[], None] | None = None,
+    on_message: Callable[[], None] | None = None,
+    on_session_lost: Callable[[], None] | None = None,
 ) -> AsyncGenerator[Any, None]:
     """The reading and the writing stream of a session, for the SDK's Client.
 
     There is no limit on the number of requests in flight, nor on time except for connecting: deadlines are the
-    caller's. `on_session_lost` is called once when the server says that it no longer knows the session: no request can
-    succeed in it any more. The requests in flight have had a moment to hear so by then.
+    caller's. `on_message` is called for each message that came, `on_end` when there will be no more, before any waiting
+    call hears of it. `on_session_lost` is called once when the server says that it no longer knows the session: no
+    request can succeed in it any more. The requests in flight have had a moment to hear so by then.
     """
     background = anyio.create_task_group()
     client = _UnfailingClient(
@@ -91,7 +99,7 @@ async def http_transport(
     async with client, background:
         # Events are limited by our client, which can answer the request that a too large one belongs to.
         async with streamable_http_client(url, http_client=client, max_sse_event_size=None) as (reading, writing):
-            yield _KeptOpen(reading), _KeptOpen(writing)
+            yield KeptOpen(reading, on_end, on_message), KeptOpen(writing)
         background.cancel_scope.cancel()
 
 
@@ -99,35 +107,6 @@ def _small_pools(*, trust_env: bool) -> SmallPools:
     # Made once: it reads all certificates of the machine.
     certificates = httpx2.create_ssl_context(trust_env=trust_env)
     return SmallPools(lambda: httpx2.AsyncHTTPTransport(verify=certificates, limits=_LIMITS, trust_env=trust_env))
-
-
-class _KeptOpen:
-    """A stream of the SDK that is closed when the transport ends, and not already when the session lets go of it.
-
-    In between, the SDK ends its session with the server, and an answer that arrives then would find no stream and be
-    raised as an error.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        return await self._stream.__anext__()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Leave it open."""
 
 
 class _UnfailingClient(httpx2.AsyncClient):
