@@ -1,0 +1,84 @@
+"""A world is a function of its seed: on every machine, in every process, whatever the order of the questions."""
+# R14
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import worlds
+from worlds import SEEDS, world_digest
+
+from mcprl.world import open_market
+from mcprl.world.draws import FORMAT
+from mcprl.world.market import Market
+
+# The worlds that tasks were made from stay what they were. Where a change to them is meant, raise FORMAT in
+# mcprl/world/draws.py and write the new digest here.
+KNOWN_FORMAT, KNOWN_DIGEST = 1, "53f4ae97bbfcdc1da157d83095d7429bb0fd6785fda763cda28cc7184664370d"
+
+
+def digest_in_another_process(seed: int, hash_seed: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, str(Path(worlds.__file__)), str(seed)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_seed_gives_the_same_world_in_every_process_and_under_every_hash_seed():
+    digests = {digest_in_another_process(7, hash_seed) for hash_seed in ("0", "1")}
+    assert digests == {world_digest(7)}
+
+
+def test_the_world_of_a_seed_is_the_one_that_this_format_always_had():
+    assert (FORMAT, world_digest(7)) == (KNOWN_FORMAT, KNOWN_DIGEST)
+
+
+def test_different_seeds_give_different_worlds():
+    assert len({world_digest(seed) for seed in SEEDS}) == len(SEEDS)
+    assert len({open_market(seed).companies for seed in SEEDS}) == len(SEEDS)
+
+
+def test_a_market_is_built_once_a_process_even_if_threads_ask_at_once():
+    with ThreadPoolExecutor(8) as threads:
+        opened = list(threads.map(open_market, [123] * 8))
+    assert all(market is opened[0] for market in opened)
+
+
+def test_threads_that_ask_one_market_at_once_all_get_right_answers():
+    market = open_market(7)
+    symbols = [company.symbol for company in market.companies] * 3
+
+    def ask(symbol: str) -> tuple[object, ...]:
+        return (
+            market.bars(symbol, market.today, market.today),
+            market.statements(symbol),
+            market.news([symbol], 3),
+            market.documents(symbol, 2),
+        )
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(ask, symbols)) == [ask(symbol) for symbol in symbols]
+
+
+def test_a_market_is_built_within_300_ms(untraced, record_property):
+    def build(seed: int) -> float:
+        # Time on the processor: what other processes do meanwhile is no cost of the build.
+        start = time.thread_time()
+        Market(seed)
+        return time.thread_time() - start
+
+    fastest = min(build(seed) for seed in (1001, 1002, 1003))
+    record_property("world_build_ms", round(1000 * fastest))
+    record_property("world_peak_rss_mb", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    assert fastest < 0.3
+
+
+def test_importing_the_world_builds_nothing_and_needs_no_large_library():
+    code = "import sys, mcprl.world; print(sorted({'numpy', 'pandas', 'mcp', 'torch', 'pydantic'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
