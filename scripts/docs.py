@@ -2,7 +2,8 @@
 
 A fenced bash or python block is run where the line before it is the comment `<!-- run -->`, which neither GitHub nor
 the site shows; `<!-- run timeout=300 -->` gives it more than the usual time. Blocks run in the repository's root, from
-top to bottom, each in a process of its own.
+top to bottom, each in a process of its own. Where the next block is marked `<!-- output -->`, it must be what the block
+before it prints; `snippets --write` puts that there.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ DOCS = ROOT / "docs"
 DEFAULT_TIMEOUT_S = 120
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)")
 MARK = re.compile(r"^ *<!-- run(?: timeout=(?P<timeout>\d+))? -->$")
+OUTPUT_MARK = "<!-- output -->"
 INTERPRETERS = {"bash": ["bash", "-euo", "pipefail"], "python": [sys.executable, "-"]}
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """One fenced block. `timeout_s` is None where nothing marks it to be run."""
+    """One fenced block. `timeout_s` is None where nothing marks it to be run; `is_output` marks what another prints."""
 
     place: str
     language: str
     code: str
     timeout_s: int | None
+    is_output: bool = False
 
 
 def generate(names: list[str]) -> None:
@@ -79,15 +82,16 @@ def find_snippets(path: Path) -> list[Snippet]:
         end = next((i for i in range(number + 1, len(lines)) if lines[i].rstrip() == close), None)
         if end is None:
             raise SystemExit(f"{name}:{number + 1}: this block is never closed")
-        code = "\n".join(line.removeprefix(fence["indent"]) for line in lines[number + 1 : end]) + "\n"
+        code = "".join(line.removeprefix(fence["indent"]) + "\n" for line in lines[number + 1 : end])
         timeout_s = int(mark["timeout"] or DEFAULT_TIMEOUT_S) if mark else None
-        found.append(Snippet(f"{name}:{number + 1}", fence["language"], code, timeout_s))
+        is_output = number > 0 and lines[number - 1].strip() == OUTPUT_MARK
+        found.append(Snippet(f"{name}:{number + 1}", fence["language"], code, timeout_s, is_output))
         number = end + 1
     return found
 
 
-def run_snippet(snippet: Snippet) -> bool:
-    """Run one block, show its output where it fails, and say whether it succeeded."""
+def run_snippet(snippet: Snippet, expected: str | None) -> str | None:
+    """Run one block and return what it printed; None, and the reason on the screen, where it failed or differs."""
     if snippet.language not in INTERPRETERS:
         raise SystemExit(f"{snippet.place}: cannot run a block of {snippet.language or 'no language'}")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -105,6 +109,8 @@ def run_snippet(snippet: Snippet) -> bool:
     try:
         output, _ = process.communicate(snippet.code, timeout=snippet.timeout_s)
         problem = f"exit {process.returncode}" if process.returncode else None
+        if problem is None and expected is not None and tidy(output) != tidy(expected):
+            problem = "prints something else than the page says"
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
@@ -112,14 +118,48 @@ def run_snippet(snippet: Snippet) -> bool:
     print(f"{snippet.place}: {problem or 'ok'} ({time.monotonic() - started:.1f} s)", flush=True)
     if problem:
         print(f"{snippet.code}--- output\n{output}")
-    return problem is None
+    return output if problem is None else None
+
+
+def tidy(text: str) -> str:
+    """Without the spaces at the ends of lines, and without empty lines at the end, that no reader sees."""
+    return "\n".join(line.rstrip() for line in text.rstrip().splitlines()) + "\n"
+
+
+def expected_outputs(snippets: list[Snippet]) -> dict[str, Snippet]:
+    """The output blocks, by the place of the block that prints them."""
+    found: dict[str, Snippet] = {}
+    for before, block in zip([None, *snippets], snippets, strict=False):
+        if block.is_output:
+            if before is None or before.timeout_s is None:
+                raise SystemExit(f"{block.place}: `output` stands behind no block that is run")
+            found[before.place] = block
+    return found
+
+
+def write_outputs(file: Path) -> None:
+    """Put what the blocks of a file print into their output blocks."""
+    snippets = find_snippets(file)
+    text = file.read_text()
+    for place, block in expected_outputs(snippets).items():
+        printed = run_snippet(next(s for s in snippets if s.place == place), None)
+        if printed is None:
+            raise SystemExit(1)
+        opening = f"{OUTPUT_MARK}\n```{block.language}\n"
+        text = text.replace(opening + block.code, opening + tidy(printed))
+    file.write_text(text)
 
 
 def run_snippets(files: list[Path]) -> None:
     """Run the marked blocks of these files; fail where one fails."""
     snippets = [snippet for file in files for snippet in find_snippets(file)]
+    outputs = expected_outputs(snippets)
     marked = [snippet for snippet in snippets if snippet.timeout_s is not None]
-    failed = [snippet.place for snippet in marked if not run_snippet(snippet)]
+    failed: list[str] = []
+    for snippet in marked:
+        expected = outputs[snippet.place].code if snippet.place in outputs else None
+        if run_snippet(snippet, expected) is None:
+            failed.append(snippet.place)
     print(f"{len(marked)} snippets executed, {len(snippets) - len(marked)} not executed, {len(failed)} failed")
     if failed:
         raise SystemExit(1)
@@ -135,6 +175,7 @@ def main() -> None:
     command.add_argument("--site-dir", type=Path, help="default: a folder that is thrown away")
     command = commands.add_parser("snippets", help="run the marked code blocks")
     command.add_argument("files", nargs="*", type=Path, help="default: README.md and docs/")
+    command.add_argument("--write", action="store_true", help="write what they print into the output blocks instead")
     options = parser.parse_args()
     unknown = set(getattr(options, "pages", [])) - set(PAGES)
     if unknown:
@@ -147,7 +188,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             build(options.site_dir.resolve() if options.site_dir else Path(folder))
     else:
-        run_snippets([f.resolve() for f in options.files] or [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))])
+        files = [f.resolve() for f in options.files] or [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+        if options.write:
+            for file in files:
+                write_outputs(file)
+        else:
+            run_snippets(files)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def configuration_page() -> str:
     """Every setting of a run, section by section."""
     from mcprl.settings import sections
 
-    page = GENERATED.format(source="src/mcprl/config.py")
+    page = GENERATED.format(source="src/mcprl/config/")
     page += (
         "# Configuration\n\nA run is described by one YAML file, a recipe. Any setting can be overridden on the command"
         " line by its dotted name, `--set training.steps=3`, and looked up by it, `mcprl config explain training`.\n"

@@ -1,6 +1,7 @@
 """Fixtures for all tests: where the models and the third-party servers are, and what to do where they are not."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,15 @@ def smollm2() -> Path:
 def tiny_qwen3() -> Path:
     """A random Qwen3 of a few million parameters with Qwen's real vocabulary."""
     return _needed(ROOT / ".cache" / "models" / "tiny-qwen3")
+
+
+@pytest.fixture(scope="session")
+def bubblewrap() -> Path:
+    """The program that the Python sandbox is built with."""
+    found = shutil.which("bwrap")
+    if found is None:
+        pytest.skip("bubblewrap is missing: run scripts/setup")
+    return Path(found)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── BadValueError            E-CONF-003   a setting with a value it cannot take
     │   ├── MissingExtraError        E-CONF-004   a part of mcprl that is not installed
     │   ├── TaskFileError            E-TASK-001   a task file, or one task in it, cannot be read
+    │   ├── OtherWorldError          E-TASK-002   a task's answers are true of another world than the servers serve
     │   ├── ServerFileError          E-TOOL-001   an mcpServers file cannot be read
     │   ├── DuplicateToolError       E-TOOL-002   two servers offer a tool of the same name
     │   ├── UnknownToolError         E-TOOL-003   a task names a tool that no server lists
@@ -18,6 +19,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── MissingKeyError          E-TOOL-007   a server needs a key that is not set
     │   ├── BudgetExceededError      E-TOOL-008   the next call would exceed a server's budget
     │   ├── CassetteError            E-TOOL-009   a cassette cannot be read or written
+    │   ├── SandboxMissingError      E-SAND-001   the sandbox that runs a policy's code cannot be built here
     │   ├── UnbridgeableError        E-CHAT-001   the chat template cannot continue a conversation token by token
     │   ├── MissingLogprobError      E-SAMP-001   the sampler returned tokens without their logprobs
     │   ├── AlignmentError           E-LEARN-001  the learner scored other tokens than those sampled
@@ -31,10 +33,12 @@ The tree has one branch for each kind of fault, because the kind decides what th
         │   ├── ServerFaultError     E-TOOL-013   a tool server answered a call with a fault of its own
         │   ├── ServerBusyError      E-TOOL-014   a tool server asked to be called later
         │   └── BreakerOpenError     E-TOOL-015   a tool server kept failing and is left alone for a while
+        ├── SandboxLostError         E-SAND-010   the sandbox failed, and the code in it is not to blame
         ├── SamplerStartError        E-SAMP-010   the sampler did not start
         ├── SamplerLostError         E-SAMP-011   the sampler went away or answered with an error
         ├── EpisodeDeadlineError     E-EPIS-010   an episode took longer than its deadline
-        └── GroupIncompleteError     E-EPIS-011   a group lost more episodes than it may
+        ├── GroupIncompleteError     E-EPIS-011   a group lost more episodes than it may
+        └── JudgeError               E-EPIS-012   the judge gave no grade
 
 A fault of the policy (a call of an unknown tool, bad arguments, text that does not parse) is no exception: it becomes
 an observation that the policy reads, and the episode is scored. `Fault.POLICY` marks it there.
@@ -63,14 +67,18 @@ __all__ = [
     "Fault",
     "GroupIncompleteError",
     "InfrastructureError",
+    "JudgeError",
     "McprlError",
     "MissingExtraError",
     "MissingKeyError",
     "MissingLogprobError",
     "NonFiniteError",
+    "OtherWorldError",
     "ParityError",
     "SamplerLostError",
     "SamplerStartError",
+    "SandboxLostError",
+    "SandboxMissingError",
     "ServerBusyError",
     "ServerFaultError",
     "ServerFileError",
@@ -151,6 +159,12 @@ class TaskFileError(ConfigurationError):
     code = "E-TASK-001"
 
 
+class OtherWorldError(ConfigurationError):
+    """A task's answers are true of another world than the servers serve."""
+
+    code = "E-TASK-002"
+
+
 class ServerFileError(ConfigurationError):
     """An mcpServers file cannot be read, or one of its entries is neither a command nor a URL."""
 
@@ -203,6 +217,12 @@ class CassetteError(ConfigurationError):
     """A cassette cannot be read or written, or holds something else than recorded calls."""
 
     code = "E-TOOL-009"
+
+
+class SandboxMissingError(ConfigurationError):
+    """The machine lacks what the sandbox is built of: bubblewrap, namespaces, seccomp, or a known processor."""
+
+    code = "E-SAND-001"
 
 
 class UnbridgeableError(ConfigurationError):
@@ -286,6 +306,12 @@ class BreakerOpenError(ToolServerError):
     code = "E-TOOL-015"
 
 
+class SandboxLostError(InfrastructureError):
+    """The sandbox did not start, or was ended from outside. Says nothing about the code it was to run."""
+
+    code = "E-SAND-010"
+
+
 class SamplerStartError(InfrastructureError):
     """The sampler's process did not become healthy."""
 
@@ -308,3 +334,16 @@ class GroupIncompleteError(InfrastructureError):
     """A group lost more episodes to the infrastructure than it may run again."""
 
     code = "E-EPIS-011"
+
+
+class JudgeError(InfrastructureError):
+    """The judge could not be reached, was too slow, failed, or answered with something else than a grade.
+
+    `retry_after_s` is how long it asked to be left alone.
+    """
+
+    code = "E-EPIS-012"
+
+    def __init__(self, what: str, *, fix: str, retry_after_s: float | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.retry_after_s = retry_after_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Required
@@ -19,17 +19,17 @@ from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from mcprl.errors import Fault
+from mcprl.goals import Goal
 
 __all__ = [
     "Batch",
     "Difficulty",
-    "ExpectedCall",
     "FinishReason",
-    "Goal",
     "Group",
     "LostEpisode",
     "Message",
     "Observation",
+    "Solution",
     "Source",
     "StopReason",
     "Task",
@@ -58,19 +58,23 @@ class Difficulty(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedCall:
-    """A call that solving a task needs. Arguments not listed here are free."""
+class ToolCall:
+    """A call as the policy wrote it. `problem` says, for the policy to read, why the text is no usable call."""
 
-    tool: str
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    name: str
+    arguments: Mapping[str, Any]
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """How success is checked: the answer that must come out, and the calls that lead to it, in order."""
+class Solution:
+    """A way to solve a task that is known to work: one call a turn, then the answer.
 
-    answer: str | None = None
-    calls: tuple[ExpectedCall, ...] = ()
+    Solution(calls=(ToolCall(name="find_person", arguments={"name": "Ana"}),), answer="Ana is in Lima.")
+    """
+
+    calls: tuple[ToolCall, ...]
+    answer: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +84,14 @@ class Task:
     Task(
         id="meet-ana",
         prompt=({"role": "user", "content": "It is 09:30 at Ana's office. What time is that in Asia/Tokyo?"},),
-        goal=Goal(answer="23:30", calls=(ExpectedCall(tool="find_person", arguments={"name": "Ana"}),
-                                         ExpectedCall(tool="convert_time", arguments={"time": "09:30"}))),
+        goal=Goal(answer=Contains(text="23:30"),
+                  calls=(ExpectedCall(tool="find_person", arguments={"name": "Ana"}),
+                         ExpectedCall(tool="convert_time", arguments={"time": "09:30"}))),
         tools=("find_person", "convert_time"),     # None: every tool of the catalog is on offer
         difficulty=Difficulty.MEDIUM,
         max_turns=None,                            # None: the limit of its difficulty
+        world=None,                                # or the offline world that its answers are true of: "market-7"
+        solution=None,                             # or a Solution: for checking the task, and to learn from
     )
     """
 
@@ -94,15 +101,8 @@ class Task:
     tools: tuple[str, ...] | None = None
     difficulty: Difficulty = Difficulty.MEDIUM
     max_turns: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
-    """A call as the policy wrote it. `problem` says, for the policy to read, why the text is no usable call."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    problem: str | None = None
+    world: str | None = None
+    solution: Solution | None = None
 
 
 class Source(StrEnum):
@@ -111,14 +111,17 @@ class Source(StrEnum):
     LIVE = "live"
     CACHE = "cache"
     CASSETTE = "cassette"
+    INJECTED = "injected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one call gave back to the policy. `fault` is None where the call worked, else `Fault.POLICY`.
+    """What one call gave back to the policy. `fault` is `Fault.POLICY` where the call was the policy's mistake.
 
-    A fault of the infrastructure is never an observation: it is raised, and the episode is run again. `latency_s` is
-    the time from the call to its answer, waits and repeated attempts included.
+    `worked` tells whether the tool did what it was asked; an injected failure did not, and is nobody's mistake. A
+    fault of the infrastructure is never an observation: it is raised, and the episode is run again. `latency_s` is the
+    time from the call to its answer, waits and repeated attempts included. `arguments` are those that the tool got,
+    where aliases made them others than the call's.
 
     Observation(tool="find_person", server="directory", text="Ana: Lima, America/Lima", latency_s=0.003)
     """
@@ -131,6 +134,11 @@ class Observation:
     source: Source = Source.LIVE
     attempts: int = 1
     truncated: bool = False
+    arguments: Mapping[str, Any] | None = None
+
+    @property
+    def worked(self) -> bool:
+        return self.fault is None and self.source is not Source.INJECTED
 
 
 class FinishReason(StrEnum):

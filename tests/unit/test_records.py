@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.algorithms import make_batch
-from mcprl.records import Batch, FinishReason, Goal, Group, StopReason, Task, Trajectory, Turn
+from mcprl.goals import Goal
+from mcprl.records import Batch, FinishReason, Group, StopReason, Task, Trajectory, Turn
 
 TASK = Task(id="greet", prompt=({"role": "user", "content": "Hi"},), goal=Goal(answer="Hello"))
 

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from mcprl.cli import cassette, config, serve, tools, train, try_
+from mcprl.cli import cassette, config, play, serve, tasks, tools, train, try_
 from mcprl.errors import Fault, McprlError
 from mcprl.monitoring.printable import printable
 
@@ -25,7 +25,9 @@ app = typer.Typer(
 )
 app.command("train")(train.command)
 app.command("try")(try_.command)
-app.command("serve")(serve.command)
+app.command("play")(play.command)
+app.add_typer(tasks.app, name="tasks")
+app.add_typer(serve.app, name="serve")
 app.add_typer(tools.app, name="tools")
 app.add_typer(cassette.app, name="cassette")
 app.add_typer(config.app, name="config")

@@ -26,27 +26,15 @@ def command(
     overrides: Overrides = None,
 ) -> None:
     """Let the model play a task and print the conversation: its words, its calls, what the tools answered."""
+    from mcprl.cli.task_choice import choose_task
     from mcprl.monitoring.transcript import print_transcript
     from mcprl.recipe import load_recipe
     from mcprl.tasks import load_tasks
 
     config = load_recipe(recipe, overrides or [])
-    chosen = _choose(load_tasks(config.tasks.train), task)
+    chosen = choose_task(load_tasks(config.tasks.train), task)
     for trajectory in asyncio.run(_play(config, chosen, episodes, adapter)):
         print_transcript(chosen, trajectory)
-
-
-def _choose(tasks: tuple[Task, ...], wanted: str) -> Task:
-    from mcprl.errors import BadValueError
-    from mcprl.suggestions import did_you_mean
-
-    by_id = {task.id: task for task in tasks}
-    if not wanted:
-        return tasks[0]
-    if wanted not in by_id:
-        hint = did_you_mean(wanted, by_id)
-        raise BadValueError(f"no task is called {wanted!r}{hint}", fix=f"choose one of {', '.join(by_id)}")
-    return by_id[wanted]
 
 
 async def _play(config: RunConfig, task: Task, episodes: int, adapter: Path | None) -> tuple[Trajectory, ...]:

@@ -1,8 +1,29 @@
-"""Episodes: the environment, the loop of one episode, the rewards, and the collector of whole groups."""
+"""Episodes: the environment, the loop of one episode, the rewards, the judge, and the collector of whole groups."""
 
 from mcprl.episodes.collector import Collector
 from mcprl.episodes.environment import Action, Environment, StepResult
+from mcprl.episodes.gold import Trial, play, play_gold
+from mcprl.episodes.judge import Judge
 from mcprl.episodes.loop import EpisodeRunner
 from mcprl.episodes.metrics import episode_metrics
+from mcprl.episodes.requirements import require_tools, require_worlds
+from mcprl.episodes.rewards import succeeded
+from mcprl.episodes.scorable import require_judge, require_scorable
 
-__all__ = ["Action", "Collector", "Environment", "EpisodeRunner", "StepResult", "episode_metrics"]
+__all__ = [
+    "Action",
+    "Collector",
+    "Environment",
+    "EpisodeRunner",
+    "Judge",
+    "StepResult",
+    "Trial",
+    "episode_metrics",
+    "play",
+    "play_gold",
+    "require_judge",
+    "require_scorable",
+    "require_tools",
+    "require_worlds",
+    "succeeded",
+]

@@ -2,7 +2,8 @@
 
 `step(action)` gives back the observations, the reward of the turn, whether the episode stopped and why, and the parts
 of the reward so far. Calls of one turn run in parallel. A fault of the policy is an observation; a fault of the
-infrastructure is raised and never scored.
+infrastructure is raised and never scored. When the episode stops, whatever the reason, the environment asks tools of
+its own choice what became of the world, and a judge what the answer is worth, where the goal says so.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import Any, Protocol, cast
 
 from mcprl.concurrency import run_all
 from mcprl.config import RewardsConfig
+from mcprl.episodes.checks import meets
+from mcprl.episodes.injection import ErrorInjection
 from mcprl.episodes.rewards import score, weigh
+from mcprl.goals import ExpectedState
 from mcprl.records import FinishReason, Message, Observation, StopReason, Task, ToolCall, Turn
 
-__all__ = ["Action", "Environment", "StepResult", "ToolAccess", "ToolFace"]
+__all__ = ["Action", "Environment", "Grader", "StepResult", "ToolAccess", "ToolFace"]
 
 
 class ToolFace(Protocol):
@@ -37,6 +41,16 @@ class ToolAccess(Protocol):
     def tools(self) -> Sequence[ToolFace]: ...
 
     async def call(self, call: ToolCall) -> Observation: ...
+
+    async def probe(self, call: ToolCall) -> Observation:
+        """A call of the environment's own, of a tool that the policy need not know."""
+        ...
+
+
+class Grader(Protocol):
+    """Grades the answer to a task by its rubric, between 0 and 1."""
+
+    async def grade(self, task: Task, answer: str) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +76,7 @@ class StepResult:
 
 
 class Environment:
-    """The world of one episode. Made for it, used once."""
+    """The world of one episode. Made for it, used once. Without a judge, what a rubric asks for is not scored."""
 
     def __init__(
         self,
@@ -72,14 +86,19 @@ class Environment:
         preamble: Sequence[Message],
         max_turns: int,
         rewards: RewardsConfig,
+        judge: Grader | None = None,
+        injection: ErrorInjection | None = None,
     ) -> None:
         self._task = task
         self._access = access
         self._preamble = tuple(preamble)
         self._max_turns = max_turns
         self._rewards = rewards
-        self._parts: Mapping[str, float] = score(task.goal, (), None, None)
+        self._judge = judge if task.goal.rubric is not None else None
+        self._injection = injection
+        self._parts: Mapping[str, float] = self._score((), None, None)
         self.turns: list[Turn] = []
+        weigh(self._parts, rewards)  # a goal that nothing can be gained from is reported now, not after the first turn
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -102,12 +121,11 @@ class Environment:
     @property
     def reward(self) -> float:
         """The reward so far: what the turns' rewards add up to."""
-        # A goal without calls has those parts from the start; the first turn gets them.
         return weigh(self._parts, self._rewards) if self.turns else 0.0
 
     async def step(self, action: Action) -> StepResult:
         """Carry out one turn."""
-        observations = await run_all(self._access.call(call) for call in action.calls)
+        observations = await run_all(self._call(call, index) for index, call in enumerate(action.calls))
         turn = Turn(
             text=action.text,
             sampled_ids=action.sampled_ids,
@@ -116,26 +134,65 @@ class Environment:
             calls=action.calls,
             observations=observations,
         )
-        return self._record(turn, self._stop_after(action), action.prose)
+        return await self._record(turn, self._stop_after(action), action.prose)
 
-    def end(self, stop: StopReason) -> None:
+    async def end(self, stop: StopReason) -> None:
         """End the episode from outside, before another turn: the last turn bears what that costs."""
         last = self.turns.pop()
-        self._parts = score(self._task.goal, self.turns, None, None)
-        self._record(last, stop, "")
+        self._parts = self._score(self.turns, None, None)
+        await self._record(last, stop, "")
+
+    async def _call(self, call: ToolCall, index: int) -> Observation:
+        if self._injection is not None and call.problem is None and call.name in {t.name for t in self._access.tools}:
+            failure = self._injection.failure_of(call, turn=len(self.turns), index=index)
+            if failure is not None:
+                return failure
+        return await self._access.call(call)
 
     def _stop_after(self, action: Action) -> StopReason | None:
         if not action.calls:
             return StopReason.CUT_BY_LENGTH if action.finish is FinishReason.LENGTH else StopReason.ANSWERED
         return StopReason.TURN_LIMIT if len(self.turns) + 1 >= self._max_turns else None
 
-    def _record(self, turn: Turn, stop: StopReason | None, prose: str) -> StepResult:
+    async def _record(self, turn: Turn, stop: StopReason | None, prose: str) -> StepResult:
         before = self.reward
         answer = prose if stop is StopReason.ANSWERED else None
-        self._parts = score(self._task.goal, [*self.turns, turn], answer, stop)
+        state, grade = None, 0.0
+        if stop is not None:
+            state, grade = await self._share_of_state(), await self._grade(answer)
+        self._parts = self._score([*self.turns, turn], answer, stop, state=state, grade=grade)
         gained = weigh(self._parts, self._rewards) - before
         self.turns.append(replace(turn, reward=gained))
         return StepResult(observations=turn.observations, reward=gained, stop=stop, parts=self._parts)
+
+    def _score(
+        self,
+        turns: Sequence[Turn],
+        answer: str | None,
+        stop: StopReason | None,
+        *,
+        state: float | None = None,
+        grade: float = 0.0,
+    ) -> Mapping[str, float]:
+        known_grade = None if self._judge is None else grade
+        return score(self._task.goal, turns, answer, stop, weights=self._rewards, state=state, grade=known_grade)
+
+    async def _share_of_state(self) -> float | None:
+        wanted = self._task.goal.state
+        if not wanted:
+            return None
+        reached = await run_all(self._is_reached(state) for state in wanted)
+        return sum(reached) / len(reached)
+
+    async def _is_reached(self, wanted: ExpectedState) -> bool:
+        seen = await self._access.probe(ToolCall(name=wanted.tool, arguments=wanted.arguments))
+        # A refusal says that what was asked about does not exist.
+        return seen.worked and all(meets(text, seen.text) for text in wanted.texts)
+
+    async def _grade(self, answer: str | None) -> float:
+        if self._judge is None or answer is None or not answer.strip():
+            return 0.0
+        return await self._judge.grade(self._task, answer)
 
 
 def _without_titles(schema: Any) -> Any:

@@ -10,23 +10,29 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from mcprl.chat import Chat
-from mcprl.config import RunConfig
-from mcprl.episodes.environment import Action, Environment, ToolAccess
+from mcprl.config import EpisodesConfig, RunConfig
+from mcprl.episodes.environment import Action, Environment, Grader, ToolAccess
+from mcprl.episodes.injection import ErrorInjection
 from mcprl.errors import BadValueError, EpisodeDeadlineError
 from mcprl.records import Message, Observation, StopReason, Task, Trajectory
 from mcprl.samplers import Completion, Sampler, SampleRequest
 from mcprl.seeds import derive_seed
 
-__all__ = ["EpisodeRunner", "Leases"]
+if TYPE_CHECKING:
+    # Only a type here: chats bring a tokenizer library, and people and scripts play without one.
+    from mcprl.chat import Chat
+
+__all__ = ["EpisodeRunner", "Leases", "lease_for", "turn_limit"]
 
 
 class Leases(Protocol):
-    """Where an episode gets its tools."""
+    """Where an episode gets its tools: those it is offered, and those that only the environment will ask."""
 
-    def lease(self, tool_names: Sequence[str] | None) -> AbstractAsyncContextManager[ToolAccess]: ...
+    def lease(
+        self, tool_names: Sequence[str] | None, *, probes: Sequence[str], lives_s: float
+    ) -> AbstractAsyncContextManager[ToolAccess]: ...
 
 
 @dataclass(slots=True)
@@ -55,30 +61,53 @@ class _Columns:
         self.weights_version.extend([version] * len(ids))
 
 
+def lease_for(task: Task, leases: Leases, *, lives_s: float) -> AbstractAsyncContextManager[ToolAccess]:
+    """The tools that a task offers, and those that its goal looks at the world with."""
+    probes = tuple(dict.fromkeys(state.tool for state in task.goal.state))
+    return leases.lease(task.tools, probes=probes, lives_s=lives_s)
+
+
+def turn_limit(task: Task, config: EpisodesConfig) -> int:
+    """The turns that an episode of a task may take."""
+    return task.max_turns or config.max_turns[task.difficulty]
+
+
 class EpisodeRunner:
     """Runs episodes of a run: knows the model's chat, the sampler and the tools, but no group and no learner."""
 
     def __init__(
-        self, config: RunConfig, *, chat: Chat, sampler: Sampler, leases: Leases, preamble: Sequence[Message]
+        self,
+        config: RunConfig,
+        *,
+        chat: Chat,
+        sampler: Sampler,
+        leases: Leases,
+        preamble: Sequence[Message],
+        judge: Grader | None = None,
     ) -> None:
+        if (judge is None) != (config.rewards.judge is None):
+            raise ValueError("a judge and the setting rewards.judge go together")
         self._config = config
         self._chat = chat
         self._sampler = sampler
         self._leases = leases
         self._preamble = tuple(preamble)
+        self._judge = judge
 
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
         """One episode, start to finish. Raises an InfrastructureError where the world failed it."""
         deadline_s = self._config.episodes.deadline_s
         started = time.monotonic()
         try:
-            async with asyncio.timeout(deadline_s), self._leases.lease(task.tools) as access:
+            async with asyncio.timeout(deadline_s), lease_for(task, self._leases, lives_s=deadline_s) as access:
                 environment = Environment(
                     task,
                     access,
                     preamble=self._preamble,
-                    max_turns=task.max_turns or self._config.episodes.max_turns[task.difficulty],
+                    max_turns=turn_limit(task, self._config.episodes),
                     rewards=self._config.rewards,
+                    judge=self._judge,
+                    injection=self._injection(task, step, member),
                 )
                 columns, stop = await self._play(environment, (step, task.id, member))
         except TimeoutError as error:
@@ -136,9 +165,15 @@ class EpisodeRunner:
             shown = [_as_message(observation) for observation in result.observations]
             extension = self._chat.extend(prompt_ids, completion.token_ids, shown, tools)
             if len(columns.token_ids) + len(extension) >= self._config.model.context_tokens:
-                environment.end(StopReason.CONTEXT_LIMIT)
+                await environment.end(StopReason.CONTEXT_LIMIT)
                 return columns, StopReason.CONTEXT_LIMIT
             columns.add_context(extension)
+
+    def _injection(self, task: Task, step: int, member: int) -> ErrorInjection | None:
+        rate = self._config.episodes.injected_errors
+        if not rate:
+            return None
+        return ErrorInjection(rate=rate, seed=self._config.seed, step=step, task_id=task.id, member=member)
 
     def _request(self, prompt_ids: tuple[int, ...], seed_path: tuple[int | str, ...]) -> SampleRequest:
         sampling = self._config.sampling

@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from mcprl.records import Group, StopReason
+from mcprl.episodes.rewards import succeeded
+from mcprl.records import Group, Source, StopReason
 
 __all__ = ["episode_metrics"]
 
 
 def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]:
-    """Means over the episodes of a step. Attempts lost to the infrastructure are counted, never averaged."""
+    """Means over the episodes of a step. Attempts lost to the infrastructure are counted, never averaged.
+
+    A part of the reward is averaged over the episodes whose goal checks it. `calls` are all that the policy made;
+    those that failed on purpose are no evidence of its skill, nor of the servers' speed.
+    """
     trajectories = [t for group in groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
     calls = [seen for turn in turns for seen in turn.observations]
+    delivered = [seen for seen in calls if seen.source is not Source.INJECTED]
     sampled = sum(sum(t.sampled) for t in trajectories)
     metrics = {
         "reward": fmean(t.reward for t in trajectories),
-        "success_rate": fmean(t.reward_parts["answer"] for t in trajectories),
+        "success_rate": fmean(succeeded(t.reward_parts) for t in trajectories),
         "calls": float(len(calls)),
-        "valid_call_rate": fmean(seen.fault is None for seen in calls) if calls else 0.0,
+        "calls_injected": float(len(calls) - len(delivered)),
+        "valid_call_rate": fmean(seen.fault is None for seen in delivered) if delivered else 0.0,
         "turns_with_call_rate": fmean(bool(turn.calls) for turn in turns),
         "turns_per_episode": fmean(len(t.turns) for t in trajectories),
         "groups": float(len(groups)),
@@ -30,11 +37,12 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
         "sampled_tokens": float(sampled),
         "sampled_tokens_per_second": sampled / seconds,
         "context_tokens": float(sum(len(t.token_ids) for t in trajectories) - sampled),
-        "tool_latency_mean_s": fmean(seen.latency_s for seen in calls) if calls else 0.0,
+        "tool_latency_mean_s": fmean(seen.latency_s for seen in delivered) if delivered else 0.0,
         "collect_s": seconds,
     }
-    for part in sorted(trajectories[0].reward_parts):
-        metrics[f"reward_part_{part}"] = fmean(t.reward_parts[part] for t in trajectories)
+    for part in sorted({part for t in trajectories for part in t.reward_parts}):
+        values = [t.reward_parts[part] for t in trajectories if part in t.reward_parts]
+        metrics[f"reward_part_{part}"] = fmean(values)
     for stop in StopReason:
         metrics[f"stop_{stop.value}"] = fmean(t.stop is stop for t in trajectories)
     return metrics

@@ -16,8 +16,13 @@ _LABEL_WIDTH = 18
 _MIN_WIDTH = 20
 
 
-def print_transcript(task: Task, trajectory: Trajectory, console: Console | None = None) -> None:
-    """Print the task, then each turn with its calls and observations, then what it was worth and why."""
+def print_transcript(
+    task: Task, trajectory: Trajectory, console: Console | None = None, *, timings: bool = True
+) -> None:
+    """Print the task, then each turn with its calls and observations, then what it was worth and why.
+
+    Without timings, the same episode prints the same text.
+    """
     console = console or Console(highlight=False)
     title = Text(printable(f"task {task.id}, episode {trajectory.member}"))
     console.rule(title, align="left", style="dim")
@@ -26,9 +31,9 @@ def print_transcript(task: Task, trajectory: Trajectory, console: Console | None
     for turn in trajectory.turns:
         _say(console, "model", turn.text.strip(), "cyan")
         for seen in turn.observations:
-            label = seen.server or "mcprl"
-            style = "green" if seen.fault is None else "red"
-            _say(console, f"{label}, {1000 * seen.latency_s:.0f} ms", seen.text, style)
+            took = f", {1000 * seen.latency_s:.0f} ms" if timings else ""
+            style = "green" if seen.worked else "red"
+            _say(console, f"{seen.server or 'mcprl'}{took}", seen.text, style)
     parts = {name: round(value, 3) for name, value in trajectory.reward_parts.items()}
     console.print(
         Text.assemble(

@@ -26,6 +26,7 @@ from mcprl.samplers.sampler import Completion, SampleRequest
 __all__ = ["VllmSampler"]
 
 _BASE_NAME = "base"
+_MIN_BATCHED_TOKENS = 4096
 _HEALTH_POLL_S = 0.25
 
 
@@ -198,6 +199,10 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, *, lora_rank: int,
         # On a CPU compilation costs minutes and gains nothing, and the cache wants blocks of 32.
         flags.append("--enforce-eager")
         arguments["--block-size"] = 32
+        # vLLM dies of a request with a seed whose prompt it reads in pieces: a CPU's generator has no offset to go back
+        # to. So prompts are read whole, and there must be room for the longest.
+        flags.append("--no-enable-chunked-prefill")
+        arguments["--max-num-batched-tokens"] = max(_MIN_BATCHED_TOKENS, model.context_tokens)
     else:
         arguments["--gpu-memory-utilization"] = sampling.vllm.memory_fraction
     pairs = [str(part) for pair in arguments.items() for part in pair]

@@ -1,6 +1,18 @@
-"""Tasks: files and the order in which they are dealt."""
+"""Tasks: files, the order in which they are dealt, and what is wrong with them before a step is spent."""
 
-from mcprl.tasks.files import load_preamble, load_tasks
-from mcprl.tasks.order import TaskOrder
+from mcprl.tasks.curriculum import Curriculum
+from mcprl.tasks.dealing import Dealer
+from mcprl.tasks.files import TaskFile, load_preamble, load_tasks, read_task_file, write_tasks
+from mcprl.tasks.order import TaskOrder, make_order
 
-__all__ = ["TaskOrder", "load_preamble", "load_tasks"]
+__all__ = [
+    "Curriculum",
+    "Dealer",
+    "TaskFile",
+    "TaskOrder",
+    "load_preamble",
+    "load_tasks",
+    "make_order",
+    "read_task_file",
+    "write_tasks",
+]

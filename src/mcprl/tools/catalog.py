@@ -27,6 +27,7 @@ class Tool:
     server: str
     read_only: bool = False
     idempotent: bool = False
+    episodic: bool = False
 
 
 class Catalog:

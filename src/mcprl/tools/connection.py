@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import httpx2
 from mcp import MCPError
@@ -33,7 +33,7 @@ from mcprl.errors import (
 )
 from mcprl.redact import SECRETS
 from mcprl.tools.answers import Answer, answer_of
-from mcprl.tools.failures import log_size, log_tail, one_line, shortened
+from mcprl.tools.failures import asked_wait_s, log_size, log_tail, one_line, shortened
 from mcprl.tools.pins import PinnedTools
 from mcprl.tools.session import Session, list_tools, open_session
 from mcprl.tools.specs import ServerSpec
@@ -93,10 +93,12 @@ class ServerConnection:
         if self._owner is not None:
             raise RuntimeError(f"the connection to server {self.spec.name!r} was opened before")
         self._owner = asyncio.create_task(self._own(), name=f"server {self.spec.name}")
-        await self._live_session()
+        await self.live_session()
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer:
-        """Call a tool, waiting first for the server's next life where it has just died.
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], deadline_s: float, *, meta: Mapping[str, Any] | None = None
+    ) -> Answer:
+        """Call a tool, waiting first for the server's next life where it has just died. `meta` goes with the request.
 
         Raises ServerLostError where the server dies under the call, CallDeadlineError where it takes too long (the
         session lives on), ServerStartError where it cannot be started again, ServerBusyError where it asks to be
@@ -104,8 +106,8 @@ class ServerConnection:
         """
         self.in_flight += 1
         try:
-            session = await self._live_session()
-            return await self._call(session, tool, arguments, deadline_s)
+            session = await self.live_session()
+            return await self._call(session, tool, arguments, deadline_s, meta)
         finally:
             self.in_flight -= 1
 
@@ -135,10 +137,17 @@ class ServerConnection:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _call(self, session: Session, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer:
+    async def _call(
+        self,
+        session: Session,
+        tool: str,
+        arguments: Mapping[str, Any],
+        deadline_s: float,
+        meta: Mapping[str, Any] | None,
+    ) -> Answer:
         started = asyncio.get_running_loop().time()
         # In a task of its own: a cancelled call tells the server so before it ends, which nobody should wait for.
-        calling = asyncio.create_task(session.client.call_tool(tool, dict(arguments)))
+        calling = asyncio.create_task(session.client.call_tool(tool, dict(arguments), meta=cast("Any", meta)))
         session.calls.add(calling)
         calling.add_done_callback(session.forget)
         try:
@@ -170,7 +179,7 @@ class ServerConnection:
         session = self._attempt.result()
         return None if session.over.is_set() else session
 
-    async def _live_session(self) -> Session:
+    async def live_session(self) -> Session:
         """The running session, or the next one: all calls that find the server dead wait for the same start."""
         session = self._current()
         if session is not None:
@@ -303,6 +312,13 @@ class ServerConnection:
                 raise self._lost(f"went away during a call of {tool!r} ({session.why})") from None
         if error.code == INVALID_PARAMS:
             return Answer(error.message, is_error=True)
+        if (wait_s := asked_wait_s(error)) is not None:
+            raise ServerBusyError(
+                f"server {self.spec.name!r} asked to be called later ({one_line(error)})",
+                fix="set servers.settings.NAME.rate to what the server allows",
+                delivered=False,
+                retry_after_s=wait_s,
+            ) from None
         raise self._fault(f"answered a call of {tool!r} with error {error.code}: {one_line(error)}") from None
 
     def _answer_of_transport(self, tool: str, outcome: TransportOutcome, error: MCPError) -> Answer:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from mcprl.canonical import canonical_json
+from mcprl.protocol import EPISODE_SCOPE, SCOPE
 from mcprl.redact import SECRETS
-from mcprl.tools.canonical import canonical_json
 
 if TYPE_CHECKING:
     import mcp_types
@@ -20,6 +21,8 @@ __all__ = ["ToolDefinition", "definition_of"]
 class ToolDefinition:
     """A tool as its server lists it. `read_only` and `idempotent` are promises of the server, False where it is silent.
 
+    `episodic`: it works on a state that the server keeps for each episode (`mcprl.protocol`).
+
     ToolDefinition(name="find_person", description="City and time zone of a colleague.", read_only=True,
                    parameters={"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
     """
@@ -30,6 +33,7 @@ class ToolDefinition:
     output_schema: Mapping[str, Any] | None = None
     read_only: bool = False
     idempotent: bool = False
+    episodic: bool = False
 
     def fingerprint(self) -> str:
         """SHA-256 of all fields, the same for the same definition on every machine."""
@@ -46,4 +50,5 @@ def definition_of(listed: mcp_types.Tool) -> ToolDefinition:
         output_schema=SECRETS.redact_json(listed.output_schema),
         read_only=bool(hints is not None and hints.read_only_hint),
         idempotent=bool(hints is not None and hints.idempotent_hint),
+        episodic=(listed.meta or {}).get(SCOPE) == EPISODE_SCOPE,
     )

@@ -1,15 +1,17 @@
-"""What failures say: an error, or the end of a server's log, made fit for a sentence."""
+"""What failures say: an error, or the end of a server's log, made fit for a sentence; and the wait one asks for."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from mcp import MCPError
 
+from mcprl.protocol import RETRY_AFTER_S
 from mcprl.redact import SECRETS
 
-__all__ = ["log_size", "log_tail", "one_line", "shortened"]
+__all__ = ["asked_wait_s", "log_size", "log_tail", "one_line", "shortened"]
 
 _LOG_TAIL_LINES = 20
 _MAX_DETAIL_CHARS = 500
@@ -41,3 +43,12 @@ def one_line(error: Exception) -> str:
 
 def shortened(text: str) -> str:
     return text if len(text) <= _MAX_DETAIL_CHARS else f"{text[: _MAX_DETAIL_CHARS - 1]}…"
+
+
+def asked_wait_s(error: MCPError) -> float | None:
+    """The seconds after which a server, by the data of its error, wants to be called again; None where it says none."""
+    data: Any = error.data
+    asked: Any = cast("dict[str, Any]", data).get(RETRY_AFTER_S) if isinstance(data, dict) else None
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not math.isfinite(asked):
+        return None
+    return max(0.0, float(asked))

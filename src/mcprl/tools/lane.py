@@ -35,7 +35,7 @@ class Lane:
 
     @property
     def is_shared(self) -> bool:
-        """Whether one episode's answer is also another's: not where each has a server, and so a state, of its own."""
+        """Whether episodes share the server's processes."""
         return self.settings.isolation == "shared"
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from mcprl.canonical import canonical_json
 from mcprl.errors import ConfigFileError, ToolsChangedError
 from mcprl.redact import SECRETS
-from mcprl.tools.canonical import canonical_json
 from mcprl.tools.definitions import ToolDefinition
 
 __all__ = ["PinnedTools", "ToolsDiff", "compare_tools", "read_pins", "write_pins"]
@@ -176,6 +176,7 @@ class _PinnedTool(_Strict):
     output_schema: dict[str, Any] | None
     read_only: bool
     idempotent: bool
+    episodic: bool
 
 
 class _PinnedServer(_Strict):

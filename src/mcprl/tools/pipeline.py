@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mcprl.canonical import canonical_json
 from mcprl.config import CassetteMode
 from mcprl.errors import (
     CallDeadlineError,
@@ -30,7 +31,6 @@ from mcprl.errors import (
 from mcprl.records import Observation, Source, ToolCall
 from mcprl.redact import SECRETS
 from mcprl.tools.answers import Answer, CallableServer
-from mcprl.tools.canonical import canonical_json
 from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool
 from mcprl.tools.lane import CallKey, Lane
@@ -56,6 +56,11 @@ class _Request:
     arguments: Mapping[str, Any]
     lane: Lane
     server: CallableServer | None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one episode's answer is also another's: not where each has a state of its own."""
+        return self.lane.is_shared and not self.tool.episodic
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ class Pipeline:
             source=outcome.source,
             attempts=outcome.attempts,
             truncated=outcome.answer.truncated,
+            arguments=None if request.arguments == call.arguments else request.arguments,
         )
         self.stats.record(observation, shared=outcome.shared)
         return observation
@@ -136,7 +142,7 @@ class Pipeline:
         tool, lane = request.tool, request.lane
         if self._mode == "replay":
             return self._recorded(request) or _Outcome(Answer(_NOT_RECORDED, is_error=True), Source.CASSETTE)
-        if not (tool.read_only and lane.is_shared):
+        if not (tool.read_only and request.is_shared):
             answer, attempts = await self._deliver(request)
             return _Outcome(answer, attempts=attempts)
         if self._mode == "replay_else_live" and (recorded := self._recorded(request)) is not None:
@@ -182,8 +188,8 @@ class Pipeline:
         def repeatable(error: ToolServerError) -> bool:
             if isinstance(error, CallDeadlineError):
                 return False  # the deadline is the caller's patience, not one attempt's
-            if not lane.is_shared and isinstance(error, ServerLostError):
-                return False  # the episode's own server died, and its state with it
+            if not request.is_shared and isinstance(error, ServerLostError):
+                return False  # the server died, and with it what the episode had there
             return may_repeat(error, read_only=tool.read_only, idempotent=tool.idempotent)
 
         return await call_with_retries(attempt, lane.settings.retry, repeatable=repeatable)

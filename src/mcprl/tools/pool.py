@@ -1,15 +1,16 @@
 """The processes behind one tool server: a few that all episodes share, or a fresh one for each episode.
 
 A shared server has `replicas`; each call goes to the one that has least to do, and while one of them restarts the
-others carry on. A server with `isolation: per_episode` is started for an episode, never lent twice, and ended with it;
-`spares` are kept warm, because a start takes about a second.
+others carry on. Where it keeps a state for each episode, an episode stays with one of them. A server with `isolation:
+per_episode` is started for an episode, never lent twice, and ended with it; `spares` are kept warm, because a start
+takes about a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from mcprl.tools.answers import Answer, CallableServer
 from mcprl.tools.connection import ServerConnection
 from mcprl.tools.definitions import ToolDefinition
 from mcprl.tools.pins import PinnedTools
+from mcprl.tools.seats import EpisodeKey, EpisodeSeat
 from mcprl.tools.specs import ServerSpec
 
 __all__ = ["EpisodePool", "ServerPool", "SharedPool", "make_pool"]
@@ -44,7 +46,7 @@ class ServerPool(Protocol):
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
-    def lease(self) -> AbstractAsyncContextManager[CallableServer]: ...
+    def lease(self, episode: EpisodeKey) -> AbstractAsyncContextManager[CallableServer]: ...
 
 
 def make_pool(spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> ServerPool:
@@ -92,6 +94,7 @@ class SharedPool(_Pool):
     def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
         super().__init__(spec, log_dir=log_dir, pins=pins, starts=starts)
         self._replicas = [self._make(one_life=False) for _ in range(spec.settings.replicas)]
+        self._seated: Counter[ServerConnection] = Counter()
 
     @property
     def restarts(self) -> int:
@@ -111,8 +114,16 @@ class SharedPool(_Pool):
         await asyncio.gather(*(replica.close() for replica in self._replicas))
 
     @asynccontextmanager
-    async def lease(self) -> AsyncGenerator[CallableServer]:
-        yield self
+    async def lease(self, episode: EpisodeKey) -> AsyncGenerator[CallableServer]:
+        if not any(tool.episodic for tool in self.definitions):
+            yield self
+            return
+        replica = min(self._replicas, key=lambda each: (not each.is_up, self._seated[each]))
+        self._seated[replica] += 1
+        try:
+            yield EpisodeSeat(replica, episode)
+        finally:
+            self._seated[replica] -= 1
 
     async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer:
         """Call the replica that is up and has the fewest calls in flight."""
@@ -150,7 +161,7 @@ class EpisodePool(_Pool):
         self._warm.clear()
 
     @asynccontextmanager
-    async def lease(self) -> AsyncGenerator[CallableServer]:
+    async def lease(self, episode: EpisodeKey) -> AsyncGenerator[CallableServer]:
         connection = await self._take()
         self._lent.add(connection)
         try:

@@ -21,6 +21,7 @@ from mcprl.tools.lane import Lane, open_lane
 from mcprl.tools.pins import PinnedTools, read_pins
 from mcprl.tools.pipeline import Pipeline
 from mcprl.tools.pool import ServerPool, make_pool
+from mcprl.tools.seats import EpisodeKey
 from mcprl.tools.specs import ServerSpec, load_server_specs
 from mcprl.tools.stages.permissions import is_offered, matches
 from mcprl.tools.stats import ServerStats, StatsDocument, stats_document
@@ -127,22 +128,29 @@ class Toolbox:
         self._catalog = None
         await self._stack.aclose()
 
-    def lease(self, tool_names: Sequence[str] | None) -> AbstractAsyncContextManager[ToolLease]:
-        """The named tools (all for None) for one episode. Any other tool is unknown to it."""
-        return self._lease(tool_names)
+    def lease(
+        self, tool_names: Sequence[str] | None, *, probes: Sequence[str] = (), lives_s: float = 3600.0
+    ) -> AbstractAsyncContextManager[ToolLease]:
+        """The named tools (all for None) for one episode. Any other tool is unknown to it.
+
+        `probes` are tools that only the environment will call; the episode is certainly over after `lives_s`.
+        """
+        return self._lease(tool_names, probes, EpisodeKey(lives_s=lives_s))
 
     @asynccontextmanager
-    async def _lease(self, tool_names: Sequence[str] | None) -> AsyncGenerator[ToolLease]:
-        tools = self.catalog.select(tool_names)
+    async def _lease(
+        self, tool_names: Sequence[str] | None, probes: Sequence[str], episode: EpisodeKey
+    ) -> AsyncGenerator[ToolLease]:
+        tools, probed = self.catalog.select(tool_names), self.catalog.select(probes)
         assert self._pipeline is not None
-        needed = dict.fromkeys(tool.server for tool in tools)
+        needed = dict.fromkeys(tool.server for tool in (*tools, *probed))
         async with AsyncExitStack() as stack:
             servers = {
-                name: await stack.enter_async_context(self._pools[name].lease())
+                name: await stack.enter_async_context(self._pools[name].lease(episode))
                 for name in needed
                 if name in self._pools
             }
-            yield ToolLease(tools, self._pipeline, servers)
+            yield ToolLease(tools, self._pipeline, servers, probed)
 
     async def _open(self) -> None:
         """Start every server. The first failure is raised, the others are named with it."""
@@ -180,15 +188,26 @@ class Toolbox:
 class ToolLease:
     """The tools that one episode may call."""
 
-    def __init__(self, tools: tuple[Tool, ...], pipeline: Pipeline, servers: Mapping[str, CallableServer]) -> None:
+    def __init__(
+        self,
+        tools: tuple[Tool, ...],
+        pipeline: Pipeline,
+        servers: Mapping[str, CallableServer],
+        probed: tuple[Tool, ...] = (),
+    ) -> None:
         self.tools = tools
         self._offered = {tool.name: tool for tool in tools}
+        self._probed = {tool.name: tool for tool in probed}
         self._pipeline = pipeline
         self._servers = servers
 
     async def call(self, call: ToolCall) -> Observation:
         """Run one call. Faults of the policy are observations; an InfrastructureError is raised."""
         return await self._pipeline.run(call, offered=self._offered, servers=self._servers)
+
+    async def probe(self, call: ToolCall) -> Observation:
+        """Run one call of the environment, which looks at the world behind the policy's back."""
+        return await self._pipeline.run(call, offered=self._probed, servers=self._servers)
 
 
 @asynccontextmanager
@@ -243,4 +262,5 @@ def _on_offer(
                     server=server,
                     read_only=tool.read_only or matches(tool.name, settings.read_only),
                     idempotent=tool.idempotent,
+                    episodic=tool.episodic,
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from mcprl.algorithms import make_batch
-from mcprl.episodes import episode_metrics
+from mcprl.episodes import episode_metrics, succeeded
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.tools.stats import write_stats
 from mcprl.training.run import Run
@@ -23,8 +23,9 @@ async def train(run: Run) -> Summary:
             run.watcher.episode_finished(step, outcome)
 
         started = time.monotonic()
-        groups = await run.collector.collect(run.order.at(step), step, on_finished)
+        groups = await run.collector.collect(run.order.deal(step), step, on_finished)
         metrics = episode_metrics(groups, time.monotonic() - started)
+        run.order.note({g.task.id: [succeeded(t.reward_parts) for t in g.trajectories] for g in groups})
         update = await run.learner.update(make_batch(step, groups))
         run.weights = await run.sampler.publish(update.weights)
         metrics |= {

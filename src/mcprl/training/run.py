@@ -10,12 +10,13 @@ from pathlib import Path
 
 from mcprl.chat import load_chat
 from mcprl.config import RunConfig
-from mcprl.episodes import Collector, EpisodeRunner
+from mcprl.episodes import Collector, EpisodeRunner, Judge, require_scorable, require_tools, require_worlds
 from mcprl.learners import TorchLearner
 from mcprl.records import Task, Weights
 from mcprl.samplers import Sampler
-from mcprl.tasks import TaskOrder, load_preamble, load_tasks
-from mcprl.tools import Catalog, Toolbox, open_toolbox
+from mcprl.tasks import Dealer, load_preamble, load_tasks, make_order
+from mcprl.tools import Toolbox, open_toolbox
+from mcprl.tools.keys import load_keys
 from mcprl.training.journal import RunFolder
 from mcprl.training.watching import Watcher
 
@@ -38,7 +39,7 @@ class Run:
     config: RunConfig
     folder: RunFolder
     watcher: Watcher
-    order: TaskOrder
+    order: Dealer
     toolbox: Toolbox
     collector: Collector
     sampler: Sampler
@@ -50,7 +51,7 @@ class Run:
 async def open_run(config: RunConfig, watcher: Watcher) -> AsyncGenerator[Run]:
     """Everything started and checked, in a folder of its own; everything ended on leaving."""
     tasks = load_tasks(config.tasks.train)
-    order = TaskOrder(tasks, per_step=config.training.tasks_per_step, seed=config.seed)
+    order = make_order(tasks, config)
     folder = RunFolder.create(config)
     async with open_stage(config, tasks, watcher, logs=folder.logs) as stage:
         watcher.stage("loading the learner")
@@ -73,23 +74,21 @@ async def open_stage(
     config: RunConfig, tasks: Sequence[Task], watcher: Watcher, *, logs: Path
 ) -> AsyncGenerator[Stage]:
     """Servers started, every tool that a task names found, and only then the model loaded."""
+    require_scorable(tasks, config.rewards)
     preamble = load_preamble(config.tasks.preamble)
     async with AsyncExitStack() as stack:
         watcher.stage("starting the tool servers")
         toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs))
         require_tools(tasks, toolbox.catalog)
+        require_worlds(tasks, toolbox)
         watcher.stage(f"starting the sampler ({config.sampling.engine})")
         chat = await asyncio.to_thread(load_chat, config.model.path, config.model.renderer)
         sampler = await stack.enter_async_context(make_sampler(config, logs))
-        runner = EpisodeRunner(config, chat=chat, sampler=sampler, leases=toolbox, preamble=preamble)
+        judge = None
+        if config.rewards.judge is not None:
+            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
+        runner = EpisodeRunner(config, chat=chat, sampler=sampler, leases=toolbox, preamble=preamble, judge=judge)
         yield Stage(toolbox=toolbox, sampler=sampler, runner=runner)
-
-
-def require_tools(tasks: Sequence[Task], catalog: Catalog) -> None:
-    """Stop here, before a step is spent, where a task offers or needs a tool that no server lists."""
-    for task in tasks:
-        needed = [call.tool for call in task.goal.calls]
-        catalog.require([*(task.tools or ()), *needed], wanted_by=f"task {task.id}")
 
 
 def make_sampler(config: RunConfig, logs: Path) -> Sampler:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.algorithms import make_batch
-from mcprl.records import FinishReason, Goal, Group, StopReason, Task, Trajectory, Turn
+from mcprl.goals import Goal
+from mcprl.records import FinishReason, Group, StopReason, Task, Trajectory, Turn
 
 # One letter a token: c context, s sampled, f sampled where the grammar left no choice.
 kinds = st.text(alphabet="csf", min_size=1, max_size=12)

@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from mcprl.cli import app, main
 from mcprl.errors import McprlError, ServerLostError, UnknownToolError
 from mcprl.recipe import load_recipe
+from mcprl.servers import SERVERS
 from mcprl.settings import settings
 
 HELLO = "recipes/hello-cpu.yaml"
@@ -78,10 +80,32 @@ def test_an_unknown_setting_is_one_sentence_with_a_suggestion(mcprl):
     assert "did you mean 'sampling.temperature'?" in close.stderr
 
 
-def test_an_unknown_server_is_one_sentence_with_a_suggestion(mcprl):
+def test_an_unknown_server_is_refused_with_a_suggestion(mcprl):
     result = mcprl("serve", "directry")
-    assert_one_sentence(result, "E-CONF-003")
-    assert "did you mean 'directory'?" in result.stderr
+    assert result.returncode == 2
+    assert "Did you mean 'directory'?" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_server_without_its_key_is_one_sentence_that_says_how_to_do_without(mcprl, monkeypatch):
+    monkeypatch.delenv("FMP_API_KEY", raising=False)
+    result = mcprl("serve", "fmp")
+    assert_one_sentence(result, "E-TOOL-007")
+    assert "--world 7" in result.stderr
+
+
+def test_each_server_has_a_command_and_options_of_its_own():
+    commands = typer.main.get_command(app).commands["serve"].commands
+    options = {name: {flag for option in made.params for flag in option.opts} for name, made in commands.items()}
+    assert options == {
+        "directory": {"--http", "--port"},
+        "fmp": {"--http", "--port", "--world"},
+        "polygon": {"--http", "--port", "--world"},
+        "tavily": {"--http", "--port", "--world"},
+        "slack": {"--http", "--port", "--world", "--post-for-real"},
+        "python": {"--http", "--port", "--world", "--engine", "--allow-unsafe"},
+    }
+    assert set(commands) == set(SERVERS)
 
 
 def test_an_unknown_task_to_try_is_one_sentence_with_a_suggestion(mcprl):
@@ -107,7 +131,7 @@ def test_the_tools_of_both_hello_servers_are_listed(mcprl):
 @pytest.mark.usefixtures("time_server")
 def test_a_task_that_names_an_unknown_tool_stops_training_before_any_model_is_loaded(mcprl, tmp_path):
     tasks = tmp_path / "tasks.jsonl"
-    lines = [{"id": f"t{n}", "prompt": "Hi"} for n in range(3)]
+    lines = [{"id": f"t{n}", "prompt": "Hi", "answer": "Hi"} for n in range(3)]
     lines.append({"id": "d03", "prompt": "Hi", "calls": [{"tool": "find_persn", "arguments": {}}]})
     tasks.write_text("\n".join(json.dumps(line) for line in lines))
     started = time.monotonic()

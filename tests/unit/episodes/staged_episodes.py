@@ -19,13 +19,14 @@ from mcprl.config import (
     TasksConfig,
 )
 from mcprl.errors import Fault
+from mcprl.goals import AnyText, Contains, ExpectedText, Goal
 from mcprl.records import (
-    ExpectedCall,
     FinishReason,
-    Goal,
     Group,
     LostEpisode,
     Observation,
+    Solution,
+    Source,
     StopReason,
     Task,
     ToolCall,
@@ -35,6 +36,7 @@ from mcprl.records import (
 from mcprl.samplers import Completion, SampleRequest
 
 MODELS = Path(__file__).resolve().parents[3] / ".cache" / "models"
+ANY_TEXT = AnyText()
 Tool = Callable[..., "str | Awaitable[str]"]
 
 
@@ -52,15 +54,30 @@ class Refusal(Exception):
 
 
 class FunctionTools:
-    """Tools that are functions, behind the face that an episode calls; it leases itself."""
+    """Tools that are functions, behind the face that an episode calls; it leases itself.
+
+    Those whose names begin with an underscore are not on offer: only the environment calls them.
+    """
 
     def __init__(self, **functions: Tool) -> None:
         self._functions = functions
-        self.tools = [Face(name) for name in functions]
+        self.tools = [Face(name) for name in functions if not name.startswith("_")]
         self.leased: list[Sequence[str] | None] = []
+        self.probes: list[Sequence[str]] = []
+        self.lives_s: list[float] = []
+        self.called: list[str] = []
+        self.probed: list[str] = []
         self.open_leases = 0
 
     async def call(self, call: ToolCall) -> Observation:
+        self.called.append(call.name)
+        return await self._run(call)
+
+    async def probe(self, call: ToolCall) -> Observation:
+        self.probed.append(call.name)
+        return await self._run(call)
+
+    async def _run(self, call: ToolCall) -> Observation:
         if call.problem is not None or call.name not in self._functions:
             text = call.problem or f"There is no tool '{call.name}'."
             return Observation(tool=call.name, server=None, text=text, fault=Fault.POLICY)
@@ -72,8 +89,10 @@ class FunctionTools:
         return Observation(tool=call.name, server="functions", text=str(text), latency_s=0.25)
 
     @asynccontextmanager
-    async def lease(self, tool_names: Sequence[str] | None):
+    async def lease(self, tool_names: Sequence[str] | None, *, probes: Sequence[str], lives_s: float):
         self.leased.append(tool_names)
+        self.probes.append(probes)
+        self.lives_s.append(lives_s)
         self.open_leases += 1
         try:
             yield self
@@ -112,6 +131,7 @@ def make_config(
     seed: int = 7,
     context_tokens: int = 2048,
     max_tokens: int = 200,
+    rewards: RewardsConfig | None = None,
     **episodes: Any,
 ) -> RunConfig:
     return RunConfig(
@@ -122,29 +142,39 @@ def make_config(
         servers=ServersConfig(file=Path("unused.json")),
         sampling=SamplingConfig(engine="transformers", temperature=0.7, max_tokens=max_tokens, stop=("</tool_call>",)),
         episodes=EpisodesConfig(**episodes),
-        rewards=RewardsConfig(),
+        rewards=rewards or RewardsConfig(),
     )
 
 
 def make_task(
     task_id: str = "task",
     *,
-    answer: str | None = None,
-    calls: Sequence[ExpectedCall] = (),
+    answer: ExpectedText | str | None = ANY_TEXT,
     tools: tuple[str, ...] | None = None,
     max_turns: int | None = None,
+    solution: Solution | None = None,
+    **goal: Any,
 ) -> Task:
-    goal = Goal(answer=answer, calls=tuple(calls))
+    """A task whose answer must contain a text, or meet any other expectation; further arguments are the goal's."""
+    expected = Contains(text=answer) if isinstance(answer, str) else answer
     prompt = ({"role": "user", "content": "What is it?"},)
-    return Task(id=task_id, prompt=prompt, goal=goal, tools=tools, max_turns=max_turns)
+    goal = {name: tuple(value) if isinstance(value, list) else value for name, value in goal.items()}
+    return Task(
+        id=task_id,
+        prompt=prompt,
+        goal=Goal(answer=expected, **goal),
+        tools=tools,
+        max_turns=max_turns,
+        solution=solution,
+    )
 
 
-def call(name: str, **arguments: Any) -> ToolCall:
+def call(name: str, /, **arguments: Any) -> ToolCall:
     return ToolCall(name=name, arguments=arguments)
 
 
-def made_turn(*outcomes: tuple[ToolCall, bool], reward: float = 0.0, latency_s: float = 0.0) -> Turn:
-    """A turn of calls, each with whether it worked."""
+def made_turn(*outcomes: tuple[ToolCall, bool | None], reward: float = 0.0, latency_s: float = 0.0) -> Turn:
+    """A turn of calls, each with whether it worked; None for one that failed on purpose."""
     return Turn(
         text="",
         sampled_ids=(1,),
@@ -153,7 +183,12 @@ def made_turn(*outcomes: tuple[ToolCall, bool], reward: float = 0.0, latency_s: 
         calls=tuple(made for made, _ in outcomes),
         observations=tuple(
             Observation(
-                tool=made.name, server="s", text="", fault=None if worked else Fault.POLICY, latency_s=latency_s
+                tool=made.name,
+                server="s",
+                text="",
+                fault=Fault.POLICY if worked is False else None,
+                source=Source.INJECTED if worked is None else Source.LIVE,
+                latency_s=latency_s,
             )
             for made, worked in outcomes
         ),

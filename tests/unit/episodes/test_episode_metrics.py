@@ -10,6 +10,7 @@ from mcprl.records import LostEpisode, StopReason
 
 ANSWER_ONLY = {"answer": 1.0, "calls": 0.5}
 NOTHING = {"answer": 0.0, "calls": 0.0}
+STATE_ONLY = {"state": 0.5}
 
 
 def lost(member: int) -> LostEpisode:
@@ -20,6 +21,7 @@ def lost(member: int) -> LostEpisode:
 def groups():
     two_calls = made_turn((call("x"), True), (call("y"), False), latency_s=0.5)
     one_call = made_turn((call("x"), True), latency_s=2.0)
+    injected = made_turn((call("x"), None))
     answer = made_turn()
     return [
         made_group(
@@ -30,8 +32,10 @@ def groups():
         ),
         made_group(
             "b",
-            made_trajectory("b", 0, turns=[one_call], reward=0.1, parts=NOTHING, stop=StopReason.TURN_LIMIT),
-            made_trajectory("b", 1, turns=[answer], reward=0.1, parts=NOTHING, stop=StopReason.CUT_BY_LENGTH),
+            made_trajectory(
+                "b", 0, turns=[injected, one_call], reward=0.1, parts=STATE_ONLY, stop=StopReason.TURN_LIMIT
+            ),
+            made_trajectory("b", 1, turns=[answer], reward=0.1, parts=STATE_ONLY, stop=StopReason.CUT_BY_LENGTH),
         ),
     ]
 
@@ -41,21 +45,23 @@ def test_every_figure_is_the_one_counted_by_hand(groups):
         {
             "reward": (1.5 + 0.5 + 0.1 + 0.1) / 4,
             "success_rate": 1 / 4,
-            "calls": 3,
+            "calls": 4,
+            "calls_injected": 1,
             "valid_call_rate": 2 / 3,
-            "turns_with_call_rate": 2 / 5,
-            "turns_per_episode": 5 / 4,
+            "turns_with_call_rate": 3 / 6,
+            "turns_per_episode": 6 / 4,
             "groups": 2,
             "groups_without_variance": 1,
             "episodes": 4,
             "episodes_lost_to_infrastructure": 3,
-            "sampled_tokens": 5,
-            "sampled_tokens_per_second": 2.5,
+            "sampled_tokens": 6,
+            "sampled_tokens_per_second": 3.0,
             "context_tokens": 3 + 5 + 3 + 3,
             "tool_latency_mean_s": (0.5 + 0.5 + 2.0) / 3,
             "collect_s": 2.0,
-            "reward_part_answer": 0.25,
-            "reward_part_calls": 0.125,
+            "reward_part_answer": 0.5,
+            "reward_part_calls": 0.25,
+            "reward_part_state": 0.5,
             "stop_answered": 0.5,
             "stop_cut_by_length": 0.25,
             "stop_turn_limit": 0.25,
@@ -81,3 +87,10 @@ def test_a_step_without_any_call_has_a_rate_of_zero_and_not_an_error():
     trajectories = [made_trajectory("a", n, turns=[made_turn()]) for n in range(2)]
     found = episode_metrics([made_group("a", *trajectories)], 1.0)
     assert (found["calls"], found["valid_call_rate"], found["tool_latency_mean_s"]) == (0.0, 0.0, 0.0)
+
+
+def test_a_step_of_nothing_but_injected_failures_says_nothing_about_the_policys_calls():
+    trajectories = [made_trajectory("a", n, turns=[made_turn((call("x"), None))]) for n in range(2)]
+    found = episode_metrics([made_group("a", *trajectories)], 1.0)
+    assert (found["calls"], found["calls_injected"]) == (2.0, 2.0)
+    assert (found["valid_call_rate"], found["tool_latency_mean_s"]) == (0.0, 0.0)

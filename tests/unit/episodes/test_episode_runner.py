@@ -9,9 +9,11 @@ from itertools import product
 import pytest
 from staged_episodes import FunctionTools, RecordingSampler, make_config, make_task
 
+from mcprl.config import JudgeConfig, RewardsConfig
 from mcprl.episodes import EpisodeRunner
 from mcprl.errors import BadValueError, EpisodeDeadlineError, Fault, ServerLostError
-from mcprl.records import FinishReason, StopReason
+from mcprl.goals import Contains, ExpectedState
+from mcprl.records import FinishReason, Source, StopReason
 from mcprl.seeds import derive_seed
 
 END = "<|im_end|>"
@@ -181,6 +183,44 @@ async def test_an_episode_leases_the_tools_of_its_task(stage):
     await play(runner, tools=("echo",))
     await play(runner)
     assert tools.leased == [("echo",), None]
+    assert tools.probes == [(), ()]
+
+
+async def test_an_episode_also_leases_the_tools_that_its_goal_asks_about_the_world_and_says_how_long_it_lives(stage):
+    tools = FunctionTools(echo=lambda text: text, _look=lambda: "blue")
+    runner, _ = stage(f"Hello.{END}", tools=tools, deadline_s=77.0)
+    blue = ExpectedState(tool="_look", texts=(Contains(text="blue"),))
+    trajectory = await play(runner, tools=("echo",), answer=None, state=[blue, blue])
+    assert (tools.leased, tools.probes, tools.lives_s) == ([("echo",)], [("_look",)], [77.0])
+    assert trajectory.reward_parts["state"] == trajectory.reward == 1.0
+
+
+async def test_calls_fail_on_purpose_at_the_rate_asked_for_and_the_same_ones_each_time(stage):
+    tools = FunctionTools(echo=lambda text: text)
+
+    async def sources(rate: float) -> list[Source]:
+        runner, _ = stage(calling("echo", text="a"), f"Done.{END}", tools=tools, injected_errors=rate)
+        played = [await play(runner, member=member) for member in range(24)]
+        return [trajectory.turns[0].observations[0].source for trajectory in played]
+
+    first, again, never = await sources(0.5), await sources(0.5), await sources(0.0)
+    assert first == again
+    assert 4 <= first.count(Source.INJECTED) <= 20
+    assert Source.INJECTED not in never
+
+
+async def test_an_injected_failure_is_shown_to_the_policy_like_any_other_result(stage, chat):
+    runner, sampler = stage(*[calling("echo", text="a")] * 3, f"Done.{END}", injected_errors=0.9)
+    trajectory = await play(runner)
+    [seen] = trajectory.turns[0].observations
+    assert seen.source is Source.INJECTED
+    assert f"<|im_start|>tool\n{seen.text}<|im_end|>" in chat.decode(sampler.requests[1].prompt_ids)
+
+
+async def test_a_judge_and_its_setting_go_together(chat):
+    config = make_config(rewards=RewardsConfig(judge=JudgeConfig(url="http://127.0.0.1:1/v1", model="m")))
+    with pytest.raises(ValueError, match=r"a judge and the setting rewards\.judge go together"):
+        EpisodeRunner(config, chat=chat, sampler=None, leases=None, preamble=())
 
 
 async def test_the_seed_of_a_turn_is_made_of_step_task_member_and_turn_and_nothing_else(stage):

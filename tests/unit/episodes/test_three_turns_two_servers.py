@@ -11,7 +11,8 @@ from transformers import AutoTokenizer
 
 from mcprl.chat import load_chat
 from mcprl.episodes import EpisodeRunner
-from mcprl.records import ExpectedCall, Goal, Group, StopReason, Task, Trajectory
+from mcprl.goals import Contains, ExpectedCall, Goal
+from mcprl.records import Group, StopReason, Task, Trajectory
 from mcprl.samplers.scripted import ScriptedSampler
 from mcprl.tools import Toolbox
 from mcprl.training import RunFolder, read_trajectories
@@ -30,7 +31,7 @@ TASK = Task(
     id="call-grace",
     prompt=({"role": "user", "content": "It is 10:10 at Grace's office. What time is it in Asia/Tokyo?"},),
     goal=Goal(
-        answer="16:10",
+        answer=Contains(text="16:10"),
         calls=(
             ExpectedCall(tool="find_person", arguments=FIND["arguments"]),
             ExpectedCall(tool="convert_time", arguments=CONVERT["arguments"]),
@@ -69,13 +70,20 @@ async def test_three_turns_two_servers_one_episode_read_back_from_disk(time_spec
 
     trajectory = read[0]
     assert trajectory.stop is StopReason.ANSWERED
-    assert {n: trajectory.reward_parts[n] for n in ("answer", "calls", "arguments")} == {
+    assert trajectory.reward_parts == {
         "answer": 1.0,
         "calls": 1.0,
         "arguments": 1.0,
+        "efficiency": 1.0,
+        "invalid_call": 0.0,
+        "unanswered": 0.0,
     }
-    assert trajectory.reward_parts["invalid_call"] == trajectory.reward_parts["unanswered"] == 0.0
-    assert trajectory.reward == pytest.approx(2.0)
+    assert trajectory.reward == 1.0
+    # Half of the calls and one of four arguments came with the first turn; only the answer was missing after two.
+    weights, total = config.rewards, 2.1
+    progress = (0.5 * weights.calls + 0.25 * weights.arguments + 0.5 * weights.efficiency) / total
+    assert [turn.reward for turn in trajectory.turns] == pytest.approx([progress, 1.1 / 2.1 - progress, 1 / 2.1])
+    assert sum(turn.reward for turn in trajectory.turns) == 1.0
 
     # Which server answered which call, and what it said.
     observations = [seen for turn in trajectory.turns for seen in turn.observations]

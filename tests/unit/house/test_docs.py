@@ -51,3 +51,23 @@ def test_a_snippet_that_cannot_run_fails_with_its_reason(tmp_path: Path, block: 
     result = docs("snippets", str(page))
     assert result.returncode != 0
     assert shown in result.stdout + result.stderr
+
+
+def test_a_page_that_shows_what_a_snippet_prints_must_show_what_it_prints_now(tmp_path: Path):
+    page = tmp_path / "page.md"
+    text = "<!-- run -->\n```bash\necho now\n```\n\n<!-- output -->\n```text\n{}\n```\n"
+    page.write_text(text.format("then"))
+    result = docs("snippets", str(page))
+    assert result.returncode != 0
+    assert "prints something else than the page says" in result.stdout
+    assert docs("snippets", "--write", str(page)).returncode == 0
+    assert page.read_text() == text.format("now")
+    assert docs("snippets", str(page)).returncode == 0
+
+
+def test_an_output_behind_nothing_that_runs_is_refused(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("```bash\necho now\n```\n\n<!-- output -->\n```text\nnow\n```\n")
+    result = docs("snippets", str(page))
+    assert result.returncode != 0
+    assert "stands behind no block that is run" in result.stderr

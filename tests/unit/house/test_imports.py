@@ -6,6 +6,12 @@ from source_files import imported_modules, source_files
 
 BASE = {
     "records",
+    "goals",
+    "protocol",
+    "canonical",
+    "conversations",
+    "patterns",
+    "retry_after",
     "config",
     "settings",
     "recipe",
@@ -15,6 +21,7 @@ BASE = {
     "processes",
     "concurrency",
     "redact",
+    "world",
 }
 BEFORE_EPISODES = BASE | {"tasks", "tools", "chat", "samplers"}
 BEFORE_TRAINING = BEFORE_EPISODES | {"episodes", "algorithms", "learners"}

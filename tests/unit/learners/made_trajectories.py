@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mcprl.algorithms import make_batch
 from mcprl.config import AlgorithmConfig, LearnerConfig, ModelConfig, RunConfig, ServersConfig, TasksConfig
-from mcprl.records import Batch, FinishReason, Goal, Group, StopReason, Task, Trajectory, Turn
+from mcprl.goals import Goal
+from mcprl.records import Batch, FinishReason, Group, StopReason, Task, Trajectory, Turn
 
 TINY_QWEN3 = Path(__file__).resolve().parents[3] / ".cache" / "models" / "tiny-qwen3"
 

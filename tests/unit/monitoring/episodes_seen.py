@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from mcprl.records import Goal, StopReason, Task, Trajectory
+from mcprl.goals import Goal
+from mcprl.records import StopReason, Task, Trajectory
 
 _TASK = Task(id="meet-ana", prompt=({"role": "user", "content": "Where is Ana?"},), goal=Goal(answer="Lima"))
 _TRAJECTORY = Trajectory(

@@ -88,6 +88,9 @@ def test_on_a_cpu_the_server_runs_eagerly_in_one_process(installed):
     argv = server_argv(MODEL, SAMPLING, lora_rank=4, port=1)
     assert "--enforce-eager" in argv
     assert "--gpu-memory-utilization" not in argv
+    # Prompts in pieces and seeds do not go together there.
+    assert "--no-enable-chunked-prefill" in argv
+    assert int(option(argv, "--max-num-batched-tokens")) >= MODEL.context_tokens
     env = server_env(SAMPLING)
     assert (env["VLLM_CPU_KVCACHE_SPACE"], env["VLLM_ENABLE_V1_MULTIPROCESSING"]) == ("2", "0")
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.errors import BadValueError
-from mcprl.records import Goal, Task
+from mcprl.goals import Goal
+from mcprl.records import Task
 from mcprl.tasks import TaskOrder
 
 seeds = st.integers(0, 2**63)
@@ -25,7 +26,7 @@ def orders(draw: st.DrawFn) -> tuple[int, int, int]:
 
 
 def ids(order: TaskOrder, step: int) -> list[str]:
-    return [task.id for task in order.at(step)]
+    return [task.id for task in order.deal(step)]
 
 
 @given(orders(), st.integers(0, 10_000))
@@ -49,7 +50,7 @@ def test_the_order_depends_on_seed_and_step_and_not_on_what_was_asked_before(ord
     count, per_step, seed = order
     asked = TaskOrder(tasks(count), per_step=per_step, seed=seed)
     for step in steps:
-        asked.at(step)
+        asked.deal(step)
     fresh = TaskOrder(tasks(count), per_step=per_step, seed=seed)
     assert ids(asked, steps[0]) == ids(fresh, steps[0])
 

@@ -1,4 +1,5 @@
-"""Task files and preambles: what a line may say, and how a wrong one is refused."""
+"""Task files and preambles: what a line may say, how a wrong one is refused, and that what is written is read back."""
+# R25
 
 from __future__ import annotations
 
@@ -6,14 +7,29 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from mcprl.errors import TaskFileError
-from mcprl.records import Difficulty, ExpectedCall, Goal, Task
-from mcprl.tasks import load_preamble, load_tasks
+from mcprl.goals import (
+    AnyText,
+    Contains,
+    Exactly,
+    ExpectedCall,
+    ExpectedState,
+    Goal,
+    HasAll,
+    HasNumber,
+    Matches,
+)
+from mcprl.records import Difficulty, Solution, Task, ToolCall
+from mcprl.tasks import load_preamble, load_tasks, write_tasks
+from mcprl.tasks.lines import line_of, task_of, task_schema
 
-GOOD = '{"id": "a", "prompt": "Hi"}'
+ROOT = Path(__file__).parents[3]
+SCHEMA = Draft202012Validator(task_schema())
+GOOD = '{"id": "a", "prompt": "Hi", "answer": "y"}'
 
 
 @pytest.fixture
@@ -38,47 +54,95 @@ def test_a_line_with_all_fields_becomes_a_task(write):
         "prompt": "What time is it?",
         "answer": "23:30",
         "calls": [{"tool": "find_person", "arguments": {"name": "Ana"}}, {"tool": "get_current_time"}],
+        "in_any_order": True,
+        "min_calls": 2,
+        "state": [{"tool": "history", "arguments": {"limit": 1}, "texts": ["23:30", {"number": 3, "at_most": None}]}],
+        "rubric": "It is polite.",
         "tools": ["find_person"],
         "difficulty": "hard",
         "max_turns": 3,
+        "world": "market-7",
+        "solution": {"calls": [{"name": "find_person", "arguments": {"name": "Ana"}}], "answer": "At 23:30."},
     }
     (task,) = load_tasks(write(json.dumps(line)))
     calls = (ExpectedCall(tool="find_person", arguments={"name": "Ana"}), ExpectedCall(tool="get_current_time"))
     assert task == Task(
         id="meet-ana",
         prompt=({"role": "user", "content": "What time is it?"},),
-        goal=Goal(answer="23:30", calls=calls),
+        goal=Goal(
+            answer=Contains(text="23:30"),
+            calls=calls,
+            in_any_order=True,
+            min_calls=2,
+            state=(
+                ExpectedState(
+                    tool="history",
+                    arguments={"limit": 1},
+                    texts=(Contains(text="23:30"), HasNumber(value=3, at_most=None)),
+                ),
+            ),
+            rubric="It is polite.",
+        ),
         tools=("find_person",),
         difficulty=Difficulty.HARD,
         max_turns=3,
+        world="market-7",
+        solution=Solution(calls=(ToolCall(name="find_person", arguments={"name": "Ana"}),), answer="At 23:30."),
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "goal"),
+    [
+        ("23:30", Contains(text="23:30")),
+        ({"any": True}, AnyText()),
+        ({"contains": "Ana"}, Contains(text="Ana")),
+        ({"exactly": "yes"}, Exactly(text="yes")),
+        ({"number": 213.88}, HasNumber(value=213.88, tolerance=0.0, at_most=4)),
+        ({"number": 3, "tolerance": 0.5, "at_most": 1}, HasNumber(value=3.0, tolerance=0.5, at_most=1)),
+        ({"all": ["VLKN", "ORBT"]}, HasAll(members=("VLKN", "ORBT"))),
+        ({"all": ["VLKN"], "none_of": ["HALE"]}, HasAll(members=("VLKN",), none_of=("HALE",))),
+        ({"matches": "^[A-Z]{4}$"}, Matches(pattern="^[A-Z]{4}$")),
+    ],
+)
+def test_each_shape_of_an_answer_is_its_goal_also_in_the_texts_of_a_state(write, answer, goal):
+    line = {"id": "a", "prompt": "Hi", "answer": answer, "state": [{"tool": "t", "texts": [answer]}]}
+    (task,) = load_tasks(write(json.dumps(line)))
+    assert task.goal == Goal(answer=goal, state=(ExpectedState(tool="t", texts=(goal,)),))
 
 
 def test_what_is_left_out_has_its_default(write):
     (task,) = load_tasks(write(GOOD))
-    assert (task.goal, task.tools, task.difficulty, task.max_turns) == (Goal(), None, Difficulty.MEDIUM, None)
+    assert task == Task(
+        id="a",
+        prompt=({"role": "user", "content": "Hi"},),
+        goal=Goal(answer=Contains(text="y")),
+        tools=None,
+        difficulty=Difficulty.MEDIUM,
+        max_turns=None,
+    )
 
 
 def test_no_tools_and_every_tool_are_told_apart(write):
-    (task,) = load_tasks(write('{"id": "a", "prompt": "Hi", "tools": []}'))
+    (task,) = load_tasks(write('{"id": "a", "prompt": "Hi", "answer": "y", "tools": []}'))
     assert task.tools == ()
 
 
 def test_a_prompt_may_be_a_list_of_messages(write):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    (task,) = load_tasks(write(json.dumps({"id": "a", "prompt": messages})))
+    (task,) = load_tasks(write(json.dumps({"id": "a", "prompt": messages, "answer": "y"})))
     assert task.prompt == tuple(messages)
 
 
 def test_tasks_come_in_the_order_of_the_file_and_empty_lines_are_skipped(write):
-    path = write('{"id": "b", "prompt": "x"}\n\n  \r\n{"id": "a", "prompt": "y"}\r\n')
+    path = write('{"id": "b", "prompt": "x", "answer": "y"}\n\n  \r\n{"id": "a", "prompt": "y", "answer": "y"}\r\n')
     assert [task.id for task in load_tasks(path)] == ["b", "a"]
 
 
 @given(prompt=st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_prompt_survives_the_file_also_where_it_holds_odd_line_separators(tmp_path_factory, prompt):
     path = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
-    lines = [json.dumps({"id": name, "prompt": prompt}, ensure_ascii=False) for name in "ab"]
+    lines = [json.dumps({"id": name, "prompt": prompt, "answer": "y"}, ensure_ascii=False) for name in "ab"]
     path.write_bytes("\n".join(lines).encode())
     assert [task.prompt[0]["content"] for task in load_tasks(path)] == [prompt, prompt]
 
@@ -103,6 +167,33 @@ def test_any_prompt_survives_the_file_also_where_it_holds_odd_line_separators(tm
         ('{"id": "b", "prompt": "x", "calls": [{"tool": "a", "args": {}}]}', "calls.0.args: Extra inputs"),
         ('{"id": "b", "prompt": [{"role": "user", "content": "x", "nmae": "y"}]}', "prompt.0.nmae: Extra inputs"),
         ('{"id": "b", "prompt": [{"role": "user"}]}', "prompt.0.content: Field required"),
+        ('{"id": "b", "prompt": "x"}', "nothing is checked"),
+        ('{"id": "b", "prompt": "x", "in_any_order": true}', "nothing is checked"),
+        ('{"id": "b", "id": "c", "prompt": "x", "answer": "y"}', "the key 'id' appears twice in one object"),
+        ('{"id": "b", "prompt": "x", "calls": [{"tool": "t", "tool": "u"}]}', "the key 'tool' appears twice"),
+        ('{"id": "b", "prompt": "x", "answer": ""}', "answer: "),
+        ('{"id": "b", "prompt": "x", "answer": {}}', "answer: write a text, or an object with one of the keys any,"),
+        ('{"id": "b", "prompt": "x", "answer": {"any": false}}', "answer.any: "),
+        ('{"id": "b", "prompt": "x", "answer": {"number": "3"}}', "answer.number: "),
+        ('{"id": "b", "prompt": "x", "answer": {"number": NaN}}', "NaN is no JSON"),
+        ('{"id": "b", "prompt": "x", "answer": {"number": 3, "tolerance": -1}}', "answer.tolerance: "),
+        ('{"id": "b", "prompt": "x", "answer": {"number": 3, "contains": "x"}}', "answer.contains: Extra inputs"),
+        ('{"id": "b", "prompt": "x", "answer": {"all": []}}', "answer.all: "),
+        (
+            '{"id": "b", "prompt": "x", "answer": {"matches": "(a"}}',
+            "is no usable regular expression",
+        ),
+        ('{"id": "b", "prompt": "x", "state": [{"tool": "t", "texts": []}]}', "state.0.texts: "),
+        ('{"id": "b", "prompt": "x", "state": [{"tool": "t", "texts": ["a", {"matches": "*"}]}]}', "texts.1.matches: "),
+        ('{"id": "b", "prompt": "x", "answer": "y", "min_calls": "2"}', "min_calls: "),
+        ('{"id": "b", "prompt": "x", "answer": "y", "in_any_order": 1}', "in_any_order: "),
+        ('{"id": "b", "prompt": "x", "answer": "y", "solution": {"calls": []}}', "solution.answer: Field required"),
+        ('{"id": "b", "prompt": "x", "answer": "y"} {}', "not JSON (something follows the value)"),
+        ('{"id": "b", "prompt": "\\ud83d", "answer": "y"}', "half of a surrogate pair"),
+        (
+            '{"id": "b", "prompt": "x", "env_class": "e", "reward_spec": {}}',
+            "a SkyRL row and a task of mcprl's own form",
+        ),
         ('{"id": "b", "prompt": ' + "[" * 100_000, "too deeply nested"),
         ('{"id": "b", "prompt": ' + "9" * 5000 + "}", "a number too long"),
     ],
@@ -145,8 +236,9 @@ def test_a_preamble_is_a_list_of_messages_with_calls_and_results(write):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{}", "valid array"),
-        ("[", "Invalid JSON"),
+        ("{}", "valid list"),
+        ("[", "not JSON"),
+        ('[{"role": "user", "role": "system", "content": "x"}]', "the key 'role' appears twice"),
         ('[{"role": "user"}]', "0.content: Field required"),
         ('[{"role": "user", "content": "x", "nmae": "y"}]', "0.nmae: Extra inputs"),
     ],
@@ -158,3 +250,154 @@ def test_a_wrong_preamble_is_refused_with_the_file_and_the_field(write, text, wo
     assert caught.value.what.startswith(f"{path}: ")
     assert words in caught.value.what
     assert ": : " not in caught.value.what
+
+
+def test_a_list_of_tasks_is_read_like_lines_and_an_error_names_its_row(write):
+    assert [task.id for task in load_tasks(write(f"\n[{GOOD},\n{GOOD.replace('a', 'b', 1)}]\n"))] == ["a", "b"]
+    path = write(f'[{GOOD}, {{"id": "b", "prompt": "x"}}]')
+    assert refusal(path).what.startswith(f"{path}: row 2: nothing is checked")
+
+
+@pytest.mark.parametrize("text", [f"[{GOOD}", f"[{GOOD} {GOOD}]", f"[{GOOD},]", f"[{GOOD}] x", "[nonsense]"])
+def test_a_broken_list_is_refused(write, text):
+    assert "not JSON" in refusal(write(text)).what
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+words = texts.filter(lambda text: bool(text.strip()))
+# JSON has no infinite numbers, and what its decoder reads back of a float is the same float.
+numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**15), 10**15)
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
+    max_leaves=3,
+)
+arguments = st.dictionaries(texts, json_values, max_size=2)
+expected_texts = st.one_of(
+    st.builds(AnyText),
+    st.builds(Contains, text=words),
+    st.builds(Exactly, text=words),
+    st.builds(
+        HasNumber,
+        value=numbers.map(float),
+        tolerance=st.floats(0, 1e6),
+        at_most=st.none() | st.integers(1, 9),
+    ),
+    st.builds(
+        HasAll,
+        members=st.lists(words, min_size=1, max_size=3).map(tuple),
+        none_of=st.lists(words, max_size=2).map(tuple),
+    ),
+    st.builds(Matches, pattern=st.sampled_from(["a", "^x+$", r"\\d{3}", "(?i)né", "\u2028"])),
+)
+
+
+def tuples(strategy, **sizes):
+    return st.lists(strategy, **({"max_size": 2} | sizes)).map(tuple)
+
+
+goals = st.builds(
+    Goal,
+    answer=expected_texts | st.none(),
+    calls=tuples(st.builds(ExpectedCall, tool=words, arguments=arguments)),
+    in_any_order=st.booleans(),
+    min_calls=st.integers(0, 5),
+    state=tuples(st.builds(ExpectedState, tool=words, arguments=arguments, texts=tuples(expected_texts, min_size=1))),
+    rubric=words | st.none(),
+).filter(lambda goal: goal.answer or goal.calls or goal.min_calls or goal.state or goal.rubric)
+messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": texts},
+    optional={"name": texts, "tool_calls": st.lists(arguments, max_size=2)},
+)
+tasks = st.builds(
+    Task,
+    id=texts.filter(bool),
+    prompt=tuples(messages, min_size=1),
+    goal=goals,
+    tools=st.none() | tuples(texts),
+    difficulty=st.sampled_from(Difficulty),
+    max_turns=st.none() | st.integers(1, 20),
+    world=st.none() | words,
+    solution=st.none()
+    | st.builds(
+        Solution, calls=tuples(st.builds(ToolCall, name=words, arguments=arguments, problem=st.none())), answer=texts
+    ),
+)
+
+
+# A task has many fields: drawing some is slow on a busy machine, which says nothing about the code.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(tasks, min_size=1, max_size=3, unique_by=lambda task: task.id))
+def test_what_is_written_is_read_back_the_same_and_fits_the_published_schema(tmp_path_factory, written):
+    path = tmp_path_factory.mktemp("written") / "tasks.jsonl"
+    write_tasks(written, path)
+    assert load_tasks(path) == tuple(written)
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    assert len(lines) == len(written)
+    for line in lines:
+        SCHEMA.validate(json.loads(line))
+
+
+def test_a_written_line_leaves_out_what_has_its_default():
+    assert line_of(task_of(json.loads(GOOD))) == json.loads(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("goal", "words"),
+    [
+        (Goal(), "nothing is checked"),
+        (Goal(answer=Contains(text=" ")), "answer: "),
+        (Goal(min_calls=-1), "min_calls: "),
+    ],
+)
+def test_a_task_that_no_line_can_say_is_not_written_and_the_file_stays_as_it_was(tmp_path, goal, words):
+    path = tmp_path / "tasks.jsonl"
+    good = task_of(json.loads(GOOD))
+    write_tasks([good], path)
+    before = path.read_bytes()
+    bad = Task(id="bad", prompt=({"role": "user", "content": "Hi"},), goal=goal)
+    with pytest.raises(TaskFileError, match=f"task 'bad' cannot be written: {words}"):
+        write_tasks([good, bad], path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tasks_with_one_id_and_no_tasks_at_all_are_not_written(tmp_path):
+    good = task_of(json.loads(GOOD))
+    with pytest.raises(TaskFileError, match="two tasks to be written have the id 'a'"):
+        write_tasks([good, good], tmp_path / "tasks.jsonl")
+    with pytest.raises(TaskFileError, match="no tasks to write"):
+        write_tasks([], tmp_path / "tasks.jsonl")
+    with pytest.raises(TaskFileError, match="No such file"):
+        write_tasks([good], tmp_path / "nowhere" / "tasks.jsonl")
+
+
+def test_the_published_schema_is_that_of_the_code():
+    published = (ROOT / "docs" / "schemas" / "task.json").read_text(encoding="utf-8")
+    fix = "run: mcprl tasks schema > docs/schemas/task.json"
+    assert published == json.dumps(task_schema(), indent=2, ensure_ascii=False) + "\n", fix
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"anwser": "y"},
+        {"answer": ""},
+        {"answer": {"any": False}},
+        {"answer": {"number": "3"}},
+        {"answer": {"all": []}},
+        {"answer": {"number": 3, "contains": "x"}},
+        {"state": [{"tool": "t", "texts": []}]},
+        {"min_calls": -1},
+        {"max_turns": 0},
+        {"difficulty": "trivial"},
+        {"prompt": []},
+        {"prompt": [{"role": "user"}]},
+        {"tools": "find_person"},
+        {"solution": {"calls": []}},
+    ],
+)
+def test_the_schema_and_the_loader_refuse_the_same_lines(write, field):
+    line = json.loads(GOOD) | field
+    assert not SCHEMA.is_valid(line)
+    refusal(write(json.dumps(line)))

@@ -21,6 +21,7 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from mcprl.redact import SECRETS
+from mcprl.retry_after import retry_after_s
 from mcprl.tools.transports.http_answers import (
     AnswerLimits,
     answers,
@@ -30,7 +31,6 @@ from mcprl.tools.transports.http_answers import (
     read_message,
     refuses_session,
     request_id_of,
-    retry_after_s,
     status_outcome,
     too_large,
 )

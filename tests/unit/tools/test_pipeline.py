@@ -74,6 +74,12 @@ async def test_an_alias_of_a_tool_and_of_an_argument_reach_the_tool_meant(tmp_pa
         tool_aliases={"get_quote": "quote"}, argument_aliases={"ticker": "symbol", "symbol": "ticker"},
     )  # fmt: skip
     assert (seen.tool, seen.text, seen.fault) == ("quote", "AAPL: 213.88", None)
+    assert seen.arguments == {"symbol": "AAPL"}
+
+
+async def test_arguments_that_no_alias_changed_are_not_written_down_twice(tmp_path):
+    (seen,) = await observe(Market(), tmp_path, call("quote", symbol="AAPL"), argument_aliases={"ticker": "symbol"})
+    assert (seen.text, seen.arguments) == ("AAPL: 213.88", None)
 
 
 async def test_bad_arguments_reach_no_server_and_are_explained(tmp_path):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mcprl.conversations import answers_in, calls_in
 from mcprl.errors import CassetteError
 from mcprl.tools.cassettes.inferred import infer_definition, is_inferred, merged_definitions
 from mcprl.tools.cassettes.listings import load_tool_list, tools_in_prompt
-from mcprl.tools.cassettes.messages import answers_in, calls_in
 from mcprl.tools.cassettes.recordings import read_recordings
 
 ROOT = Path(__file__).parents[3]

@@ -19,11 +19,10 @@ from mcprl.config import (
     TrainingConfig,
 )
 from mcprl.errors import BadValueError, TaskFileError, UnknownToolError
-from mcprl.records import ExpectedCall, Goal, LostEpisode, Task, Trajectory
-from mcprl.tools import Catalog, Tool
+from mcprl.records import LostEpisode, Trajectory
 from mcprl.training import open_run, read_trajectories, train
 from mcprl.training import run as run_module
-from mcprl.training.run import make_sampler, require_tools
+from mcprl.training.run import make_sampler
 
 TINY_QWEN3 = Path(__file__).resolve().parents[3] / ".cache" / "models" / "tiny-qwen3"
 
@@ -66,6 +65,9 @@ def make_config(folder: Path, *tasks: dict, **training) -> RunConfig:
     )
 
 
+A_TASK = {"id": "a", "prompt": "?", "answer": {"any": True}}
+
+
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test where anything dear is begun."""
@@ -75,7 +77,11 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("field", [{"tools": ["find_persn"]}, {"calls": [{"tool": "find_persn"}]}])
 async def test_a_task_that_names_an_unknown_tool_stops_the_run_before_a_model_is_loaded(tmp_path, no_model, field):
-    config = make_config(tmp_path, {"id": "good", "prompt": "?"}, {"id": "d03", "prompt": "?", **field})
+    config = make_config(
+        tmp_path,
+        {"id": "good", "prompt": "?", "answer": {"any": True}},
+        {"id": "d03", "prompt": "?", "answer": {"any": True}, **field},
+    )
     listener = Listener()
     with pytest.raises(UnknownToolError, match=r"'find_persn', which task d03 needs \(did you mean 'find_person'\?\)"):
         async with open_run(config, listener):
@@ -95,23 +101,13 @@ async def test_a_bad_task_file_stops_the_run_before_a_server_is_started(tmp_path
 async def test_more_tasks_a_step_than_there_are_stops_the_run_before_a_server_is_started(tmp_path, no_model):
     listener = Listener()
     with pytest.raises(BadValueError, match=r"training\.tasks_per_step is 2"):
-        async with open_run(make_config(tmp_path, {"id": "a", "prompt": "?"}, tasks_per_step=2), listener):
+        async with open_run(make_config(tmp_path, A_TASK, tasks_per_step=2), listener):
             pass
     assert listener.stages == []
 
 
-def test_tools_that_tasks_offer_and_need_must_be_in_the_catalog():
-    parameters = {"type": "object", "properties": {}}
-    catalog = Catalog([Tool(name="f", description="", parameters=parameters, server="s")])
-    prompt = ({"role": "user", "content": "?"},)
-    fine = Task(id="a", prompt=prompt, goal=Goal(calls=(ExpectedCall(tool="f"),)), tools=("f",))
-    require_tools([fine, Task(id="b", prompt=prompt, goal=Goal())], catalog)
-    with pytest.raises(UnknownToolError, match="task c"):
-        require_tools([fine, Task(id="c", prompt=prompt, goal=Goal(calls=(ExpectedCall(tool="g"),)))], catalog)
-
-
 def test_the_engine_of_the_configuration_makes_the_sampler(tmp_path):
-    config = make_config(tmp_path, {"id": "a", "prompt": "?"})
+    config = make_config(tmp_path, A_TASK)
     assert type(make_sampler(config, tmp_path)).__name__ == "TransformersSampler"
     config = config.model_copy(update={"sampling": SamplingConfig(engine="vllm")})
     assert type(make_sampler(config, tmp_path)).__name__ == "VllmSampler"
@@ -121,7 +117,9 @@ async def test_a_small_run_collects_learns_publishes_and_records_every_step(tmp_
     if not (TINY_QWEN3 / "config.json").exists():
         pytest.skip("the tiny model is missing: run scripts/setup")
     tools = ["find_person"]
-    tasks = [{"id": name, "prompt": f"Where is {name}?", "tools": tools} for name in ("Ana", "Chen")]
+    tasks = [
+        {"id": name, "prompt": f"Where is {name}?", "tools": tools, "answer": {"any": True}} for name in ("Ana", "Chen")
+    ]
     listener = Listener()
     async with open_run(make_config(tmp_path, *tasks), listener) as run:
         summary = await train(run)

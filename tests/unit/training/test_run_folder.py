@@ -13,19 +13,9 @@ from hypothesis import strategies as st
 
 from mcprl.config import RunConfig
 from mcprl.errors import Fault
+from mcprl.goals import Goal
 from mcprl.recipe import load_recipe
-from mcprl.records import (
-    FinishReason,
-    Goal,
-    Group,
-    Observation,
-    StopReason,
-    Task,
-    ToolCall,
-    Trajectory,
-    Turn,
-    Weights,
-)
+from mcprl.records import FinishReason, Group, Observation, StopReason, Task, ToolCall, Trajectory, Turn, Weights
 from mcprl.training import RunFolder, read_trajectories
 
 RECIPE = Path(__file__).resolve().parents[3] / "recipes" / "hello-cpu.yaml"

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
+from mcprl.canonical import canonical_json
 from mcprl.errors import CassetteError
 from mcprl.redact import SECRETS
-from mcprl.tools.canonical import canonical_json
 from mcprl.tools.definitions import ToolDefinition
 
 __all__ = ["ANY_VERSION", "Cassette", "Recording", "canonical_arguments"]

@@ -2,7 +2,7 @@
 
 A file holds rows, as a JSON list or one a line. A row is a list of messages, or an object with such a list as "prompt",
 "messages" or "extra_info.original_conversation"; it may list its tools as "tools". Messages are read as
-`mcprl.tools.cassettes.messages` says. What cannot be read is kept as well, with its place and the reason.
+`mcprl.conversations` says. What cannot be read is kept as well, with its place and the reason.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from mcprl.conversations import WrittenAnswer, WrittenCall, answers_in, calls_in, is_answer, text_of
 from mcprl.errors import CassetteError
 from mcprl.tools.cassettes.listings import ListedTool, listed_tools, tools_in_prompt
-from mcprl.tools.cassettes.messages import WrittenAnswer, WrittenCall, answers_in, calls_in, is_answer, text_of
 
 __all__ = ["Place", "RecordedCall", "Recordings", "Unreadable", "read_recordings"]
 

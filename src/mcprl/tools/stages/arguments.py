@@ -20,8 +20,8 @@ from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, specification_with
 
+from mcprl.canonical import is_unicode
 from mcprl.errors import BadToolSchemaError
-from mcprl.tools.canonical import is_unicode
 
 __all__ = ["MAX_PROBLEM_CHARS", "ArgumentCheck"]
 

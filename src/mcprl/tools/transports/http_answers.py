@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
@@ -23,6 +20,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from mcprl.redact import SECRETS
+from mcprl.retry_after import retry_after_s
 from mcprl.tools.transports.lines import lenient_json
 from mcprl.tools.transports.partial import beginning_of
 from mcprl.tools.transports.wire import TransportOutcome, Trouble
@@ -37,7 +35,6 @@ __all__ = [
     "read_repaired",
     "refuses_session",
     "request_id_of",
-    "retry_after_s",
     "status_outcome",
     "too_large",
 ]
@@ -175,36 +172,6 @@ def refuses_session(status: int, message: object) -> bool:
     if status == 404:
         return message.error.code != METHOD_NOT_FOUND
     return status == 400 and message.id is None and "session" in message.error.message.lower()
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """How long the server asks to be left alone, or None where it does not say so in a way that has one meaning."""
-    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0), ("x-ratelimit-reset-after", 1.0)):
-        value = headers.get(name)
-        seconds = None if value is None else _number(value)
-        if seconds is not None:
-            return seconds * unit_s
-    moment = _moment(headers.get("retry-after"))
-    if moment is None:
-        return None
-    # Seen from the server's own clock, where it tells the time: ours may be another.
-    now = _moment(headers.get("date"))
-    return max(moment - (time.time() if now is None else now), 0.0)
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None
-
-
-def _moment(text: str | None) -> float | None:
-    try:
-        return None if text is None else parsedate_to_datetime(text).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _one_line(text: str) -> str:

@@ -1,0 +1,93 @@
+"""The configuration of a run: every setting with its type, bounds, default and meaning. `recipe.py` reads it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import yaml
+from pydantic import Field, model_validator
+
+from mcprl.config.episodes import EpisodesConfig, JudgeConfig, RewardsConfig, TasksConfig
+from mcprl.config.learning import (
+    AlgorithmConfig,
+    LearnerConfig,
+    ModelConfig,
+    SamplingConfig,
+    TrainingConfig,
+    VllmConfig,
+)
+from mcprl.config.section import Section
+from mcprl.config.servers import (
+    BreakerSettings,
+    BudgetSettings,
+    CassetteMode,
+    ErrorRule,
+    RateSettings,
+    RetrySettings,
+    ServersConfig,
+    ServerSettings,
+)
+
+__all__ = [
+    "AlgorithmConfig",
+    "BreakerSettings",
+    "BudgetSettings",
+    "CassetteMode",
+    "EpisodesConfig",
+    "ErrorRule",
+    "JudgeConfig",
+    "LearnerConfig",
+    "ModelConfig",
+    "RateSettings",
+    "RetrySettings",
+    "RewardsConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "ServerSettings",
+    "ServersConfig",
+    "TasksConfig",
+    "TrainingConfig",
+    "VllmConfig",
+]
+
+
+class RunConfig(Section):
+    """All settings of a run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and of its folder.")
+    seed: int = Field(default=0, ge=0, description="Root of every random draw.")
+    model: ModelConfig
+    tasks: TasksConfig
+    servers: ServersConfig
+    sampling: SamplingConfig = SamplingConfig()
+    episodes: EpisodesConfig = EpisodesConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    learner: LearnerConfig = LearnerConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    @model_validator(mode="after")
+    def _minibatches_are_not_empty(self) -> RunConfig:
+        trajectories = self.episodes.group_size * self.training.tasks_per_step
+        if self.algorithm.minibatches > trajectories:
+            raise ValueError(
+                f"algorithm.minibatches is {self.algorithm.minibatches}, but a batch has only {trajectories} episodes"
+            )
+        return self
+
+    def to_yaml(self) -> str:
+        """The resolved configuration, every default written out."""
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes each text so that it is read back as it was."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    # YAML counts these as line breaks, which only double quotes keep.
+    style = '"' if any(character in value for character in "\x85\u2028\u2029") else None
+    return cast("Any", dumper).represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)

@@ -1,0 +1,79 @@
+"""Settings of the model, the sampler, the objective, the learner and the loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from mcprl.config.section import ModelLocation, Section
+
+__all__ = ["AlgorithmConfig", "LearnerConfig", "ModelConfig", "SamplingConfig", "TrainingConfig", "VllmConfig"]
+
+
+class ModelConfig(Section):
+    """The model to train."""
+
+    path: ModelLocation = Field(description="Folder of the model (begins with . or /), or its name on the hub.")
+    renderer: str = Field(
+        default="auto",
+        description="How chats become tokens: auto, chatml, or a name that `renderers` knows, such as qwen3.",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="bfloat16", description="Number format of sampler and learner. float32 makes their logprobs equal."
+    )
+    context_tokens: int = Field(default=4096, ge=64, description="Longest conversation, in tokens.")
+
+
+class VllmConfig(Section):
+    """The vLLM server that mcprl starts."""
+
+    max_sequences: int = Field(default=64, ge=1, description="Sequences decoded at once.")
+    memory_fraction: float = Field(default=0.5, gt=0, lt=1, description="Share of GPU memory for vLLM.")
+    cpu_cache_gib: int = Field(default=1, ge=1, description="GiB of key/value cache where vLLM runs on a CPU.")
+    start_deadline_s: float = Field(default=600.0, gt=0, description="Seconds until it must be healthy.")
+
+
+class SamplingConfig(Section):
+    """How the policy's turns are sampled."""
+
+    engine: Literal["vllm", "transformers"] = Field(default="vllm", description="What generates tokens.")
+    temperature: float = Field(default=1.0, gt=0, description="Temperature; the learner uses the same.")
+    max_tokens: int = Field(default=512, ge=1, description="Longest turn, in tokens.")
+    stop: tuple[str, ...] = Field(default=(), description="Texts that end a turn, such as </tool_call>.")
+    request_deadline_s: float = Field(default=300.0, gt=0, description="Seconds one turn may take to sample.")
+    vllm: VllmConfig = VllmConfig()
+
+
+class AlgorithmConfig(Section):
+    """The objective: group-relative advantages, clipped policy ratio."""
+
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="Ratios below 1 − this bring no more gain.")
+    clip_high: float = Field(default=0.2, gt=0, description="Ratios above 1 + this bring no more gain.")
+    epochs: int = Field(default=1, ge=1, description="Passes over a batch.")
+    minibatches: int = Field(default=2, ge=1, description="Optimiser steps in each pass.")
+
+
+class LearnerConfig(Section):
+    """The torch learner: a LoRA adapter trained with AdamW."""
+
+    learning_rate: float = Field(default=2e-5, gt=0, description="AdamW's learning rate.")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
+    lora_rank: int = Field(default=16, ge=1, description="Rank of the adapter.")
+    lora_alpha: int = Field(default=32, ge=1, description="Scale of the adapter is alpha / rank.")
+    microbatch: int = Field(default=4, ge=1, description="Trajectories in one forward pass.")
+    max_parity_error: float = Field(
+        default=0.5,
+        gt=0,
+        description="Largest |Δlogprob| between sampler and learner before an update; beyond it the run stops.",
+    )
+
+
+class TrainingConfig(Section):
+    """The loop."""
+
+    steps: int = Field(default=100, ge=1, description="Batches to collect and learn from.")
+    tasks_per_step: int = Field(default=8, ge=1, description="Groups in a batch.")
+    outputs: Path = Field(default=Path("outputs"), description="Folder of all runs, seen from where mcprl starts.")

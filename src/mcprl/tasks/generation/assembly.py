@@ -1,0 +1,116 @@
+"""The generator: families drawn in turn, a wording for each draft, and the tools on offer.
+
+Easy tasks take one call, medium ones two or three, hard ones four to six.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from mcprl.errors import BadValueError
+from mcprl.records import Difficulty, Task
+from mcprl.tasks.generation.drafts import Draft, Family
+from mcprl.tasks.generation.families import FAMILIES
+from mcprl.tasks.generation.material import Material, split_material
+from mcprl.tasks.generation.offers import offer
+from mcprl.world import open_market, open_workspace
+from mcprl.world.draws import Draws
+
+__all__ = ["SHARES", "generate"]
+
+SHARES: dict[Difficulty, float] = {Difficulty.EASY: 0.35, Difficulty.MEDIUM: 0.35, Difficulty.HARD: 0.3}
+"""How large a part of each split a difficulty makes up."""
+
+# After so many draws in a row that gave nothing new, a family has nothing more to ask.
+_DRAWS = 100
+
+
+def generate(
+    world: int, *, train: int = 400, validation: int = 100, distractors: int = 3, seed: int = 0
+) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """Tasks whose answers are true of the offline world of that seed: those to train on and those to validate on.
+
+    The same arguments give the same tasks. No task of one split asks for what one of the other asks for, and
+    validation has wordings that training never sees. Raises BadValueError where the world has not enough to ask.
+    """
+    market, workspace = open_market(world), open_workspace(world)
+    shares = split_material(market, workspace, seed)
+    splits: list[tuple[Task, ...]] = []
+    taken: set[tuple[str, ...]] = set()
+    for split, material, count in zip(("train", "validation"), shares, (train, validation), strict=True):
+        splits.append(_make_split(split, material, count, distractors=distractors, seed=seed, taken=taken))
+    return splits[0], splits[1]
+
+
+def _make_split(
+    split: str, material: Material, count: int, *, distractors: int, seed: int, taken: set[tuple[str, ...]]
+) -> tuple[Task, ...]:
+    tasks: list[Task] = []
+    easy, medium = (round(count * SHARES[level]) for level in (Difficulty.EASY, Difficulty.MEDIUM))
+    wanted = {Difficulty.EASY: easy, Difficulty.MEDIUM: medium, Difficulty.HARD: count - easy - medium}
+    for difficulty, number in wanted.items():
+        families = [family for family in FAMILIES if family.difficulty is difficulty]
+        for family, serial, draft in _deal_drafts(split, families, number, material, seed=seed, taken=taken):
+            draws = Draws(seed, "tasks", split, family.name, serial)
+            tasks.append(_make_task(split, family, serial, draft, material, draws=draws, distractors=distractors))
+    return tuple(Draws(seed, "tasks", split).shuffled(tasks))
+
+
+def _deal_drafts(
+    split: str,
+    families: Sequence[Family],
+    number: int,
+    material: Material,
+    *,
+    seed: int,
+    taken: set[tuple[str, ...]],
+) -> Iterator[tuple[Family, int, Draft]]:
+    """So many drafts, the families in turn; one that has nothing more to ask leaves its turns to the others."""
+    streams = deque(
+        (family, enumerate(_drafts(family, material.drawing(Draws(seed, "tasks", split, family.name)), taken)))
+        for family in families
+    )
+    made = 0
+    while made < number:
+        if not streams:
+            raise BadValueError(
+                f"the world has only {made} {families[0].difficulty} tasks for {split}; {number} are asked for",
+                fix="ask for fewer tasks",
+            )
+        family, stream = streams.popleft()
+        drawn = next(stream, None)
+        if drawn is not None:
+            made += 1
+            streams.append((family, stream))
+            yield family, *drawn
+
+
+def _drafts(family: Family, material: Material, taken: set[tuple[str, ...]]) -> Iterator[Draft]:
+    """All that a family finds to ask, each thing once."""
+    fruitless = 0
+    while fruitless < _DRAWS:
+        draft = family.draw(material)
+        if draft is None or not draft.is_clear or (family.name, *draft.entities) in taken:
+            fruitless += 1
+            continue
+        fruitless = 0
+        taken.add((family.name, *draft.entities))
+        yield draft
+
+
+def _make_task(
+    split: str, family: Family, serial: int, draft: Draft, material: Material, *, draws: Draws, distractors: int
+) -> Task:
+    # In validation every second task has a wording that training never sees: both kinds can be compared.
+    unseen = split == "validation" and serial % 2 == 0
+    wording = draws.choice(family.held_out if unseen else family.wordings)
+    return Task(
+        id=f"{split}-{family.name}-{serial:03d}",
+        prompt=({"role": "user", "content": wording.format(**draft.slots)},),
+        goal=draft.goal,
+        tools=offer([*(step.tool for step in draft.steps), *draft.also], distractors, draws),
+        difficulty=family.difficulty,
+        world=material.market.name,
+        solution=draft.solution,
+    )
