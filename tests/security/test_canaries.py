@@ -19,18 +19,9 @@ import pytest
 
 from mcprl.config import ServerSettings
 from mcprl.errors import McprlError, ServerStartError
+from mcprl.goals import Goal
 from mcprl.recipe import load_recipe
-from mcprl.records import (
-    FinishReason,
-    Goal,
-    Group,
-    Observation,
-    StopReason,
-    Task,
-    ToolCall,
-    Trajectory,
-    Turn,
-)
+from mcprl.records import FinishReason, Group, Observation, StopReason, Task, ToolCall, Trajectory, Turn
 from mcprl.tools import ServerSpec, Toolbox, load_server_specs
 from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.training import RunFolder, read_trajectories

@@ -9,13 +9,13 @@ import pytest
 from mcp import Client
 
 from mcprl.errors import BadValueError
-from mcprl.servers import SERVERS, serve
+from mcprl.servers import make_server
 from mcprl.servers.directory import PEOPLE
 
 
 def directory():
     # In memory, and entered inside each test: the SDK wants a client left by the task that entered it.
-    return Client(SERVERS["directory"]())
+    return Client(make_server("directory"))
 
 
 def test_names_are_distinct_and_no_city_has_two_time_zones():
@@ -68,7 +68,7 @@ def test_an_unknown_server_is_refused_with_a_suggestion():
     with pytest.raises(
         BadValueError, match=r"'directry' \(did you mean 'directory'\?\)\. Fix: choose one of: directory"
     ):
-        serve("directry")
+        make_server("directry")
 
 
 def test_naming_the_servers_does_not_import_the_sdk():

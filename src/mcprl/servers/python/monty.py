@@ -1,0 +1,170 @@
+"""A second engine: Monty, an interpreter of a subset of Python that starts in less than a millisecond.
+
+Alone (`MontyEngine`) it is for code that needs neither numpy nor pandas. Before the sandbox (`MontyFirst`) it runs only
+what gives the same result in both, see `monty_subset`; and whatever fails in Monty is run again in the sandbox, whose
+word counts. A program touches nothing, so that running it twice is harmless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from mcprl.errors import MissingExtraError
+from mcprl.servers.python.limits import Limits
+from mcprl.servers.python.monty_subset import is_same_in_monty
+from mcprl.servers.python.programs import Failed, FailureKind, Outcome, Program, Ran, Step
+from mcprl.servers.python.sandbox import limit_message, outcome_of_report
+from mcprl.servers.python.worker import report_of_value
+
+if TYPE_CHECKING:
+    from pydantic_monty import AsyncMonty, MontyError
+
+__all__ = ["Engine", "MontyEngine", "MontyFirst"]
+
+_QUICK_S = 0.5
+_GRACE_S = 1.0
+_NOT_THERE = ("NotImplementedError", "ModuleNotFoundError", "ImportError")
+_NAMES_RESULT = re.compile(r"\bresult\b")
+
+
+class Engine(Protocol):
+    """Something that runs programs."""
+
+    async def run(self, program: Program) -> Outcome: ...
+
+
+class _Printed:
+    """What a program printed, up to a bound."""
+
+    def __init__(self, bound: int) -> None:
+        self._parts: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._room = bound
+
+    @property
+    def is_over(self) -> bool:
+        return self._room < 0
+
+    def add(self, stream: str, text: str) -> None:
+        self._room -= len(text)
+        if self.is_over:
+            raise OverflowError("too much output")
+        self._parts[stream].append(text)
+
+    def text(self, stream: str) -> str:
+        return "".join(self._parts[stream])
+
+
+class MontyEngine:
+    """Runs programs in Monty, each step in a session of its own. An asynchronous context manager.
+
+    `time_s` bounds the time of one step, by default as the processor time in the sandbox.
+    """
+
+    def __init__(self, limits: Limits, *, time_s: float | None = None) -> None:
+        self._limits = limits
+        self._time_s = limits.cpu_s if time_s is None else time_s
+        self._pool: AsyncMonty | None = None
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> MontyEngine:
+        try:
+            from pydantic_monty import AsyncMonty
+        except ImportError as error:
+            raise MissingExtraError(
+                "the Python server is to use Monty, which is not installed", fix="pip install 'mcprl[servers]'"
+            ) from error
+        pool = AsyncMonty(request_timeout=self._limits.deadline_s + _GRACE_S)
+        self._pool = await self._stack.enter_async_context(pool)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def run(self, program: Program) -> Outcome:
+        from pydantic_monty import MontyError
+
+        printed = _Printed(self._limits.output_bytes)
+        names, value = dict(program.names), None
+        for number, step in enumerate(program.steps, start=1):
+            try:
+                value = await self._value_of(step, names, printed)
+            except MontyError as error:
+                return self._failure(error, number, program, printed)
+            names["data"] = names.get("data") if value is None else value
+        try:
+            report = json.loads(report_of_value(value))
+        except (ValueError, RecursionError) as error:
+            return _raised(f"{type(error).__name__}: {error}", printed)
+        stdout, stderr = printed.text("stdout"), printed.text("stderr")
+        outcome = outcome_of_report(report, program, self._limits, stdout=stdout, stderr=stderr)
+        assert outcome is not None, "our own report has the form of one"
+        return outcome
+
+    async def _value_of(self, step: Step, names: dict[str, Any], printed: _Printed) -> Any:
+        from pydantic_monty import MontyRuntimeError
+
+        assert self._pool is not None, "enter the engine before running programs"
+        limits = {
+            "max_feed_duration_secs": self._time_s,
+            "max_memory": self._limits.memory_bytes,
+            "max_total_sleep_secs": self._limits.deadline_s,
+        }
+        async with self._pool.checkout(limits=cast("Any", limits)) as session:
+            value = await session.feed_run(step.code, inputs=names, print_callback=printed.add)
+            if value is None and _NAMES_RESULT.search(step.code):
+                with contextlib.suppress(MontyRuntimeError):  # the name is not a variable
+                    value = await session.feed_run("result", print_callback=printed.add)
+            return value
+
+    def _failure(self, error: MontyError, number: int, program: Program, printed: _Printed) -> Failed:
+        from pydantic_monty import MontyCrashedError, MontyRuntimeError, MontySyntaxError
+
+        if printed.is_over:
+            return self._broken(FailureKind.OUTPUT, printed)
+        if not isinstance(error, MontyRuntimeError | MontySyntaxError):
+            # Nothing but the code could have made it crash, as far as one can tell.
+            is_late = isinstance(error, MontyCrashedError) and error.timed_out
+            return self._broken(FailureKind.DEADLINE if is_late else FailureKind.CPU, printed)
+        name = type(error.exception()).__name__
+        if name in ("MemoryError", "TimeoutError"):
+            return self._broken(FailureKind.MEMORY if name == "MemoryError" else FailureKind.CPU, printed)
+        message = error.display("type-msg")
+        if frames := error.traceback():
+            where = f" of step {number} ({program.steps[number - 1].name})" if len(program.steps) > 1 else ""
+            message += f"\nin line {frames[-1].line}{where}: {(frames[-1].source_line or '').strip()}"
+        if name in _NOT_THERE:
+            message += "\nOnly a part of Python and of its standard library is available."
+            return Failed(kind=FailureKind.UNSUPPORTED, message=message, stdout=printed.text("stdout"))
+        return _raised(message, printed)
+
+    def _broken(self, kind: FailureKind, printed: _Printed) -> Failed:
+        return Failed(kind=kind, message=limit_message(kind, self._limits), stdout=printed.text("stdout"))
+
+
+class MontyFirst:
+    """Monty where it gives the same result, else the sandbox. Which one ran a program shows in nothing but the time."""
+
+    def __init__(self, limits: Limits, sandbox: Engine) -> None:
+        self.monty = MontyEngine(limits, time_s=_QUICK_S)
+        self._sandbox = sandbox
+
+    async def __aenter__(self) -> MontyFirst:
+        await self.monty.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.monty.__aexit__()
+
+    async def run(self, program: Program) -> Outcome:
+        if all(is_same_in_monty(step.code) for step in program.steps):
+            outcome = await self.monty.run(program)
+            if isinstance(outcome, Ran):
+                return outcome
+        return await self._sandbox.run(program)
+
+
+def _raised(message: str, printed: _Printed) -> Failed:
+    return Failed(kind=FailureKind.RAISED, message=message, stdout=printed.text("stdout"))

@@ -1,0 +1,251 @@
+"""One worker, seen from outside: its start, the one program it runs, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+from dataclasses import dataclass
+
+from mcprl.errors import SandboxLostError
+from mcprl.processes import CHILD_MARK
+from mcprl.processes.guard import kill_marked
+from mcprl.servers.python.launch import Kind, Launch, framed
+from mcprl.servers.python.pipes import Inlet, Outlet
+from mcprl.servers.python.programs import FailureKind
+from mcprl.servers.python.seccomp import KILLED_STATUS
+
+__all__ = ["Ending", "WorkerProcess"]
+
+_READY = framed(b"ready")
+_HEADER_BYTES = 4
+_STDERR_TAIL_CHARS = 500
+_DISK_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What a worker left behind: a report where it gave one, the limit it broke where we ended it, else its status.
+
+    Ending(report=b'{"value": 6}', broken=None, status=None, stdout=b"", stderr=b"")
+    """
+
+    report: bytes | None
+    broken: FailureKind | None
+    status: int | None
+    stdout: bytes
+    stderr: bytes
+
+
+class WorkerProcess:
+    """A worker from its start to its end. Belongs to the event loop that started it, and runs one program at most."""
+
+    def __init__(self, launch: Launch, kind: Kind) -> None:
+        self.kind = kind
+        self._launch = launch
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._status: int | None = None
+        self._init_pidfd: int | None = None
+        self._disk: int | None = None
+        self._is_killed = False
+        self._mark = secrets.token_hex(16)
+        ours: list[int] = []
+        theirs: list[int] = []
+        for _ in range(3):
+            read_end, write_end = os.pipe()
+            ours.append(read_end)
+            theirs.append(write_end)
+        program_read, program_write = os.pipe()
+        # A file, and no pipe: bubblewrap writes to it half-way, and would die there if we were gone by then.
+        self._info = os.open(os.devnull, os.O_RDWR) if not launch.is_sandboxed else os.memfd_create("worker")
+        try:
+            self._process = launch.start(
+                self._mark,
+                stdin=program_read,
+                stdout=theirs[0],
+                stderr=theirs[1],
+                result_pipe=theirs[2],
+                info_file=self._info,
+            )
+        except OSError as error:
+            for fd in (*ours, program_write, self._info):
+                os.close(fd)
+            raise SandboxLostError(
+                f"a worker of the Python sandbox does not start: {error}", fix="see that bubblewrap is still installed"
+            ) from error
+        finally:
+            for fd in (*theirs, program_read):
+                os.close(fd)
+        limits = launch.limits
+        self._stdout = Inlet(ours[0], limits.output_bytes, self._changed.set)
+        self._stderr = Inlet(ours[1], limits.output_bytes, self._changed.set)
+        self._result = Inlet(ours[2], len(_READY) + _HEADER_BYTES + limits.result_bytes, self._changed.set)
+        self._program = Outlet(program_write)
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._loop.add_reader(self._pidfd, self._note_end)
+        self._program.send(launch.setup(kind))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    def is_alive(self) -> bool:
+        """Ask the kernel, which knows before the event loop has been told."""
+        if self.has_ended:
+            return False
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    async def ready(self, deadline_s: float) -> None:
+        """Wait until the worker can take a program. Raises SandboxLostError where it does not get there."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while bytes(self._result.kept) != _READY:
+                    if self.has_ended:
+                        raise self._lost("did not become ready")
+                    await self._next_change()
+        except TimeoutError:
+            raise self._lost(f"was not ready after {deadline_s:g} s") from None
+        if self._launch.is_sandboxed:
+            try:
+                # The first process of the sandbox: with it the kernel ends all others in there.
+                first = json.loads(os.pread(self._info, 4096, 0))["child-pid"]
+                self._init_pidfd = os.pidfd_open(first)
+                self._disk = os.open(f"/proc/{first}/root/tmp", os.O_PATH)
+            except (OSError, ValueError, KeyError) as error:
+                raise self._lost(f"ended as soon as it was ready ({error})") from error
+
+    async def run(self, program: bytes) -> Ending:
+        """Run the program, and end the worker whatever comes of it. Raises SandboxLostError where others ended it."""
+        self._result.kept.clear()
+        try:
+            if self.has_ended:
+                raise self._lost("ended before it was given a program")
+            self._program.send(framed(program), last=True)
+            broken = await self._finish()
+        finally:
+            self.kill()
+        if (
+            self._launch.is_sandboxed
+            and self._status is not None
+            and (self._status < 0 or self._status == KILLED_STATUS)
+        ):
+            # The code could not do that: neither to what is out here, nor, with this signal, to itself.
+            raise self._lost(f"was ended from outside (status {self._status})")
+        for inlet in (self._stdout, self._stderr):
+            inlet.read_what_is_there()
+        if broken is None and (self._stdout.is_over or self._stderr.is_over):
+            broken = FailureKind.OUTPUT
+        return Ending(
+            report=self._report(),
+            broken=broken,
+            status=self._status,
+            stdout=bytes(self._stdout.kept),
+            stderr=bytes(self._stderr.kept),
+        )
+
+    def kill(self) -> None:
+        """End everything in the sandbox now; `gone` tells when it is over. Safe to call again."""
+        if self._is_killed:
+            return
+        self._is_killed = True
+        with contextlib.suppress(ProcessLookupError):
+            if self._init_pidfd is not None:
+                # Also where the outer process has ended: the first one inside waits for whatever the code left there.
+                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
+            elif not self.has_ended:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def gone(self) -> None:
+        """Wait until nothing of the worker is left, and close what we hold of it."""
+        await self._ended.wait()
+        if self._init_pidfd is not None:
+            await _readable(self._init_pidfd)
+            os.close(self._init_pidfd)
+            self._init_pidfd = None
+        else:
+            # Ended while bubblewrap was at work: what it had started does not know yet with whom to end.
+            await asyncio.to_thread(kill_marked, f"{CHILD_MARK}={self._mark}")
+        if self._disk is not None:
+            os.close(self._disk)
+            self._disk = None
+        for pipe in (self._stdout, self._stderr, self._result, self._program):
+            pipe.close()
+        if self._info >= 0:
+            os.close(self._info)
+            self._info = -1
+
+    async def _finish(self) -> FailureKind | None:
+        """Wait for a report or an end. Gives the limit where one was broken first."""
+        try:
+            async with asyncio.timeout(self._launch.limits.deadline_s):
+                while self._report() is None and not self.has_ended:
+                    if self._stdout.is_over or self._stderr.is_over:
+                        return FailureKind.OUTPUT
+                    if self._has_too_many_files():
+                        return FailureKind.DISK
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_DISK_POLL_S):
+                            await self._next_change()
+        except TimeoutError:
+            return FailureKind.DEADLINE
+        return None
+
+    def _report(self) -> bytes | None:
+        """The first whole message, of a size that is allowed. What else the code may have written there is ignored."""
+        kept = self._result.kept
+        size = int.from_bytes(kept[:_HEADER_BYTES], "big")
+        if len(kept) < _HEADER_BYTES or not size <= len(kept) - _HEADER_BYTES:
+            return None
+        return bytes(kept[_HEADER_BYTES : _HEADER_BYTES + size])
+
+    def _has_too_many_files(self) -> bool:
+        """Files are counted from outside: their number costs the kernel memory that no limit of a process bounds."""
+        if self._disk is None:
+            return False
+        usage = os.fstatvfs(self._disk)
+        return usage.f_files - usage.f_ffree > self._launch.limits.disk_files
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _note_end(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        if not self._launch.is_sandboxed:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._status = self._process.wait()
+        self._result.read_what_is_there()
+        self._ended.set()
+        self._changed.set()
+
+    def _lost(self, what: str) -> SandboxLostError:
+        self._stderr.read_what_is_there()
+        said = bytes(self._stderr.kept).decode(errors="replace").strip()[-_STDERR_TAIL_CHARS:]
+        return SandboxLostError(
+            f"a worker of the Python sandbox {what}{': ' if said else ''}{said}",
+            fix="see that the machine has memory left and that bubblewrap still works: run `bwrap --ro-bind / / true`",
+        )
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    loop.add_reader(fd, lambda: done.done() or done.set_result(None))
+    try:
+        await done
+    finally:
+        loop.remove_reader(fd)

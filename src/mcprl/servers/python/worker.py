@@ -1,0 +1,240 @@
+"""Runs inside the sandbox: confines itself, waits for one program, runs it, reports, and ends.
+
+Imports nothing but the standard library, and little of that, because it is started anew for every program. It takes two
+messages on its standard input (what to confine itself to, then the program) and gives two on a pipe of its own
+("ready", then the report). The program can write to that pipe too; so it can forge its own report, and nothing else.
+"""
+
+from __future__ import annotations
+
+import _ast
+import marshal
+import os
+import resource
+import sys
+
+TYPE_CHECKING = False  # importing typing would take half as long as everything else here
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+__all__ = ["main", "report_of_value"]
+
+_HEADER_BYTES = 4
+_SOURCE_CHARS = 160
+_MESSAGE_CHARS = 2000
+_ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without the 2 ms of importing ast
+_SET_DEATH_SIGNAL = 1
+_SET_NO_NEW_PRIVILEGES = 38
+_SECCOMP_FILTER_ALL_THREADS = (1, 1)
+_SECCOMP_NUMBER = {"x86_64": 317, "aarch64": 277}
+_TOO_LARGE = '{"limit": "result"}'
+_SPARE = bytearray(1 << 20)  # given up when memory has run out, to be able to say so
+_ESCAPES = {code: f"\\u{code:04x}" for code in range(32)} | {ord('"'): '\\"', ord("\\"): "\\\\", ord("\n"): "\\n"}
+
+
+def main(result_pipe: int) -> None:
+    setup = _receive()
+    _confine(setup)
+    sys.path.extend(setup["packages"])
+    preset = {name: __import__(module) for name, module in setup["preload"].items()}
+    _send(result_pipe, b"ready")
+    program = _receive()
+    report = _run(program["steps"], preset | program["names"], setup["result_bytes"])
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            stream.flush()
+    message = report.encode(errors="replace")
+    _send(result_pipe, message if len(message) <= setup["result_bytes"] else _TOO_LARGE.encode())
+    # Without the program's threads and exit handlers, which might never end.
+    os._exit(0)
+
+
+def _receive() -> dict[str, Any]:
+    size = int.from_bytes(_read_exactly(_HEADER_BYTES), "big")
+    return marshal.loads(_read_exactly(size))
+
+
+def _read_exactly(size: int) -> bytes:
+    parts: list[bytes] = []
+    while size:
+        part = os.read(0, min(size, 1 << 20))
+        if not part:
+            os._exit(0)  # nobody wants a program run any more
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _send(pipe: int, message: bytes) -> None:
+    rest = memoryview(len(message).to_bytes(_HEADER_BYTES, "big") + message)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
+
+
+def _confine(setup: dict[str, Any]) -> None:
+    """Limits first, then the user, then the filter: each step needs what the next one takes away."""
+    for name, bound in setup["limits"].items():
+        kind = getattr(resource, name)
+        _, most = resource.getrlimit(kind)
+        # Only the soft limit of processor time: at the hard one the kernel kills, which must mean something else.
+        hard = most if name == "RLIMIT_CPU" else bound
+        resource.setrlimit(kind, (bound, hard))
+    if setup["user"] is not None:
+        os.setgroups([])
+        os.setresgid(*[setup["user"]] * 3)
+        os.setresuid(*[setup["user"]] * 3)
+    if setup["filter"] is not None:
+        _install_filter(setup["filter"])
+    elif sys.platform == "linux":
+        # Without a sandbox to be ended with, at least this process ends with the one that started it.
+        _call_libc("prctl", _SET_DEATH_SIGNAL, 9, 0, 0, 0)
+
+
+def _install_filter(instructions: bytes) -> None:
+    from array import array
+
+    code = array("B", instructions)
+    address, _ = code.buffer_info()
+    # struct sock_fprog: how many instructions, padding, where they are.
+    length = (len(instructions) // 8).to_bytes(2, sys.byteorder)
+    program = length + bytes(6) + address.to_bytes(8, sys.byteorder)
+    if _call_libc("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+        raise OSError("the kernel does not take away privileges for good (PR_SET_NO_NEW_PRIVS)")
+    if _call_libc("syscall", _SECCOMP_NUMBER[os.uname().machine], *_SECCOMP_FILTER_ALL_THREADS, program) != 0:
+        raise OSError("the kernel does not take the filter of system calls (seccomp)")
+
+
+def _call_libc(function: str, *arguments: int | bytes) -> int:
+    """Call a function of the C library, as ctypes does, but without the time that importing all of ctypes takes."""
+    import _ctypes
+
+    libc = _ctypes.dlopen(None, os.RTLD_NOW)  # pyright: ignore[reportArgumentType] - None: this very process
+    return _ctypes.call_function(_ctypes.dlsym(libc, function), arguments)
+
+
+class _Attempt:
+    """Takes whatever the program raises, as a report. Nothing that it raises is a fault of the worker."""
+
+    report: str | None = None
+
+    def __enter__(self) -> _Attempt:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        _SPARE.clear()
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            return True
+        self.report = _json({"error": _described(error, trace)}, None)
+        return True
+
+
+def _run(steps: list[dict[str, str]], names: dict[str, Any], bound: int) -> str:
+    """Run the steps one after the other, each on the value of the one before; the report is JSON."""
+    value: Any = None
+    for index, step in enumerate(steps):
+        module = type(sys)("__main__")
+        sys.modules["__main__"] = module
+        if index:
+            names = {**names, "data": value}
+        module.__dict__.update(names, exit=sys.exit, quit=sys.exit)
+        with _Attempt() as attempt:
+            value = _value_of(step["code"], f"<{step['name']}>", module.__dict__)
+            if value is None and index < len(steps) - 1:
+                value = module.__dict__.get("data")
+        if attempt.report is not None:
+            return attempt.report
+    with _Attempt() as attempt:
+        # A text is measured before it is written out, which takes long where it is huge.
+        return _TOO_LARGE if isinstance(value, str) and len(value) > bound else report_of_value(value)
+    return attempt.report or "{}"
+
+
+def _value_of(code: str, file: str, namespace: dict[str, Any]) -> Any:
+    """The value of a last expression; where that is None or there is none, of the variable `result`."""
+    tree: Any = compile(code, file, "exec", _ONLY_AST, dont_inherit=True)
+    value = None
+    if tree.body and isinstance(tree.body[-1], _ast.Expr):
+        last = tree.body.pop()
+        exec(compile(tree, file, "exec", dont_inherit=True), namespace)
+        value = eval(compile(_ast.Expression(last.value), file, "eval", dont_inherit=True), namespace)
+    else:
+        exec(compile(tree, file, "exec", dont_inherit=True), namespace)
+    return namespace.get("result") if value is None else value
+
+
+def _described(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
+    """What the policy needs to mend its code: what was raised, and in which of its lines."""
+    file, line = "", 0
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name.startswith("<") and not name.startswith("<frozen"):
+            file, line = name.strip("<>"), trace.tb_lineno
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.filename and error.filename.startswith("<"):
+        file, line, message = error.filename.strip("<>"), error.lineno or 0, str(error.msg)
+    else:
+        message = str(error)
+    return {"type": type(error).__name__, "message": message[:_MESSAGE_CHARS], "step": file, "line": line}
+
+
+def report_of_value(value: Any) -> str:
+    """The report of a program that ended well: its value as JSON, and how it reads where that is something else."""
+    if value is None:
+        return "{}"
+    if isinstance(value, (bool, int, float, dict, list, tuple, set, frozenset)):
+        return _json({"value": value}, None)
+    return _json({"value": value, "shown": str(value)}, None)
+
+
+def _json(value: Any, within: frozenset[int] | None) -> str:
+    """Any value as JSON. What JSON has no form for becomes the nearest there is, and at last its text."""
+    if value is None or value is True or value is False:
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return f'"{value.translate(_ESCAPES)}"'
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text := float.__repr__(value), text)
+    within = within or frozenset()
+    if id(value) in within:
+        raise ValueError("the result contains itself")
+    within |= {id(value)}
+    if _is(value, dict):
+        return "{" + ", ".join(f"{_key(key)}: {_json(entry, within)}" for key, entry in value.items()) + "}"
+    if _is(value, (list, tuple)):
+        return "[" + ", ".join([_json(entry, within) for entry in value]) + "]"
+    return _json(_nearest(value), within)
+
+
+def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """`isinstance`, without a checker of types concluding that it does not know what is in the container."""
+    return isinstance(value, kinds)
+
+
+def _key(key: Any) -> str:
+    return _json(key if isinstance(key, str) else _nearest(key) if hasattr(key, "isoformat") else str(key), None)
+
+
+def _nearest(value: Any) -> Any:
+    """A value of the kinds that JSON has, for sets, dates, numbers of numpy, and tables of pandas."""
+    if _is(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if type(value).__module__.partition(".")[0] in ("numpy", "pandas"):
+        if hasattr(value, "columns") and hasattr(value, "to_dict"):
+            return value.to_dict("records")
+        for method in ("to_dict", "tolist", "item"):
+            if hasattr(value, method):
+                return getattr(value, method)()
+    if type(value).__name__ in ("dict_keys", "dict_values", "dict_items", "range", "deque"):
+        return list(value)
+    return str(value)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Chat of a team: its channels, their messages, and posting to them."""

@@ -1,0 +1,1 @@
+"""Web search: pages that fit a query, and short answers to questions."""

@@ -1,0 +1,19 @@
+"""Specs of servers that ship with mcprl, over either transport, set up so that a failed call is seen at once."""
+
+import sys
+
+from mcprl.config import RetrySettings, ServerSettings
+from mcprl.tools import ServerSpec
+
+NO_PATIENCE = RetrySettings(attempts=1, max_wait_s=0.0)
+
+
+def served_spec(name, transport, *options, env, retry=NO_PATIENCE, call_deadline_s=20.0):
+    """The server `mcprl serve NAME OPTIONS` over "stdio" or "http", in a process of its own."""
+    serve = ("-m", "mcprl", "serve", name, *options)
+    if transport == "stdio":
+        settings = ServerSettings(retry=retry, call_deadline_s=call_deadline_s)
+        return ServerSpec(name=name, command=sys.executable, args=serve, env=env, settings=settings)
+    start = (sys.executable, *serve, "--http", "--port", "{port}")
+    settings = ServerSettings(retry=retry, call_deadline_s=call_deadline_s, start=start)
+    return ServerSpec(name=name, url="http://127.0.0.1:{port}/mcp", env=env, settings=settings)

@@ -1,0 +1,76 @@
+"""What an episode stores, and the forms in which policies write data and pipelines."""
+# R17
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcprl.servers.python.context import MAX_KEYS, MAX_STORED_BYTES, ContextFullError, EpisodeContext, json_value
+from mcprl.servers.python.pipelines import MAX_STEPS, BadPipelineError, steps_of
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(value=json_values)
+def test_a_value_and_its_text_mean_the_same(value):
+    assert json_value(json.dumps(value)) == value
+    if not isinstance(value, str):
+        assert json_value(value) == value
+
+
+@pytest.mark.parametrize("text", ["", "plain words", "{'single': 1}", "[" * 100_000, "$213.88"])
+def test_a_text_that_is_no_json_stays_a_text(text):
+    assert json_value(text) == text
+
+
+def test_a_value_is_kept_until_its_key_is_used_again():
+    context = EpisodeContext()
+    context.store("a", [1], "first")
+    context.store("a", [2], "second")
+    context.store("b", None, "")
+    stored = context.get("a")
+    assert stored is not None
+    assert (stored.value, stored.description) == ([2], "second")
+    assert context.values == {"a": [2], "b": None}
+    assert context.get("c") is None
+
+
+def test_a_context_is_bounded_in_keys_and_bytes():
+    context = EpisodeContext()
+    for number in range(MAX_KEYS):
+        context.store(str(number), number, "")
+    with pytest.raises(ContextFullError, match="No more than 100 results"):
+        context.store("one more", 1, "")
+    context.store("0", "again", "")
+    with pytest.raises(ContextFullError, match="No more than 4 MB"):
+        context.store("0", "x" * MAX_STORED_BYTES, "")
+    assert context.values["0"] == "again"
+
+
+def test_steps_are_codes_or_objects_and_have_names_that_differ():
+    steps = steps_of(["a", {"name": "x", "code": "b"}, {"code": "c"}, {"name": "x", "code": "d", "kind": "filter"}])
+    assert [(step.name, step.code) for step in steps] == [("step 1", "a"), ("x", "b"), ("step 3", "c"), ("x (4)", "d")]
+    assert [step.code for step in steps_of("data + 1")] == ["data + 1"]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "message"),
+    [
+        ([], "needs 1 to 50 steps; there are 0"),
+        (["x"] * (MAX_STEPS + 1), "there are 51"),
+        (["x", {"operation": "filter"}], "Step 2 has no code"),
+        ([5], "Step 1 has no code"),
+        (None, "Step 1 has no code"),
+    ],
+)
+def test_what_is_no_pipeline_is_refused_with_the_form_it_needs(pipeline, message):
+    with pytest.raises(BadPipelineError, match=message):
+        steps_of(pipeline)

@@ -1,0 +1,118 @@
+"""Where the sandbox cannot be built the server does not start; where it is built it shows what it should, no more."""
+# R14, R25, R32
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+from python_programs import needs_bubblewrap, program, sandboxed
+
+from mcprl.errors import ConfigurationError, MissingExtraError, SandboxMissingError
+from mcprl.servers.python import bubblewrap, runtime
+from mcprl.servers.python.launch import Kind, Launch, choose_launch
+from mcprl.servers.python.limits import Limits
+from mcprl.servers.python.programs import Ran
+from mcprl.servers.python.runtime import find_runtime
+from mcprl.servers.python.sandbox import Sandbox
+from mcprl.servers.python.server import make_server
+
+
+def fake_bubblewrap(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.mark.parametrize("engine", ["sandbox", "auto"])
+def test_without_bubblewrap_the_server_does_not_start_and_says_how_to_get_it(engine, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxMissingError, match="bubblewrap is not installed") as refused:
+        make_server(world=None, engine=engine)
+    assert isinstance(refused.value, ConfigurationError)
+    assert "apt-get install bubblewrap" in refused.value.fix
+
+
+def test_where_namespaces_are_forbidden_the_server_does_not_start_and_says_what_bubblewrap_said(tmp_path, monkeypatch):
+    fake_bubblewrap(tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1", monkeypatch)
+    with pytest.raises(SandboxMissingError, match="No permissions to create new namespace") as refused:
+        make_server(world=None)
+    assert "unprivileged_userns_clone" in refused.value.fix
+
+
+def test_a_worker_that_never_gets_ready_stops_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("mcprl.servers.python.launch._PROBE_S", 0.2)
+    fake_bubblewrap(tmp_path, "exec /bin/sleep 60", monkeypatch)
+    with pytest.raises(SandboxMissingError, match="did not become ready"):
+        choose_launch(Limits(), allow_unsafe=False)
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "riscv64")])
+def test_a_machine_without_a_filter_is_refused_by_name(system, machine, monkeypatch):
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(SandboxMissingError, match=f"not on {system} {machine}"):
+        bubblewrap.find_bubblewrap()
+
+
+def test_a_missing_package_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(runtime, "_OFFERED", ("numpy", "no-such-package"))
+    with pytest.raises(MissingExtraError, match="no-such-package is not installed"):
+        runtime.package_folders()
+
+
+async def test_without_a_sandbox_code_runs_only_where_that_is_allowed_and_with_a_loud_warning(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        launch = choose_launch(Limits(deadline_s=5.0), allow_unsafe=True)
+    assert launch == Launch(limits=Limits(deadline_s=5.0), bubblewrap=None)
+    assert "WITHOUT A SANDBOX" in caplog.text
+    for said in ("read every file", "network", "processes that stay behind"):
+        assert said in caplog.text
+    async with Sandbox(launch, spares=1) as sandbox:
+        outcome = await sandbox.run(
+            program("import resource\n(pd.Series(data).sum(), resource.getrlimit(resource.RLIMIT_AS)[0])", data=[1, 2])
+        )
+    assert isinstance(outcome, Ran), outcome
+    assert outcome.value == [3, Limits().memory_bytes]
+
+
+@needs_bubblewrap
+def test_permission_to_go_without_does_not_mean_going_without():
+    assert choose_launch(Limits(), allow_unsafe=True).is_sandboxed
+
+
+def test_only_the_interpreter_its_library_numpy_pandas_and_their_needs_are_shown():
+    shown = find_runtime().shown
+    packages = {path.removeprefix("/packages/") for path in shown if path.startswith("/packages/")}
+    assert {"numpy", "pandas", "dateutil", "tzdata"} <= packages
+    assert packages <= {"numpy", "numpy.libs", "pandas", "pandas.libs", "dateutil", "tzdata", "pytz", "six.py"}
+    files = [path for inside, path in shown.items() if inside.startswith("/lib")]
+    assert all(path.is_file() and (".so" in path.name) for path in files)
+    assert len(shown) < 60
+
+
+@needs_bubblewrap
+async def test_inside_no_other_package_can_be_imported():
+    code = """
+import importlib, pkgutil, sys
+names = {module.name for module in pkgutil.iter_modules()}
+sorted(names - set(sys.stdlib_module_names))
+"""
+    async with Sandbox(sandboxed(), spares=0) as sandbox:
+        outcome = await sandbox.run(program(code))
+    assert isinstance(outcome, Ran), outcome
+    packages = {"dateutil", "numpy", "pandas", "tzdata", "pytz", "six"}
+    of_python_itself = {"test", "xxlimited", "xxlimited_35"}
+    found = {name for name in outcome.value if not name.startswith(("_", "lib"))}
+    assert found <= packages | of_python_itself
+
+
+def test_a_kind_of_worker_imports_beforehand_and_nothing_more():
+    plain, pandas = (Launch(limits=Limits(), bubblewrap=None).setup(kind) for kind in Kind)
+    assert plain.replace(b"pandas", b"").count(b"numpy") < pandas.count(b"numpy")
