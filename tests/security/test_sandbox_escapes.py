@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sandbox_attacks import ATTACKS, BOMBS, Host, attacked_host, program
+from sandbox_attacks import ATTACKS, BOMBS, LIMITS, Host, attacked_host, program
 
 from mcprl.processes import CHILD_MARK
 from mcprl.servers.python.bubblewrap import Isolation, likely_isolation
@@ -28,7 +28,6 @@ from mcprl.servers.python.sandbox import Sandbox
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing: run scripts/setup")
 
-LIMITS = Limits(cpu_s=1, deadline_s=3.0)
 ISOLATIONS = list(Isolation) if likely_isolation() is Isolation.OWN_USER else [Isolation.USER_NAMESPACE]
 # Those that harm nothing but what the tests made for them, even where nothing holds them.
 HARMLESS = (

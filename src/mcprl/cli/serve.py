@@ -71,7 +71,7 @@ def python(
     engine: Annotated[
         Literal["auto", "sandbox", "monty"],
         typer.Option(help="What runs the code: a sandboxed Python, or monty, a small interpreter of a subset."),
-    ] = "auto",
+    ] = "sandbox",
     allow_unsafe: Annotated[
         bool, typer.Option("--allow-unsafe", help="Run code even where the sandbox cannot protect this machine.")
     ] = False,

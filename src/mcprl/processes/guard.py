@@ -27,7 +27,8 @@ _STRAYS_END_S = 5.0
 _POLL_S = 0.01
 
 # $0 is our mark. Lines "+ GROUP" and "- GROUP" tell which groups there are; the end of the input is our end. A process
-# that cannot be killed must not keep the guard alive, hence the limited number of rounds.
+# that cannot be killed must not keep the guard alive, hence the limited number of rounds. One that has been forked and
+# not yet executed anything bears no mark, hence several looks that find nothing.
 _SCRIPT = """
 trap '' HUP INT TERM
 groups=
@@ -39,9 +40,10 @@ while read -r change group; do
 done
 for group in $groups; do kill -s KILL -- "-$group"; done
 rounds=0
-while [ "$rounds" -lt 200 ]; do
+empty=0
+while [ "$rounds" -lt 200 ] && [ "$empty" -lt 3 ]; do
     left=$(grep -lsaF -- "$0" /proc/[0-9]*/environ)
-    [ -n "$left" ] || exit
+    if [ -n "$left" ]; then empty=0; else empty=$((empty + 1)); fi
     for path in $left; do pid=${path#/proc/}; kill -s KILL "${pid%/environ}"; done
     rounds=$((rounds + 1))
     sleep 0.02

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic_core import to_jsonable_python
 
 from mcprl.servers.upstream import Upstream
+from mcprl.world import Market, open_market
 
-__all__ = ["answer", "live_server", "offline_server", "read_only"]
+__all__ = ["answer", "live_or_offline", "live_server", "offline_server", "read_only"]
+
+S = TypeVar("S")
 
 
 def answer(structured: Any, text: str) -> CallToolResult:
@@ -32,3 +36,19 @@ def live_server(name: str, upstream: Upstream) -> MCPServer:
 def offline_server(name: str, world: str) -> MCPServer:
     """A server that tells by its version which world it serves, as in 1+market-7."""
     return MCPServer(name, version=f"1+{world}", log_level="WARNING")
+
+
+def live_or_offline(
+    name: str,
+    world: int | None,
+    *,
+    upstream: Callable[[], Upstream],
+    live: Callable[[Upstream], S],
+    offline: Callable[[Market], S],
+) -> tuple[MCPServer, S]:
+    """A server without tools yet, and the source of its facts: the offline world with that seed, or live for None."""
+    if world is None:
+        reached = upstream()
+        return live_server(name, reached), live(reached)
+    market = open_market(world)
+    return offline_server(name, market.name), offline(market)

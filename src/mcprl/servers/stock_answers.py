@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from mcp.server.mcpserver.exceptions import ToolError
 
 __all__ = [
     "checked_symbol",
+    "labelled",
     "money",
     "percent",
     "shortened",
@@ -29,6 +31,12 @@ def checked_symbol(text: str) -> str:
 
 def unknown_symbol(symbol: str) -> ToolError:
     return ToolError(f"There is no stock with the symbol {symbol!r}. Search for the company to find its symbol.")
+
+
+def labelled(title: str, fields: Mapping[str, str]) -> str:
+    """A title and a line for each field that is known."""
+    lines = [f"{label}: {value}" for label, value in fields.items() if value]
+    return "\n".join([f"**{title}**", *lines])
 
 
 def money(amount: float) -> str:

@@ -326,6 +326,8 @@ class ServerConnection:
         match outcome.trouble:
             case Trouble.TOO_LARGE:
                 return Answer(outcome.text, truncated=True)
+            case Trouble.REFUSED_FOR_SIZE:
+                return Answer(f"The arguments of {tool} are longer than its server takes. Send less.", is_error=True)
             case Trouble.BUSY:
                 raise ServerBusyError(
                     f"server {self.spec.name!r} asked to be called later ({detail})",

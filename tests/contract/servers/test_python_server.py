@@ -86,7 +86,7 @@ async def test_a_whole_episode_over_a_real_transport(spec, tmp_path):
         assert seen.text == "Result: 169.02"
 
 
-@pytest.mark.parametrize("spec", ["stdio"], indirect=True)
+@pytest.mark.parametrize("spec", ["stdio", "http"], indirect=True)
 async def test_what_the_policy_did_wrong_is_the_policys_fault_and_says_so(spec, tmp_path):
     wrong = [
         (("execute_python", {"code": "x = 1\ny = x / 0"}), "ZeroDivisionError: division by zero\nin line 2: y = x / 0"),
@@ -99,8 +99,10 @@ async def test_what_the_policy_did_wrong_is_the_policys_fault_and_says_so(spec, 
         (("analyze_financial_data", {"data": [1], "analysis_type": "magic"}), "summary"),
         (("create_data_pipeline", {"pipeline_steps": [{"do": 1}], "input_data": 1}), "Step 1 has no code"),
         (("create_data_pipeline", {"pipeline_steps": ["1", "data +"], "input_data": 1}), "of step 2 (step 2)"),
-        (("store_execution_result", {"context_key": "k", "data": "x" * (5 << 20)}), "No more than 4 MB"),
     ]
+    # Over HTTP the SDK turns such a request away before the tool sees it; the policy reads why either way.
+    too_much = "Send less" if spec.url else "No more than 4 MB"
+    wrong.append((("store_execution_result", {"context_key": "k", "data": "x" * (5 << 20)}), too_much))
     async with Toolbox([spec], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
         for (tool, arguments), message in wrong:
             seen = await call(lease, tool, **arguments)

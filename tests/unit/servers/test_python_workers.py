@@ -15,6 +15,7 @@ import pytest
 from python_programs import needs_bubblewrap, program, sandboxed
 
 from mcprl.errors import SandboxLostError
+from mcprl.processes.guard import GUARD
 from mcprl.servers.python.bubblewrap import likely_isolation
 from mcprl.servers.python.launch import Kind, Launch
 from mcprl.servers.python.limits import Limits
@@ -39,6 +40,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def open_descriptors() -> int:
+    GUARD.start()  # its pipe is kept as long as this process lives
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -50,6 +52,15 @@ async def test_spares_are_ready_before_they_are_needed_and_all_end_with_the_pool
         assert await sandbox.run(program("1 + 1")) == TWO
         await sandbox.pool.full()
         assert len(workers()) == 2 * len(Kind)
+    assert workers() == []
+    assert open_descriptors() == before
+
+
+async def test_a_pool_can_be_left_at_any_moment_of_its_start():
+    before = open_descriptors()
+    for number in range(25):
+        async with asyncio.timeout(30), Sandbox(sandboxed(), spares=3):
+            await asyncio.sleep(number / 500)
     assert workers() == []
     assert open_descriptors() == before
 

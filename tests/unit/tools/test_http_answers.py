@@ -176,11 +176,16 @@ def test_no_header_makes_the_wait_fail(value, date):
     assert waits is None or 0 <= waits < float("inf")
 
 
-@given(status=st.integers(200, 599), body=st.binary(max_size=100), wait=st.sampled_from([None, "4"]))
-def test_a_status_is_never_proof_but_for_429(status, body, wait):
+@given(
+    status=st.integers(200, 599) | st.sampled_from([413, 429, 503]),
+    body=st.binary(max_size=100),
+    wait=st.sampled_from([None, "4"]),
+)
+def test_a_status_is_never_proof_but_for_413_and_429(status, body, wait):
     told = status_outcome(status, {} if wait is None else {"retry-after": wait}, body)
-    assert told.delivered is (status != 429)
-    assert told.trouble is (Trouble.BUSY if status == 429 or (status == 503 and wait) else Trouble.BROKEN)
+    assert told.delivered is (status not in {413, 429})
+    troubles = {413: Trouble.REFUSED_FOR_SIZE, 429: Trouble.BUSY, 503: Trouble.BUSY if wait else Trouble.BROKEN}
+    assert told.trouble is troubles.get(status, Trouble.BROKEN)
     assert f"HTTP {status}" in told.detail
     assert told.detail.isprintable()
 

@@ -14,9 +14,8 @@ from mcprl.servers.fmp import texts
 from mcprl.servers.fmp.live import LiveFmp, fmp_upstream
 from mcprl.servers.fmp.offline import OfflineFmp
 from mcprl.servers.fmp.source import FmpSource, Profile
-from mcprl.servers.making import answer, live_server, offline_server, read_only
+from mcprl.servers.making import answer, live_or_offline, read_only
 from mcprl.servers.stock_answers import checked_symbol, unknown_symbol
-from mcprl.world import open_market
 from mcprl.world.facts import Article, Company, Period, Quote, Statement
 
 __all__ = ["make_server"]
@@ -165,12 +164,8 @@ class _Tools:
 
 def make_server(*, world: int | None = None) -> MCPServer:
     """The server, not yet running: of the offline world with that seed, or live for None."""
-    if world is None:
-        upstream = fmp_upstream()
-        server, tools = live_server("fmp", upstream), _Tools(LiveFmp(upstream))
-    else:
-        market = open_market(world)
-        server, tools = offline_server("fmp", market.name), _Tools(OfflineFmp(market))
+    server, source = live_or_offline("fmp", world, upstream=fmp_upstream, live=LiveFmp, offline=OfflineFmp)
+    tools = _Tools(source)
     for tool in (
         tools.fmp_get_quote,
         tools.fmp_get_company_profile,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mcprl.servers.fmp.source import Profile
-from mcprl.servers.stock_answers import money, percent, shortened, whole
+from mcprl.servers.stock_answers import labelled, money, percent, shortened, whole
 from mcprl.world.facts import Article, Company, Quote, Statement
 
 __all__ = ["change", "matches", "movers", "news", "previous_close", "profile", "quote", "statements"]
@@ -30,7 +30,7 @@ def quote(found: Quote) -> str:
 
 def profile(found: Profile) -> str:
     company = found.company
-    labelled = {
+    fields = {
         "Industry": company.industry,
         "Sector": company.sector,
         "Exchange": company.exchange,
@@ -42,8 +42,7 @@ def profile(found: Profile) -> str:
         "Market Cap": "" if found.market_cap is None else f"${whole(found.market_cap)}",
         "Description": shortened(company.description),
     }
-    lines = [f"{label}: {value}" for label, value in labelled.items() if value]
-    return "\n".join([f"**{company.name} ({company.symbol})**", *lines])
+    return labelled(f"{company.name} ({company.symbol})", fields)
 
 
 def statements(symbol: str, found: Sequence[Statement]) -> str:

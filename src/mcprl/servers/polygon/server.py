@@ -12,13 +12,12 @@ from mcp_types import CallToolResult
 from pydantic import Field, RootModel
 from typing_extensions import TypedDict
 
-from mcprl.servers.making import answer, live_server, offline_server, read_only
+from mcprl.servers.making import answer, live_or_offline, read_only
 from mcprl.servers.polygon import texts
 from mcprl.servers.polygon.live import LivePolygon, polygon_upstream
 from mcprl.servers.polygon.offline import OfflinePolygon
 from mcprl.servers.polygon.source import PolygonSource, TickerDetails
 from mcprl.servers.stock_answers import checked_symbol, unknown_symbol
-from mcprl.world import open_market
 from mcprl.world.facts import Article, Bar, Frequency, MarketStatus
 
 __all__ = ["MAX_DAYS", "make_server"]
@@ -117,12 +116,10 @@ class _Tools:
 
 def make_server(*, world: int | None = None) -> MCPServer:
     """The server, not yet running: of the offline world with that seed, or live for None."""
-    if world is None:
-        upstream = polygon_upstream()
-        server, tools = live_server("polygon", upstream), _Tools(LivePolygon(upstream))
-    else:
-        market = open_market(world)
-        server, tools = offline_server("polygon", market.name), _Tools(OfflinePolygon(market))
+    server, source = live_or_offline(
+        "polygon", world, upstream=polygon_upstream, live=LivePolygon, offline=OfflinePolygon
+    )
+    tools = _Tools(source)
     for tool in (
         tools.polygon_get_aggs,
         tools.polygon_get_news,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import date
 
 from mcprl.servers.polygon.source import TickerDetails
-from mcprl.servers.stock_answers import money, shortened, whole
+from mcprl.servers.stock_answers import labelled, money, shortened, whole
 from mcprl.world.facts import Article, Bar, Frequency, MarketStatus
 
 __all__ = ["MAX_BARS_SHOWN", "bars", "details", "news", "previous_close", "status"]
@@ -48,7 +48,7 @@ def previous_close(bar: Bar) -> str:
 
 def details(found: TickerDetails) -> str:
     company = found.company
-    labelled = {
+    fields = {
         "Name": company.name,
         "Market": found.market,
         "Primary Exchange": company.exchange,
@@ -60,8 +60,7 @@ def details(found: TickerDetails) -> str:
         "Employees": "" if company.employees is None else whole(company.employees),
         "Description": shortened(company.description),
     }
-    lines = [f"{label}: {value}" for label, value in labelled.items() if value]
-    return "\n".join([f"**{company.symbol} Ticker Details:**", *lines])
+    return labelled(f"{company.symbol} Ticker Details:", fields)
 
 
 def news(ticker: str, found: Sequence[Article]) -> str:

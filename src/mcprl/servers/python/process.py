@@ -52,7 +52,6 @@ class WorkerProcess:
         self._status: int | None = None
         self._init_pidfd: int | None = None
         self._disk: int | None = None
-        self._is_killed = False
         self._mark = secrets.token_hex(16)
         ours: list[int] = []
         theirs: list[int] = []
@@ -125,6 +124,8 @@ class WorkerProcess:
                 self._disk = os.open(f"/proc/{first}/root/tmp", os.O_PATH)
             except (OSError, ValueError, KeyError) as error:
                 raise self._lost(f"ended as soon as it was ready ({error})") from error
+            if self.has_ended:  # the outer process; what is inside may have gone on without it
+                raise self._lost("ended as soon as it was ready")
 
     async def run(self, program: bytes) -> Ending:
         """Run the program, and end the worker whatever comes of it. Raises SandboxLostError where others ended it."""
@@ -157,9 +158,6 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End everything in the sandbox now; `gone` tells when it is over. Safe to call again."""
-        if self._is_killed:
-            return
-        self._is_killed = True
         with contextlib.suppress(ProcessLookupError):
             if self._init_pidfd is not None:
                 # Also where the outer process has ended: the first one inside waits for whatever the code left there.

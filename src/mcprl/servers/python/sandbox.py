@@ -39,7 +39,7 @@ class Sandbox:
             launch,
             spares=dict.fromkeys(Kind, count),
             at_once=max(4, 2 * processors),
-            starts_at_once=max(2, processors),
+            starts_at_once=2 * processors,  # a start also waits for the kernel: one for each would leave it idle
         )
         self._stack = contextlib.AsyncExitStack()
 

@@ -10,11 +10,10 @@ from mcp_types import CallToolResult
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from mcprl.servers.making import answer, live_server, offline_server, read_only
+from mcprl.servers.making import answer, live_or_offline, read_only
 from mcprl.servers.tavily.live import LiveSearch, tavily_upstream
 from mcprl.servers.tavily.offline import OfflineSearch
 from mcprl.servers.tavily.source import Depth, SearchSource
-from mcprl.world import open_market
 from mcprl.world.facts import Document
 
 __all__ = ["MAX_QUERY_CHARS", "make_server"]
@@ -67,12 +66,8 @@ class _Tools:
 
 def make_server(*, world: int | None = None) -> MCPServer:
     """The server, not yet running: of the offline world with that seed, or live for None."""
-    if world is None:
-        upstream = tavily_upstream()
-        server, tools = live_server("tavily", upstream), _Tools(LiveSearch(upstream))
-    else:
-        market = open_market(world)
-        server, tools = offline_server("tavily", market.name), _Tools(OfflineSearch(market))
+    server, source = live_or_offline("tavily", world, upstream=tavily_upstream, live=LiveSearch, offline=OfflineSearch)
+    tools = _Tools(source)
     for tool in (tools.tavily_search, tools.tavily_qna_search):
         server.add_tool(tool, annotations=read_only(is_live=world is None))
     return server

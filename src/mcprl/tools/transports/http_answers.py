@@ -148,6 +148,8 @@ def broken(what: str, body: bytes) -> TransportOutcome:
 def status_outcome(status: int, headers: Mapping[str, str], body: bytes) -> TransportOutcome:
     """What a status says when the body holds no JSON-RPC message that could say more."""
     wait_s = retry_after_s(headers)
+    if status == 413:
+        return TransportOutcome(trouble=Trouble.REFUSED_FOR_SIZE, detail="HTTP 413", delivered=False)
     if status == 429:
         # The status says that the request was turned away before anything was done with it.
         return TransportOutcome(trouble=Trouble.BUSY, detail="HTTP 429", delivered=False, retry_after_s=wait_s)

@@ -30,6 +30,8 @@ class Trouble(StrEnum):
     """The server, or whoever stands before it, asked to be called later."""
     BROKEN = "broken"
     """An answer that is none: an HTTP status of failure, or bytes that are no JSON-RPC."""
+    REFUSED_FOR_SIZE = "refused_for_size"
+    """The request itself was turned away, because it is longer than the server takes."""
     TOO_LARGE = "too_large"
     """A result beyond the limit, or nested beyond what can be read; `text` is its beginning."""
 
