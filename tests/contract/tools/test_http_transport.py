@@ -135,7 +135,15 @@ async def test_503_with_a_wait_is_busy_but_no_proof():
     assert told == TransportOutcome(trouble=Trouble.BUSY, detail="HTTP 503", delivered=True, retry_after_s=2.5)
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504, 400, 404, 409, 413, 418, 304, 202, 204])
+async def test_a_request_that_is_refused_for_its_size_did_nothing():
+    async def behave(upcall):
+        await upcall.respond(413, b"too large")
+
+    told = await outcome_of_misbehaviour(behave)
+    assert told == TransportOutcome(trouble=Trouble.REFUSED_FOR_SIZE, detail="HTTP 413", delivered=False)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 400, 404, 409, 418, 304, 202, 204])
 async def test_any_other_status_is_broken_and_shows_the_beginning_of_the_body(status):
     async def behave(upcall):
         await upcall.respond(status, b"" if status in {204, 304} else b"all  is \x1b[31mlost\n" + b"z" * 5000)

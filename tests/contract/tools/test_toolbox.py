@@ -185,6 +185,7 @@ def test_servers_do_not_outlive_a_loop_that_is_interrupted(stdio_spec, tmp_path)
 import asyncio, os, signal
 from pathlib import Path
 from mcprl.tools import ServerSpec, Toolbox
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
 specs = [ServerSpec(name="a", command={stdio_spec.command!r}, args={stdio_spec.args!r})]
 async def main():
     async with Toolbox(specs, log_dir=Path({str(tmp_path)!r})) as toolbox:
