@@ -45,7 +45,7 @@ def command(
     from mcprl.errors import BadValueError
     from mcprl.monitoring.playing import PlayConsole
     from mcprl.recipe import load_recipe
-    from mcprl.tasks import load_preamble, load_tasks
+    from mcprl.tasks import load_preamble
 
     if recipe is None:
         if overrides:
@@ -58,7 +58,7 @@ def command(
         tasks, servers, episodes, rewards = config.tasks, config.servers, config.episodes, config.rewards
     with suppress(ImportError):  # not part of every Python
         import_module("readline")  # lets `input` edit lines and remember them
-    chosen = choose_task(load_tasks(tasks.train), task)
+    chosen = choose_task(tasks.train, task)
     preamble = load_preamble(tasks.preamble)
     max_turns = turn_limit(chosen, episodes)
     with _open_lease(chosen, servers, lives_s=_A_DAY_S) as (portal, access, tools):

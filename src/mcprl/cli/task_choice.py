@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,21 +10,18 @@ if TYPE_CHECKING:
 
 __all__ = ["choose_task"]
 
-_MAX_SHOWN = 12
 
-
-def choose_task(tasks: tuple[Task, ...], wanted: str) -> Task:
-    """The task of that id, or the first one for an empty id."""
+def choose_task(file: Path, wanted: str) -> Task:
+    """The task of a file with that id, or its first one for an empty id."""
     from mcprl.errors import BadValueError
     from mcprl.suggestions import did_you_mean
+    from mcprl.tasks import load_tasks
 
+    tasks = load_tasks(file)
     by_id = {task.id: task for task in tasks}
     if not wanted:
         return tasks[0]
     if wanted not in by_id:
-        more = f", … ({len(by_id) - _MAX_SHOWN} more)" if len(by_id) > _MAX_SHOWN else ""
-        raise BadValueError(
-            f"no task is called {wanted!r}{did_you_mean(wanted, by_id)}",
-            fix=f"choose one of {', '.join(list(by_id)[:_MAX_SHOWN])}{more}",
-        )
+        hint = did_you_mean(wanted, by_id)
+        raise BadValueError(f"{file} has no task {wanted!r}{hint}", fix=f"mcprl tasks show {file} lists them")
     return by_id[wanted]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,20 +116,15 @@ def show_task(
     """Print a task, or list the tasks of a file."""
     from rich.console import Console
 
-    from mcprl.errors import BadValueError
+    from mcprl.cli.task_choice import choose_task
     from mcprl.monitoring.task_tables import print_task, print_task_list
-    from mcprl.suggestions import did_you_mean
     from mcprl.tasks import load_tasks
 
-    by_id = {task.id: task for task in load_tasks(file)}
     console = Console(highlight=False)
     if task_id is None:
-        print_task_list(console, by_id.values())
-        return
-    if task_id not in by_id:
-        hint = did_you_mean(task_id, by_id)
-        raise BadValueError(f"{file} has no task {task_id!r}{hint}", fix=f"mcprl tasks show {file} lists them")
-    print_task(console, by_id[task_id])
+        print_task_list(console, load_tasks(file))
+    else:
+        print_task(console, choose_task(file, task_id))
 
 
 @app.command("schema")
@@ -146,10 +139,16 @@ async def _ask_servers(
     tasks: Sequence[Task], servers: Path | None, *, gold: bool
 ) -> tuple[tuple[Tool, ...], tuple[Trial, ...]]:
     """The tools that the servers list and, with `gold`, what the solutions score, each in the world of its task."""
+    from functools import partial
+
+    from mcprl.cli.opening import shown_opening
+    from mcprl.tools import Toolbox
+
     tools: tuple[Tool, ...] = ()
     trials: list[Trial] = []
     for world, members in _by_world(tasks, servers).items():
-        async with _open(_specs(servers, world), "playing the solutions" if gold else "listing the tools") as toolbox:
+        specs, then = _specs(servers, world), "playing the solutions" if gold else "listing the tools"
+        async with shown_opening(partial(Toolbox, specs), then) as toolbox:
             tools = tuple(toolbox.catalog)
             if not gold:
                 break
@@ -200,22 +199,6 @@ def _specs(servers: Path | None, world: int) -> Sequence[ServerSpec]:
     if servers is not None:
         return load_server_specs(servers, {})
     return [ServerSpec(name=name, make=partial(make_server, name, world=world)) for name in _SHIPPED]
-
-
-@asynccontextmanager
-async def _open(specs: Sequence[ServerSpec], doing: str) -> AsyncGenerator[Toolbox]:
-    """The toolbox of the servers, with a word on stderr about what is going on: it may take seconds."""
-    from rich.console import Console
-
-    from mcprl.tools import Toolbox
-
-    with (
-        tempfile.TemporaryDirectory(prefix="mcprl-") as logs,
-        Console(stderr=True, highlight=False).status("starting the tool servers …") as status,
-    ):
-        async with Toolbox(specs, log_dir=Path(logs)) as toolbox:
-            status.update(f"{doing} …")
-            yield toolbox
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:

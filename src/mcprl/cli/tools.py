@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -128,22 +127,13 @@ def _load(recipe: Path, overrides: list[str] | None) -> ServersConfig:
     return servers.model_copy(update={"settings": single})
 
 
-@asynccontextmanager
-async def _open(servers: ServersConfig, then: str = "listing their tools") -> AsyncGenerator[Toolbox]:
-    """The toolbox of the servers, with a word on stderr about what is going on: starting them takes seconds."""
-    from rich.console import Console
-    from rich.text import Text
+def _open(servers: ServersConfig, then: str = "listing their tools") -> AbstractAsyncContextManager[Toolbox]:
+    from functools import partial
 
-    from mcprl.monitoring.printable import printable
+    from mcprl.cli.opening import shown_opening
     from mcprl.tools import open_toolbox
 
-    with (
-        tempfile.TemporaryDirectory(prefix="mcprl-") as logs,
-        Console(stderr=True, highlight=False).status("starting the tool servers …") as status,
-    ):
-        async with open_toolbox(servers, log_dir=Path(logs)) as toolbox:
-            status.update(Text(f"{printable(then)} …"))
-            yield toolbox
+    return shown_opening(partial(open_toolbox, servers), then)
 
 
 def _aliases(servers: ServersConfig) -> dict[str, str]:

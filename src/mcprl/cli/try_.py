@@ -29,10 +29,9 @@ def command(
     from mcprl.cli.task_choice import choose_task
     from mcprl.monitoring.transcript import print_transcript
     from mcprl.recipe import load_recipe
-    from mcprl.tasks import load_tasks
 
     config = load_recipe(recipe, overrides or [])
-    chosen = choose_task(load_tasks(config.tasks.train), task)
+    chosen = choose_task(config.tasks.train, task)
     for trajectory in asyncio.run(_play(config, chosen, episodes, adapter)):
         print_transcript(chosen, trajectory)
 

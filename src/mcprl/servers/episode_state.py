@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class EpisodeStates(Generic[S]):
         self._make = make
         self._clock = clock
         self._kept: dict[str, _Kept[S]] = {}
+        # There may be thousands: they are looked through only when one has expired, not at every call.
+        self._first_expires = math.inf
         self._shared: S | None = None
 
     def __len__(self) -> int:
@@ -55,8 +58,10 @@ class EpisodeStates(Generic[S]):
 
     def _of_episode(self, episode: str, lives_s: float) -> S:
         now = self._clock()
-        for name in [name for name, kept in self._kept.items() if kept.expires <= now]:
-            del self._kept[name]
+        if self._first_expires <= now:
+            self._kept = {name: kept for name, kept in self._kept.items() if kept.expires > now}
+            self._first_expires = min((kept.expires for kept in self._kept.values()), default=math.inf)
         if episode not in self._kept:
             self._kept[episode] = _Kept(self._make(), now + lives_s)
+            self._first_expires = min(self._first_expires, now + lives_s)
         return self._kept[episode].state
