@@ -21,7 +21,11 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── CassetteError            E-TOOL-009   a cassette cannot be read or written
     │   ├── SandboxMissingError      E-SAND-001   the sandbox that runs a policy's code cannot be built here
     │   ├── UnbridgeableError        E-CHAT-001   the chat template cannot continue a conversation token by token
+    │   ├── UnheldSchemaError        E-CHAT-002   a tool's schema asks for what a grammar cannot hold
+    │   ├── NoCallSyntaxError        E-CHAT-003   calls cannot be held: how the family writes them is not known
+    │   ├── GrammarError             E-CHAT-004   the grammar of the tools on offer does not compile
     │   ├── MissingLogprobError      E-SAMP-001   the sampler returned tokens without their logprobs
+    │   ├── InadmissibleTokenError   E-SAMP-002   the sampler returned a token that the grammar does not admit
     │   ├── AlignmentError           E-LEARN-001  the learner scored other tokens than those sampled
     │   ├── ParityError              E-LEARN-002  sampler and learner disagree about the same tokens
     │   └── NonFiniteError           E-LEARN-003  a loss or gradient is not a number
@@ -65,13 +69,16 @@ __all__ = [
     "EmptyCatalogError",
     "EpisodeDeadlineError",
     "Fault",
+    "GrammarError",
     "GroupIncompleteError",
+    "InadmissibleTokenError",
     "InfrastructureError",
     "JudgeError",
     "McprlError",
     "MissingExtraError",
     "MissingKeyError",
     "MissingLogprobError",
+    "NoCallSyntaxError",
     "NonFiniteError",
     "OtherWorldError",
     "ParityError",
@@ -88,6 +95,7 @@ __all__ = [
     "ToolServerError",
     "ToolsChangedError",
     "UnbridgeableError",
+    "UnheldSchemaError",
     "UnknownKeyError",
     "UnknownToolError",
 ]
@@ -231,10 +239,34 @@ class UnbridgeableError(ConfigurationError):
     code = "E-CHAT-001"
 
 
+class UnheldSchemaError(ConfigurationError):
+    """A tool's schema asks for what a grammar cannot hold, so a call could be admitted that the tool refuses."""
+
+    code = "E-CHAT-002"
+
+
+class NoCallSyntaxError(ConfigurationError):
+    """Calls are to be held to a grammar, but how the model's family writes them is not known."""
+
+    code = "E-CHAT-003"
+
+
+class GrammarError(ConfigurationError):
+    """The grammar of the tools on offer does not compile."""
+
+    code = "E-CHAT-004"
+
+
 class MissingLogprobError(ConfigurationError):
     """The sampler returned tokens without logprobs: the ratio of policies would be undefined."""
 
     code = "E-SAMP-001"
+
+
+class InadmissibleTokenError(ConfigurationError):
+    """The sampler returned a token that the grammar does not admit: the two hold different grammars or tokenizers."""
+
+    code = "E-SAMP-002"
 
 
 class AlignmentError(ConfigurationError):

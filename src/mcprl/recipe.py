@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from mcprl.config import RunConfig
+from mcprl.config.learning import NOT_REPRODUCIBLE
 from mcprl.errors import BadValueError, ConfigFileError, ConfigurationError, UnknownKeyError
 from mcprl.settings import section_of, settings
 
@@ -100,6 +101,12 @@ def _explain(error: ValidationError, path: Path, places: _Places) -> Configurati
     dotted = ".".join(str(part) for part in location)
     place = _place_of(location, places) or str(path)
     more = f" (and {len(others)} more)" if others else ""
+    if first["type"] == "extra_forbidden" and location[0] == "sampling" and location[-1] in NOT_REPRODUCIBLE:
+        return BadValueError(
+            f"{place}: {dotted!r} is refused: the learner cannot reproduce the distribution it makes, so every ratio "
+            f"would be wrong{more}",
+            fix="delete it; sampling.temperature and sampling.constrain are what the learner reproduces",
+        )
     if first["type"] == "extra_forbidden":
         suggestion = _closest_setting(location)
         hint = f" (did you mean {suggestion!r}?)" if suggestion else ""

@@ -174,17 +174,20 @@ class Turn:
 class Trajectory:
     """The finished record of one episode: tokens in the order the model saw them, and the turns they make up.
 
-    Six columns of equal length, one entry a token. Eight tokens of a one-turn episode:
+    Seven columns of equal length, one entry a token. Eight tokens of a one-turn episode:
 
         token_ids        1      4093   198    31     9      77     2      198
         (text)           <s>    user   \\n     Hi     \\n     Hello  <end>  \\n
         sampled          no     no     no     no     no     yes    yes    no
         forced           no     no     no     no     no     no     no     no      (a grammar admitted one token only)
+        fixed            no     no     no     no     no     no     no     no      (or one text only, in several tokens)
         logprobs         0      0      0      0      0      -0.69  -0.05  0       (of the distribution sampled from)
         turn_index       -1     -1     -1     -1     -1     0      0      -1      (-1: context, no turn's own)
         weights_version  -1     -1     -1     -1     -1     3      3      -1
 
-    A token carries loss where `sampled and not forced`: see `learnable`.
+    `grammar` is the structural tag that every turn was sampled under, None where nothing was held; a turn could end in
+    any of `stop_token_ids`. The two tell which tokens were admissible at each place. What carries loss is for the
+    objective to decide: see `Batch`.
     """
 
     task_id: str
@@ -195,6 +198,7 @@ class Trajectory:
     token_ids: tuple[int, ...]
     sampled: tuple[bool, ...]
     forced: tuple[bool, ...]
+    fixed: tuple[bool, ...]
     logprobs: tuple[float, ...]
     turn_index: tuple[int, ...]
     weights_version: tuple[int, ...]
@@ -203,21 +207,18 @@ class Trajectory:
     reward: float
     reward_parts: Mapping[str, float]
     duration_s: float = 0.0
+    grammar: str | None = None
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        columns = (self.sampled, self.forced, self.logprobs, self.turn_index, self.weights_version)
+        columns = (self.sampled, self.forced, self.fixed, self.logprobs, self.turn_index, self.weights_version)
         if any(len(column) != len(self.token_ids) for column in columns):
             raise ValueError(f"trajectory {self.task_id}/{self.member}: columns differ in length")
-        for sampled, forced, logprob in zip(self.sampled, self.forced, self.logprobs, strict=True):
+        for sampled, forced, fixed, logprob in zip(self.sampled, self.forced, self.fixed, self.logprobs, strict=True):
             if sampled and not (math.isfinite(logprob) and logprob <= 0.0):
                 raise ValueError(f"trajectory {self.task_id}/{self.member}: {logprob} is no logprob")
-            if not sampled and (forced or logprob != 0.0):
+            if not sampled and (forced or fixed or logprob != 0.0):
                 raise ValueError(f"trajectory {self.task_id}/{self.member}: a context token claims to be sampled")
-
-    @property
-    def learnable(self) -> tuple[bool, ...]:
-        """Which tokens carry loss: those the policy sampled where it had a choice."""
-        return tuple(s and not f for s, f in zip(self.sampled, self.forced, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,20 +256,26 @@ class Group:
 class Batch:
     """Groups with their advantages: what one update learns from.
 
-    `advantages[i][t]` belongs to token t of the i-th trajectory, counted over all groups in order, and is 0 on tokens
-    that carry no loss. Two groups of two, GRPO, rewards (1, 0) and (0.5, 0.5):
+    `learnable[i][t]` and `advantages[i][t]` belong to token t of the i-th trajectory, counted over all groups in order.
+    A token carries loss where it is learnable; elsewhere its advantage is 0. Two groups of two, GRPO, rewards (1, 0)
+    and (0.5, 0.5):
 
         advantages of the first group: +0.71 and −0.71 on learnable tokens; of the second: 0 (no variance, no signal)
     """
 
     step: int
     groups: tuple[Group, ...]
+    learnable: tuple[tuple[bool, ...], ...]
     advantages: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
-        lengths = [len(t.token_ids) for t in self.trajectories]
-        if lengths != [len(a) for a in self.advantages]:
-            raise ValueError("a batch needs one advantage for each token of each trajectory")
+        trajectories = self.trajectories
+        lengths = [len(t.token_ids) for t in trajectories]
+        if lengths != [len(a) for a in self.advantages] or lengths != [len(mask) for mask in self.learnable]:
+            raise ValueError("a batch needs one advantage and one mask for each token of each trajectory")
+        for trajectory, mask in zip(trajectories, self.learnable, strict=True):
+            if any(m and not s for m, s in zip(mask, trajectory.sampled, strict=True)):
+                raise ValueError(f"batch {self.step}: a token that the policy did not sample is to carry loss")
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:

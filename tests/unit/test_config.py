@@ -351,3 +351,17 @@ def test_the_listed_settings_are_those_of_the_resolved_configuration(recipe):
     judge = ["rewards.judge.url=http://127.0.0.1/v1", "rewards.judge.model=grader"]
     resolved = yaml.safe_load(load_recipe(recipe(), judge).to_yaml())
     assert leaves(resolved, "") == [s.path for s in settings() if ".NAME." not in s.path]
+
+
+@pytest.mark.parametrize("key", ["top_p", "top_k", "min_p", "repetition_penalty", "min_tokens"])
+def test_a_way_to_sample_that_the_learner_cannot_reproduce_is_refused_with_the_reason(recipe, key):
+    path = recipe(f"sampling:\n  {key}: 0.9\n")
+    error = refusal(path)
+    assert isinstance(error, BadValueError)
+    assert error.what.startswith(
+        f"{path}:{BASE_LINES + 2}: 'sampling.{key}' is refused: the learner cannot reproduce the distribution"
+    )
+
+
+def test_off_need_not_be_quoted(recipe):
+    assert load_recipe(recipe("sampling:\n  constrain: off\n"), []).sampling.constrain == "off"

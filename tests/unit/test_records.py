@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.algorithms import make_batch
+from mcprl.algorithms import learnable_tokens, make_batch
 from mcprl.goals import Goal
 from mcprl.records import Batch, FinishReason, Group, StopReason, Task, Trajectory, Turn
 
@@ -25,6 +25,7 @@ EXAMPLE = Trajectory(
     token_ids=(1, 4093, 198, 31, 9, 77, 2, 198),
     sampled=(False, False, False, False, False, True, True, False),
     forced=(False,) * 8,
+    fixed=(False,) * 8,
     logprobs=(0.0, 0.0, 0.0, 0.0, 0.0, -0.69, -0.05, 0.0),
     turn_index=(-1, -1, -1, -1, -1, 0, 0, -1),
     weights_version=(-1, -1, -1, -1, -1, 3, 3, -1),
@@ -33,7 +34,7 @@ EXAMPLE = Trajectory(
     reward=1.0,
     reward_parts={"answer": 1.0},
 )
-COLUMNS = ("token_ids", "sampled", "forced", "logprobs", "turn_index", "weights_version")
+COLUMNS = ("token_ids", "sampled", "forced", "fixed", "logprobs", "turn_index", "weights_version")
 
 
 def trajectory(**changes: object) -> Trajectory:
@@ -46,7 +47,7 @@ def group(*rewards: float, task: Task = TASK) -> Group:
 
 
 def test_the_example_of_a_trajectory_is_one_and_its_two_sampled_tokens_carry_loss():
-    assert EXAMPLE.learnable == (False,) * 5 + (True, True, False)
+    assert learnable_tokens(EXAMPLE, "exact") == (False,) * 5 + (True, True, False)
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -72,28 +73,32 @@ def test_a_context_token_with_a_logprob_is_refused(logprob):
         trajectory(logprobs=(logprob, *EXAMPLE.logprobs[1:]))
 
 
-def test_a_context_token_cannot_be_forced():
+@pytest.mark.parametrize("column", ["forced", "fixed"])
+def test_a_context_token_was_neither_forced_nor_fixed_by_a_grammar(column):
     with pytest.raises(ValueError, match="claims to be sampled"):
-        trajectory(forced=(True, *EXAMPLE.forced[1:]))
+        trajectory(**{column: (True, *EXAMPLE.forced[1:])})
 
 
-def test_a_forced_token_carries_no_loss():
-    forced = (False,) * 5 + (True, False, False)
-    assert trajectory(forced=forced).learnable == (False,) * 6 + (True, False)
+tokens = st.tuples(st.booleans(), st.booleans(), st.booleans(), st.floats(max_value=0.0, allow_infinity=False))
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(max_value=0.0, allow_infinity=False)), max_size=30))
-def test_a_token_carries_loss_exactly_where_it_was_sampled_with_a_choice(tokens):
+@given(st.lists(tokens, max_size=30))
+def test_a_trajectory_exists_exactly_where_only_sampled_tokens_were_forced_fixed_or_likely(tokens):
     size = len(tokens)
-    made = trajectory(
-        token_ids=(5,) * size,
-        sampled=tuple(s for s, _, _ in tokens),
-        forced=tuple(s and f for s, f, _ in tokens),
-        logprobs=tuple(p if s else 0.0 for s, _, p in tokens),
-        turn_index=(0,) * size,
-        weights_version=(0,) * size,
-    )
-    assert made.learnable == tuple(s and not f for s, f, _ in tokens)
+    changes = {
+        "token_ids": (5,) * size,
+        "sampled": tuple(s for s, _, _, _ in tokens),
+        "forced": tuple(f for _, f, _, _ in tokens),
+        "fixed": tuple(x for _, _, x, _ in tokens),
+        "logprobs": tuple(p for _, _, _, p in tokens),
+        "turn_index": (0,) * size,
+        "weights_version": (0,) * size,
+    }
+    if all(s or not (f or x or p) for s, f, x, p in tokens):
+        assert trajectory(**changes).sampled == changes["sampled"]
+    else:
+        with pytest.raises(ValueError, match="claims to be sampled"):
+            trajectory(**changes)
 
 
 def test_records_cannot_be_changed():
@@ -123,21 +128,37 @@ def test_a_group_refuses_a_trajectory_of_another_task():
         Group(task=TASK, trajectories=(trajectory(), trajectory(member=1, task_id="other")))
 
 
-@pytest.mark.parametrize("advantages", [(), ((0.0,) * 8,), ((0.0,) * 8, (0.0,) * 7), ((0.0,) * 8,) * 3])
-def test_a_batch_needs_one_advantage_a_token_of_each_trajectory(advantages):
-    with pytest.raises(ValueError, match="one advantage for each token"):
-        Batch(step=0, groups=(group(0.0, 1.0),), advantages=advantages)
+@pytest.mark.parametrize("column", ["advantages", "learnable"])
+@pytest.mark.parametrize("lengths", [(), (8,), (8, 7), (8, 9), (8, 8, 8)])
+def test_a_batch_needs_one_advantage_and_one_mask_a_token_of_each_trajectory(column, lengths):
+    columns = {"advantages": ((0.0,) * 8,) * 2, "learnable": ((False,) * 8,) * 2}
+    columns[column] = tuple(columns[column][0][:1] * length for length in lengths)
+    with pytest.raises(ValueError, match="one advantage and one mask for each token"):
+        Batch(step=0, groups=(group(0.0, 1.0),), **columns)
+
+
+masks = st.lists(st.booleans(), min_size=8, max_size=8).map(tuple)
+
+
+@given(masks, masks)
+def test_no_token_that_the_policy_did_not_sample_ever_carries_loss(first, second):
+    columns = {"learnable": (first, second), "advantages": ((0.0,) * 8,) * 2}
+    if all(s for mask in (first, second) for m, s in zip(mask, EXAMPLE.sampled, strict=True) if m):
+        assert Batch(step=0, groups=(group(0.0, 1.0),), **columns).learnable == (first, second)
+    else:
+        with pytest.raises(ValueError, match="did not sample is to carry loss"):
+            Batch(step=0, groups=(group(0.0, 1.0),), **columns)
 
 
 def test_a_batch_counts_its_trajectories_over_the_groups_in_order():
     other = dataclasses.replace(TASK, id="part")
     groups = (group(1.0, 0.0), group(0.5, 0.5, task=other))
-    batch = Batch(step=0, groups=groups, advantages=((0.0,) * 8,) * 4)
+    batch = Batch(step=0, groups=groups, learnable=((False,) * 8,) * 4, advantages=((0.0,) * 8,) * 4)
     assert [(t.task_id, t.member) for t in batch.trajectories] == [("greet", 0), ("greet", 1), ("part", 0), ("part", 1)]
 
 
 def test_the_advantages_in_the_documentation_of_a_batch_are_those_of_the_code():
-    batch = make_batch(0, (group(1.0, 0.0), group(0.5, 0.5)))
+    batch = make_batch(0, (group(1.0, 0.0), group(0.5, 0.5)), "exact")
     rounded = [tuple(round(value, 2) for value in row) for row in batch.advantages]
     assert rounded[0] == (0.0,) * 5 + (0.71, 0.71, 0.0)
     assert rounded[1] == (0.0,) * 5 + (-0.71, -0.71, 0.0)

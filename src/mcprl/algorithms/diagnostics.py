@@ -10,14 +10,25 @@ from mcprl.algorithms.losses import k3_divergence
 __all__ = ["parity_metrics", "ratio_metrics"]
 
 
+# Ratios outside of these, before any update, are counted one by one: sampler and learner disagree on that token.
+_NEAR_ONE = (0.9, 1.1)
+
+
 def parity_metrics(logprob_N: Tensor, sampled_logprob_N: Tensor) -> dict[str, float]:
-    """How far learner and sampler disagree about tokens that no update has touched yet. On-policy, all of it is 0."""
-    delta_N = (logprob_N - sampled_logprob_N).abs()
-    ratio_N = torch.exp(logprob_N - sampled_logprob_N)
+    """How far learner and sampler disagree about tokens that no update has touched yet.
+
+    On-policy the mean ratio is 1 and everything else is 0. `parity_kl` is k3's estimate of KL(sampler ‖ learner).
+    """
+    delta_N = logprob_N - sampled_logprob_N
+    ratio_N = torch.exp(delta_N)
+    outside_N = (ratio_N < _NEAR_ONE[0]) | (ratio_N > _NEAR_ONE[1])
     return {
-        "parity_logprob_max_abs_error": float(delta_N.max()),
-        "parity_logprob_mean_abs_error": float(delta_N.mean()),
+        "parity_logprob_max_abs_error": float(delta_N.abs().max()),
+        "parity_logprob_mean_abs_error": float(delta_N.abs().mean()),
+        "parity_ratio_mean": float(ratio_N.mean()),
         "parity_ratio_mean_abs_error": float((ratio_N - 1.0).abs().mean()),
+        "parity_kl": float(k3_divergence(logprob_N, sampled_logprob_N).mean()),
+        "parity_outside_share": float(outside_N.double().mean()),
     }
 
 

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from mcprl.cli import cassette, config, play, serve, tasks, tools, train, try_
+from mcprl.cli import cassette, config, parity, play, serve, tasks, tools, train, try_
 from mcprl.errors import Fault, McprlError
 from mcprl.monitoring.printable import printable
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.command("train")(train.command)
 app.command("try")(try_.command)
 app.command("play")(play.command)
+app.command("parity")(parity.command)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(serve.app, name="serve")
 app.add_typer(tools.app, name="tools")

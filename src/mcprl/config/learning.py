@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mcprl.config.section import ModelLocation, Section
 
-__all__ = ["AlgorithmConfig", "LearnerConfig", "ModelConfig", "SamplingConfig", "TrainingConfig", "VllmConfig"]
+__all__ = [
+    "NOT_REPRODUCIBLE",
+    "AlgorithmConfig",
+    "LearnerConfig",
+    "ModelConfig",
+    "SamplingConfig",
+    "TrainingConfig",
+    "VllmConfig",
+]
 
 
 class ModelConfig(Section):
@@ -18,7 +26,12 @@ class ModelConfig(Section):
     path: ModelLocation = Field(description="Folder of the model (begins with . or /), or its name on the hub.")
     renderer: str = Field(
         default="auto",
-        description="How chats become tokens: auto, chatml, or a name that `renderers` knows, such as qwen3.",
+        description="How chats become tokens: a family's name, such as qwen3; auto: by the model's name on the hub; "
+        "chatml; template: by the model's own chat template.",
+    )
+    thinking: bool | None = Field(
+        default=None,
+        description="Whether the model thinks before it acts, in families that can be told; null: as the family does.",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         default="bfloat16", description="Number format of sampler and learner. float32 makes their logprobs equal."
@@ -35,6 +48,28 @@ class VllmConfig(Section):
     start_deadline_s: float = Field(default=600.0, gt=0, description="Seconds until it must be healthy.")
 
 
+# What other trainers let through; their ratios are then those of another distribution than the one sampled from.
+NOT_REPRODUCIBLE = frozenset(
+    {
+        "top_p",
+        "top_k",
+        "min_p",
+        "typical_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "min_tokens",
+        "logit_bias",
+        "bad_words",
+    }
+)
+
+
+def _off_as_text(value: object) -> object:
+    # YAML reads a bare `off` as false.
+    return "off" if value is False else value
+
+
 class SamplingConfig(Section):
     """How the policy's turns are sampled."""
 
@@ -42,6 +77,14 @@ class SamplingConfig(Section):
     temperature: float = Field(default=1.0, gt=0, description="Temperature; the learner uses the same.")
     max_tokens: int = Field(default=512, ge=1, description="Longest turn, in tokens.")
     stop: tuple[str, ...] = Field(default=(), description="Texts that end a turn, such as </tool_call>.")
+    constrain: Annotated[Literal["off", "calls", "act"], BeforeValidator(_off_as_text)] = Field(
+        default="off",
+        description="Grammar of the tools: off; calls: a call, once begun, is valid; act: also no prose around calls.",
+    )
+    loose_tools: tuple[str, ...] = Field(
+        default=(),
+        description="Tools whose schemas say more than a grammar can hold; their calls are held to the rest.",
+    )
     request_deadline_s: float = Field(default=300.0, gt=0, description="Seconds one turn may take to sample.")
     vllm: VllmConfig = VllmConfig()
 
@@ -51,6 +94,10 @@ class AlgorithmConfig(Section):
 
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="Ratios below 1 − this bring no more gain.")
     clip_high: float = Field(default=0.2, gt=0, description="Ratios above 1 + this bring no more gain.")
+    masks: Literal["exact", "text", "none"] = Field(
+        default="exact",
+        description="Sampled tokens without loss: exact: those with one admissible token; text: with one text; none.",
+    )
     epochs: int = Field(default=1, ge=1, description="Passes over a batch.")
     minibatches: int = Field(default=2, ge=1, description="Optimiser steps in each pass.")
 
@@ -65,7 +112,7 @@ class LearnerConfig(Section):
     lora_alpha: int = Field(default=32, ge=1, description="Scale of the adapter is alpha / rank.")
     microbatch: int = Field(default=4, ge=1, description="Trajectories in one forward pass.")
     max_parity_error: float = Field(
-        default=0.5,
+        default=2.0,  # in bfloat16, single tokens differ by more than half a nat with nothing wrong
         gt=0,
         description="Largest |Δlogprob| between sampler and learner before an update; beyond it the run stops.",
     )

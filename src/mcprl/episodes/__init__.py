@@ -6,7 +6,7 @@ from mcprl.episodes.gold import Trial, play, play_gold
 from mcprl.episodes.judge import Judge
 from mcprl.episodes.loop import EpisodeRunner
 from mcprl.episodes.metrics import episode_metrics
-from mcprl.episodes.requirements import require_tools, require_worlds
+from mcprl.episodes.requirements import require_grammar, require_tools, require_worlds
 from mcprl.episodes.rewards import succeeded
 from mcprl.episodes.scorable import require_judge, require_scorable
 
@@ -21,6 +21,7 @@ __all__ = [
     "episode_metrics",
     "play",
     "play_gold",
+    "require_grammar",
     "require_judge",
     "require_scorable",
     "require_tools",

@@ -8,7 +8,7 @@ its own choice what became of the world, and a judge what the answer is worth, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -20,7 +20,7 @@ from mcprl.episodes.rewards import score, weigh
 from mcprl.goals import ExpectedState
 from mcprl.records import FinishReason, Message, Observation, StopReason, Task, ToolCall, Turn
 
-__all__ = ["Action", "Environment", "Grader", "StepResult", "ToolAccess", "ToolFace"]
+__all__ = ["Action", "Environment", "Grader", "StepResult", "ToolAccess", "ToolFace", "tool_specs"]
 
 
 class ToolFace(Protocol):
@@ -108,10 +108,7 @@ class Environment:
     @property
     def tool_specs(self) -> list[dict[str, Any]]:
         """The tools as the prompt shows them."""
-        return [
-            {"name": tool.name, "description": tool.description, "parameters": _without_titles(tool.parameters)}
-            for tool in self._access.tools
-        ]
+        return tool_specs(self._access.tools)
 
     @property
     def parts(self) -> Mapping[str, float]:
@@ -193,6 +190,14 @@ class Environment:
         if self._judge is None or answer is None or not answer.strip():
             return 0.0
         return await self._judge.grade(self._task, answer)
+
+
+def tool_specs(tools: Iterable[ToolFace]) -> list[dict[str, Any]]:
+    """Tools as a prompt shows them and as a grammar holds their calls."""
+    return [
+        {"name": tool.name, "description": tool.description, "parameters": _without_titles(tool.parameters)}
+        for tool in tools
+    ]
 
 
 def _without_titles(schema: Any) -> Any:

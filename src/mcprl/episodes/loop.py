@@ -23,6 +23,7 @@ from mcprl.seeds import derive_seed
 if TYPE_CHECKING:
     # Only a type here: chats bring a tokenizer library, and people and scripts play without one.
     from mcprl.chat import Chat
+    from mcprl.chat.turn_grammars import TurnGrammars
 
 __all__ = ["EpisodeRunner", "Leases", "lease_for", "turn_limit"]
 
@@ -41,17 +42,23 @@ class _Columns:
 
     token_ids: list[int] = field(default_factory=list[int])
     sampled: list[bool] = field(default_factory=list[bool])
+    forced: list[bool] = field(default_factory=list[bool])
+    fixed: list[bool] = field(default_factory=list[bool])
     logprobs: list[float] = field(default_factory=list[float])
     turn_index: list[int] = field(default_factory=list[int])
     weights_version: list[int] = field(default_factory=list[int])
 
     def add_context(self, ids: Sequence[int]) -> None:
         self._add(ids, [0.0] * len(ids), sampled=False, turn=-1, version=-1)
+        self.forced.extend([False] * len(ids))
+        self.fixed.extend([False] * len(ids))
 
-    def add_turn(self, completion: Completion, turn: int) -> None:
+    def add_turn(self, completion: Completion, turn: int, *, forced: Sequence[bool], fixed: Sequence[bool]) -> None:
         self._add(
             completion.token_ids, completion.logprobs, sampled=True, turn=turn, version=completion.weights_version
         )
+        self.forced.extend(forced)
+        self.fixed.extend(fixed)
 
     def _add(self, ids: Sequence[int], logprobs: Sequence[float], *, sampled: bool, turn: int, version: int) -> None:
         self.token_ids.extend(ids)
@@ -84,7 +91,10 @@ class EpisodeRunner:
         leases: Leases,
         preamble: Sequence[Message],
         judge: Grader | None = None,
+        grammars: TurnGrammars | None = None,
     ) -> None:
+        if (grammars is None) != (config.sampling.constrain == "off"):
+            raise ValueError("grammars and the setting sampling.constrain go together")
         if (judge is None) != (config.rewards.judge is None):
             raise ValueError("a judge and the setting rewards.judge go together")
         self._config = config
@@ -93,6 +103,7 @@ class EpisodeRunner:
         self._leases = leases
         self._preamble = tuple(preamble)
         self._judge = judge
+        self._grammars = grammars
 
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
         """One episode, start to finish. Raises an InfrastructureError where the world failed it."""
@@ -109,7 +120,8 @@ class EpisodeRunner:
                     judge=self._judge,
                     injection=self._injection(task, step, member),
                 )
-                columns, stop = await self._play(environment, (step, task.id, member))
+                grammar = await self._grammar_of(environment)
+                columns, stop = await self._play(environment, grammar, (step, task.id, member))
         except TimeoutError as error:
             raise EpisodeDeadlineError(
                 f"episode {member} of task {task.id} took longer than {deadline_s:g} s",
@@ -123,7 +135,8 @@ class EpisodeRunner:
             temperature=self._config.sampling.temperature,
             token_ids=tuple(columns.token_ids),
             sampled=tuple(columns.sampled),
-            forced=(False,) * len(columns.token_ids),
+            forced=tuple(columns.forced),
+            fixed=tuple(columns.fixed),
             logprobs=tuple(columns.logprobs),
             turn_index=tuple(columns.turn_index),
             weights_version=tuple(columns.weights_version),
@@ -132,9 +145,13 @@ class EpisodeRunner:
             reward=environment.reward,
             reward_parts=dict(environment.parts),
             duration_s=time.monotonic() - started,
+            grammar=grammar,
+            stop_token_ids=self._chat.stop_token_ids,
         )
 
-    async def _play(self, environment: Environment, seed_path: tuple[int, str, int]) -> tuple[_Columns, StopReason]:
+    async def _play(
+        self, environment: Environment, grammar: str | None, seed_path: tuple[int, str, int]
+    ) -> tuple[_Columns, StopReason]:
         tools = environment.tool_specs
         columns = _Columns()
         columns.add_context(self._chat.open(environment.messages, tools))
@@ -147,9 +164,10 @@ class EpisodeRunner:
         while True:
             turn = len(environment.turns)
             prompt_ids = tuple(columns.token_ids)
-            completion = await self._sampler.sample(self._request(prompt_ids, (*seed_path, turn)))
-            columns.add_turn(completion, turn)
-            parsed = self._chat.parse(prompt_ids, completion.token_ids)
+            completion = await self._sampler.sample(self._request(prompt_ids, grammar, (*seed_path, turn)))
+            forced, fixed = await self._choices(grammar, completion)
+            columns.add_turn(completion, turn, forced=forced, fixed=fixed)
+            parsed = self._chat.parse(prompt_ids, completion.token_ids, tools)
             result = await environment.step(
                 Action(
                     text=parsed.text,
@@ -169,13 +187,26 @@ class EpisodeRunner:
                 return columns, StopReason.CONTEXT_LIMIT
             columns.add_context(extension)
 
+    async def _grammar_of(self, environment: Environment) -> str | None:
+        if self._grammars is None:
+            return None
+        return await asyncio.to_thread(self._grammars.grammar_of, environment.tool_specs)
+
+    async def _choices(self, grammar: str | None, completion: Completion) -> tuple[Sequence[bool], Sequence[bool]]:
+        if self._grammars is None or grammar is None:
+            nowhere = (False,) * len(completion.token_ids)
+            return nowhere, nowhere
+        return await asyncio.to_thread(self._grammars.choices, grammar, completion.token_ids)
+
     def _injection(self, task: Task, step: int, member: int) -> ErrorInjection | None:
         rate = self._config.episodes.injected_errors
         if not rate:
             return None
         return ErrorInjection(rate=rate, seed=self._config.seed, step=step, task_id=task.id, member=member)
 
-    def _request(self, prompt_ids: tuple[int, ...], seed_path: tuple[int | str, ...]) -> SampleRequest:
+    def _request(
+        self, prompt_ids: tuple[int, ...], grammar: str | None, seed_path: tuple[int | str, ...]
+    ) -> SampleRequest:
         sampling = self._config.sampling
         room = self._config.model.context_tokens - len(prompt_ids)
         return SampleRequest(
@@ -185,6 +216,7 @@ class EpisodeRunner:
             stop=sampling.stop,
             stop_token_ids=self._chat.stop_token_ids,
             seed=derive_seed(self._config.seed, "turn", *seed_path),
+            grammar=grammar,
         )
 
 

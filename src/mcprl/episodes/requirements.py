@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from mcprl.episodes.environment import tool_specs
 from mcprl.errors import OtherWorldError
 from mcprl.records import Task
 from mcprl.tools import Catalog, Toolbox
 
-__all__ = ["require_tools", "require_worlds"]
+if TYPE_CHECKING:
+    from mcprl.chat.turn_grammars import TurnGrammars
+
+__all__ = ["require_grammar", "require_tools", "require_worlds"]
 
 
 def require_tools(tasks: Sequence[Task], catalog: Catalog) -> None:
@@ -16,6 +21,12 @@ def require_tools(tasks: Sequence[Task], catalog: Catalog) -> None:
     for task in tasks:
         needed = [expected.tool for expected in (*task.goal.calls, *task.goal.state)]
         catalog.require([*(task.tools or ()), *needed], wanted_by=f"task {task.id}")
+
+
+def require_grammar(tasks: Sequence[Task], catalog: Catalog, grammars: TurnGrammars) -> None:
+    """Stop here where calls of a tool that some task offers cannot be held to a grammar."""
+    offered = {name for task in tasks for name in task.tools or catalog.names}
+    grammars.grammar_of(tool_specs(catalog[name] for name in catalog.names if name in offered))
 
 
 def require_worlds(tasks: Sequence[Task], toolbox: Toolbox) -> None:

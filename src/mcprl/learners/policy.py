@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from mcprl.algorithms import inadmissible_tokens
 from mcprl.config import LearnerConfig, ModelConfig
 from mcprl.learners.rows import Rows
 
@@ -34,15 +35,18 @@ def load_policy(model: ModelConfig, learner: LearnerConfig, *, seed: int, device
 
 
 def token_logprobs(policy: Any, rows: Rows) -> Tensor:
-    """Logprob of each learnable token under the policy at the temperature it was sampled with.
+    """Logprob of each token of the rows under the distribution that it was sampled from.
 
-    Only positions before a learnable token reach the head: for the rest no logits are ever computed.
+    That is the policy's at the temperature of sampling, renormalised over the tokens that the grammar admitted. Only
+    positions before a token to score reach the head: for the rest no logits are ever computed.
     """
     before_N = rows.position_N - 1
     kept_K = cast("Tensor", before_N.unique())  # sorted  # pyright: ignore[reportUnknownMemberType]
     place_N = torch.searchsorted(kept_K, before_N)
     logit_BKV: Tensor = policy(input_ids=rows.token_id_BT, logits_to_keep=kept_K, use_cache=False).logits
     logit_NV = logit_BKV[rows.row_N, place_N].float() / rows.temperature_N[:, None]
+    if rows.admissible_NW is not None:
+        logit_NV.masked_fill_(inadmissible_tokens(rows.admissible_NW, logit_NV.shape[1]), -torch.inf)
     chosen_N = logit_NV.gather(1, rows.target_id_N[:, None]).squeeze(1)
     return chosen_N - torch.logsumexp(logit_NV, dim=1)
 

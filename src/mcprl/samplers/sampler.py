@@ -14,7 +14,10 @@ __all__ = ["Completion", "SampleRequest", "Sampler"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """One turn to sample. The distribution is the model's at `temperature`, whole: no top-p, no top-k, no penalty."""
+    """One turn to sample. The distribution is the model's at `temperature`: no top-p, no top-k, no penalty.
+
+    Where there is a `grammar` (a structural tag), it is renormalised over the tokens that the grammar admits.
+    """
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -22,6 +25,7 @@ class SampleRequest:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     seed: int
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

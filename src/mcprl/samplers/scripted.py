@@ -12,7 +12,10 @@ __all__ = ["ScriptedSampler"]
 
 
 class ScriptedSampler:
-    """Answers each request with the ids that `script` returns for it, each with the same logprob."""
+    """Answers each request with the ids that `script` returns for it, each with the same logprob.
+
+    A request's grammar is ignored: whether a scripted turn keeps to one is up to the script.
+    """
 
     def __init__(self, script: Callable[[SampleRequest], tuple[int, ...]], *, logprob: float = -0.5) -> None:
         self._script = script

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
@@ -18,6 +18,10 @@ from mcprl.config import ModelConfig
 from mcprl.records import FinishReason, Weights
 from mcprl.samplers.sampler import Completion, SampleRequest
 
+if TYPE_CHECKING:
+    # Only a type here: grammars bring a compiler, and turns that nothing holds need none.
+    from mcprl.chat.grammars import Grammars
+
 __all__ = ["TransformersSampler"]
 
 # A stop text is looked for in the text of this many last tokens: longer than any sensible stop text.
@@ -25,10 +29,11 @@ _STOP_WINDOW_TOKENS = 32
 
 
 class TransformersSampler:
-    """Samples in this process, on the GPU where there is one."""
+    """Samples in this process, on the GPU where there is one. Turns under a grammar need the model's `grammars`."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, grammars: Grammars | None = None) -> None:
         self._config = model
+        self._grammars = grammars
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._weights = Weights(version=0)
         self._one_at_a_time = asyncio.Lock()
@@ -68,6 +73,11 @@ class TransformersSampler:
 
     @torch.inference_mode()
     def _sample(self, request: SampleRequest) -> Completion:
+        matcher = None
+        if request.grammar is not None:
+            if self._grammars is None:
+                raise ValueError("a turn is to be sampled under a grammar, and the sampler was given no grammars")
+            matcher = self._grammars.start(request.grammar, request.stop_token_ids)
         generator = torch.Generator(self._device).manual_seed(request.seed)
         inputs = torch.tensor([request.prompt_ids], device=self._device)
         ids: list[int] = []
@@ -77,10 +87,15 @@ class TransformersSampler:
         while len(ids) < request.max_tokens and finish is FinishReason.LENGTH:
             output = self._model(input_ids=inputs, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
-            logprob_V: Tensor = torch.log_softmax(output.logits[0, -1].float() / request.temperature, dim=-1)
+            logit_V: Tensor = output.logits[0, -1].float() / request.temperature
+            if matcher is not None:
+                logit_V = matcher.admit_only(logit_V)
+            logprob_V = torch.log_softmax(logit_V, dim=-1)
             token = int(torch.multinomial(logprob_V.exp(), 1, generator=generator))
             ids.append(token)
             logprobs.append(float(logprob_V[token]))
+            if matcher is not None:
+                matcher.accept(token)
             if token in request.stop_token_ids or self._ends_in_stop_text(ids, request.stop):
                 finish = FinishReason.STOP
             inputs = torch.tensor([[token]], device=self._device)

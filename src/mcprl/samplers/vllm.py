@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +20,14 @@ from typing import Any
 import httpx2
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
-from mcprl.errors import MissingExtraError, MissingLogprobError, SamplerLostError, SamplerStartError
+from mcprl.errors import (
+    GrammarError,
+    InadmissibleTokenError,
+    MissingExtraError,
+    MissingLogprobError,
+    SamplerLostError,
+    SamplerStartError,
+)
 from mcprl.processes import ChildProcess, free_port
 from mcprl.records import FinishReason, Weights
 from mcprl.samplers.sampler import Completion, SampleRequest
@@ -28,6 +37,7 @@ __all__ = ["VllmSampler"]
 _BASE_NAME = "base"
 _MIN_BATCHED_TOKENS = 4096
 _HEALTH_POLL_S = 0.25
+_REFUSED_GRAMMAR = re.compile(r"structural[ _]tag|structured[ _]outputs?|JSON schema", re.IGNORECASE)
 
 
 class VllmSampler:
@@ -76,20 +86,19 @@ class VllmSampler:
 
     async def sample(self, request: SampleRequest) -> Completion:
         version = self._weights.version
-        body = {
-            "model": _adapter_name(version),
-            "token_ids": list(request.prompt_ids),
-            "sampling_params": {
-                "temperature": request.temperature,
-                "max_tokens": request.max_tokens,
-                "seed": request.seed,
-                "stop": list(request.stop),
-                "include_stop_str_in_output": True,
-                "stop_token_ids": list(request.stop_token_ids),
-                "logprobs": 0,  # of the sampled token only
-                "skip_special_tokens": False,
-            },
+        params: dict[str, Any] = {
+            "temperature": request.temperature,
+            "max_tokens": request.max_tokens,
+            "seed": request.seed,
+            "stop": list(request.stop),
+            "include_stop_str_in_output": True,
+            "stop_token_ids": list(request.stop_token_ids),
+            "logprobs": 0,  # of the sampled token only
+            "skip_special_tokens": False,
         }
+        if request.grammar is not None:
+            params["structured_outputs"] = {"structural_tag": request.grammar}
+        body = {"model": _adapter_name(version), "token_ids": list(request.prompt_ids), "sampling_params": params}
         answer = await self._post("/inference/v1/generate", body)
         return _read_completion(answer, request, version)
 
@@ -115,6 +124,11 @@ class VllmSampler:
             raise SamplerLostError(
                 f"vLLM did not answer {path} ({type(error).__name__})", fix=f"read its log at {self._log}"
             ) from error
+        if response.status_code == 400 and _REFUSED_GRAMMAR.search(response.text):
+            raise GrammarError(
+                f"vLLM refuses the grammar of the tools on offer: {response.text[:300]}",
+                fix="mend the tool's schema, leave the tool out, or set sampling.constrain to off",
+            )
         if not response.is_success:
             raise SamplerLostError(
                 f"vLLM answered {path} with {response.status_code}: {response.text[:300]}",
@@ -164,10 +178,25 @@ def _read_completion(answer: Any, request: SampleRequest, version: int) -> Compl
     ids = tuple(choice["token_ids"])
     if tuple(entry["token_id"] for entry in entries) != ids:
         raise MissingLogprobError("vLLM's logprobs belong to other tokens than it returned", fix="use vLLM 0.32")
+    finish = choice["finish_reason"]
+    if finish not in ("stop", "length"):
+        raise SamplerLostError(f"vLLM broke a turn off ({finish})", fix="read its log")
+    stopped_by_text = isinstance(choice["stop_reason"], str)
+    if (
+        request.grammar is not None
+        and finish == "stop"
+        and not stopped_by_text
+        and ids[-1] not in request.stop_token_ids
+    ):
+        # Then the grammar admitted that token too wherever a turn might end, and no replay of it would be the same.
+        raise InadmissibleTokenError(
+            f"vLLM ended a turn with token {ids[-1]}, which is none of the stops that it was given",
+            fix="give the model one end-of-text: in its tokenizer, its generation_config.json and model.renderer",
+        )
     return Completion(
         token_ids=ids,
         logprobs=tuple(float(entry["logprob"]) for entry in entries),
-        finish=FinishReason.LENGTH if choice["finish_reason"] == "length" else FinishReason.STOP,
+        finish=FinishReason(finish),
         weights_version=version,
     )
 
@@ -190,6 +219,9 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, *, lora_rank: int,
         "--generation-config": "vllm",
         # The logprobs of the distribution sampled from, temperature included: what the learner recomputes.
         "--logprobs-mode": "processed_logprobs",
+        # Left to choose, vLLM gives a grammar that xgrammar refuses to another engine. A reasoning parser would hold
+        # the grammar back until the model has stopped thinking; our grammars say themselves where it may think.
+        "--structured-outputs-config": json.dumps({"backend": "xgrammar", "reasoning_parser": ""}),
         "--max-lora-rank": max(8, lora_rank),
         "--max-loras": 2,  # the version in use and the one being published
         "--uvicorn-log-level": "warning",

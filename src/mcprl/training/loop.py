@@ -26,7 +26,7 @@ async def train(run: Run) -> Summary:
         groups = await run.collector.collect(run.order.deal(step), step, on_finished)
         metrics = episode_metrics(groups, time.monotonic() - started)
         run.order.note({g.task.id: [succeeded(t.reward_parts) for t in g.trajectories] for g in groups})
-        update = await run.learner.update(make_batch(step, groups))
+        update = await run.learner.update(make_batch(step, groups, run.config.algorithm.masks))
         run.weights = await run.sampler.publish(update.weights)
         metrics |= {
             **update.metrics,

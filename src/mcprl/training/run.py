@@ -7,27 +7,45 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mcprl.chat import load_chat
+from mcprl.chat import Chat, load_chat
+from mcprl.chat.turn_grammars import TurnGrammars
 from mcprl.config import RunConfig
-from mcprl.episodes import Collector, EpisodeRunner, Judge, require_scorable, require_tools, require_worlds
+from mcprl.episodes import (
+    Collector,
+    EpisodeRunner,
+    Judge,
+    require_grammar,
+    require_scorable,
+    require_tools,
+    require_worlds,
+)
 from mcprl.learners import TorchLearner
 from mcprl.records import Task, Weights
 from mcprl.samplers import Sampler
 from mcprl.tasks import Dealer, load_preamble, load_tasks, make_order
-from mcprl.tools import Toolbox, open_toolbox
+from mcprl.tools import Catalog, Toolbox, open_toolbox
 from mcprl.tools.keys import load_keys
 from mcprl.training.journal import RunFolder
 from mcprl.training.watching import Watcher
+
+if TYPE_CHECKING:
+    from mcprl.chat.grammars import Grammars
 
 __all__ = ["Run", "Stage", "open_run", "open_stage"]
 
 
 @dataclass(slots=True)
 class Stage:
-    """All that episodes need: tools and a sampler. `mcprl try` plays on it; training adds a learner."""
+    """All that episodes need: tools and a sampler. `mcprl try` plays on it; training adds a learner.
+
+    `grammars` is None where nothing is held to a grammar.
+    """
 
     toolbox: Toolbox
+    chat: Chat
+    grammars: Grammars | None
     sampler: Sampler
     runner: EpisodeRunner
 
@@ -55,7 +73,7 @@ async def open_run(config: RunConfig, watcher: Watcher) -> AsyncGenerator[Run]:
     folder = RunFolder.create(config)
     async with open_stage(config, tasks, watcher, logs=folder.logs) as stage:
         watcher.stage("loading the learner")
-        learner = await asyncio.to_thread(TorchLearner, config, adapters=folder.adapters)
+        learner = await asyncio.to_thread(TorchLearner, config, adapters=folder.adapters, grammars=stage.grammars)
         yield Run(
             config=config,
             folder=folder,
@@ -81,22 +99,49 @@ async def open_stage(
         toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs))
         require_tools(tasks, toolbox.catalog)
         require_worlds(tasks, toolbox)
+        chat = await asyncio.to_thread(
+            load_chat, config.model.path, config.model.renderer, thinking=config.model.thinking
+        )
+        grammars, turn_grammars = None, None
+        if config.sampling.constrain != "off":
+            watcher.stage("compiling the grammar of the tools")
+            grammars, turn_grammars = await asyncio.to_thread(make_grammars, config, chat, tasks, toolbox.catalog)
         watcher.stage(f"starting the sampler ({config.sampling.engine})")
-        chat = await asyncio.to_thread(load_chat, config.model.path, config.model.renderer)
-        sampler = await stack.enter_async_context(make_sampler(config, logs))
+        sampler = await stack.enter_async_context(make_sampler(config, logs, grammars))
         judge = None
         if config.rewards.judge is not None:
             judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
-        runner = EpisodeRunner(config, chat=chat, sampler=sampler, leases=toolbox, preamble=preamble, judge=judge)
-        yield Stage(toolbox=toolbox, sampler=sampler, runner=runner)
+        runner = EpisodeRunner(
+            config,
+            chat=chat,
+            sampler=sampler,
+            leases=toolbox,
+            preamble=preamble,
+            judge=judge,
+            grammars=turn_grammars,
+        )
+        yield Stage(toolbox=toolbox, chat=chat, grammars=grammars, sampler=sampler, runner=runner)
 
 
-def make_sampler(config: RunConfig, logs: Path) -> Sampler:
+def make_grammars(
+    config: RunConfig, chat: Chat, tasks: Sequence[Task], catalog: Catalog
+) -> tuple[Grammars, TurnGrammars]:
+    """What holds calls to the schemas of their tools; every tool that a task offers is tried before a step is spent."""
+    from mcprl.chat.grammars import load_grammars
+
+    catalog.require(config.sampling.loose_tools, wanted_by="sampling.loose_tools")
+    grammars = load_grammars(config.model.path)
+    turn_grammars = TurnGrammars(chat, grammars, config.sampling)
+    require_grammar(tasks, catalog, turn_grammars)
+    return grammars, turn_grammars
+
+
+def make_sampler(config: RunConfig, logs: Path, grammars: Grammars | None) -> Sampler:
     """The sampler of the configured engine. Its library is imported only here."""
     if config.sampling.engine == "transformers":
         from mcprl.samplers.transformers import TransformersSampler
 
-        return TransformersSampler(config.model)
+        return TransformersSampler(config.model, grammars)
     from mcprl.samplers.vllm import VllmSampler
 
     return VllmSampler(config.model, config.sampling, config.learner, log=logs / "vllm.log")

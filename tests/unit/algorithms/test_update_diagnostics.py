@@ -27,15 +27,26 @@ def measured(rows) -> dict[str, float]:
 def test_parity_is_that_of_a_plain_loop(rows):
     logprob_N, sampled_N, _ = torch.tensor(rows, dtype=torch.float64).unbind(1)
     deltas = [abs(a - b) for a, b, _ in rows]
+    ratios = [math.exp(a - b) for a, b, _ in rows]
     assert parity_metrics(logprob_N, sampled_N) == pytest.approx(
         {
             "parity_logprob_max_abs_error": max(deltas),
             "parity_logprob_mean_abs_error": sum(deltas) / len(rows),
-            "parity_ratio_mean_abs_error": sum(abs(math.exp(a - b) - 1.0) for a, b, _ in rows) / len(rows),
+            "parity_ratio_mean": sum(ratios) / len(rows),
+            "parity_ratio_mean_abs_error": sum(abs(ratio - 1.0) for ratio in ratios) / len(rows),
+            "parity_kl": sum(ratio - 1.0 - math.log(ratio) for ratio in ratios) / len(rows),
+            "parity_outside_share": sum(not 0.9 <= ratio <= 1.1 for ratio in ratios) / len(rows),
         },
         rel=1e-9,
         abs=1e-12,
     )
+
+
+def test_a_sampler_and_a_learner_that_agree_have_no_parity_error():
+    logprob_N = torch.tensor([-0.5, -3.0, 0.0])
+    figures = parity_metrics(logprob_N, logprob_N.clone())
+    assert figures.pop("parity_ratio_mean") == 1.0
+    assert set(figures.values()) == {0.0}
 
 
 @given(columns)

@@ -20,11 +20,12 @@ from conversations import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from renderers.base import ToolCallParseStatus
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from mcprl.chat.chatml import ChatmlRenderer, UnusableToolCall
+from mcprl.chat.chatml import ChatmlRenderer
 from mcprl.errors import BadValueError
 
 MESSAGES = st.sampled_from([SYSTEM, USER, CALLING, CALLING_TWICE, RESULT, ANSWER])
@@ -68,16 +69,6 @@ def test_a_longer_conversation_begins_with_the_tokens_of_the_shorter(chatml, mes
     assert chatml.render_ids(messages, tools=tools)[: len(ids)] == ids
 
 
-def test_each_token_knows_its_message(chatml, smol_tokenizer):
-    rendered = chatml.render(CONVERSATION, tools=[FIND], add_generation_prompt=True)
-    assert len(rendered.message_indices) == len(rendered.token_ids)
-    assert rendered.message_roles == [message["role"] for message in CONVERSATION]
-    assert sorted(set(rendered.message_indices)) == list(range(-1, len(CONVERSATION)))
-    for index, message in enumerate(CONVERSATION):
-        own = [i for i, m in zip(rendered.token_ids, rendered.message_indices, strict=True) if m == index]
-        assert str(message["content"]) in smol_tokenizer.decode(own)
-
-
 @given(text=hostile_texts, role=st.sampled_from(["system", "user", "tool"]), tools=st.sampled_from([None, [FIND]]))
 def test_markup_in_a_message_never_becomes_a_control_token(chatml, smol_tokenizer, text, role, tools):
     messages = [{"role": role, "content": text}, USER]
@@ -114,7 +105,6 @@ def test_the_bridge_continues_as_if_the_whole_conversation_had_been_rendered(cha
     sampled = whole[len(prompt) : whole.index(end, len(prompt)) + 1]
     bridged = chatml.bridge_to_next_turn(prompt, sampled, [USER], tools=[FIND])
     assert bridged.token_ids == whole
-    assert len(bridged.message_indices) == len(whole)
 
 
 def test_the_bridge_keeps_sampled_tokens_that_the_tokenizer_would_have_chosen_otherwise(chatml, smol_tokenizer):
@@ -155,6 +145,11 @@ def test_the_bridge_refuses_to_put_words_into_the_policys_mouth(chatml, messages
     assert chatml.bridge_to_next_turn(prompt, [5], messages) is None
 
 
+def test_the_bridge_refuses_a_turn_that_goes_on_after_its_close(chatml):
+    prompt = chatml.render_ids([USER], add_generation_prompt=True)
+    assert chatml.bridge_to_next_turn(prompt, [5, *chatml.get_stop_token_ids(), 5], [RESULT]) is None
+
+
 def test_the_bridge_needs_something_to_continue(chatml):
     assert chatml.bridge_to_next_turn([], [5], [RESULT]) is None
 
@@ -166,10 +161,9 @@ def test_a_response_is_read_without_its_end(chatml, smol_tokenizer):
     assert [(c.name, c.arguments) for c in parsed.tool_calls] == [("find_person", {"name": "Ana"})]
 
 
-def test_a_failed_call_of_a_response_keeps_its_reason(chatml, smol_tokenizer):
+def test_a_failed_call_of_a_response_is_told_apart(chatml, smol_tokenizer):
     (failed,) = chatml.parse_response(smol_tokenizer.encode('<tool_call>{"name": "x"')).tool_calls
-    assert isinstance(failed, UnusableToolCall)
-    assert failed.problem == "the call has no closing </tool_call>"
+    assert failed.status is ToolCallParseStatus.MALFORMED_STRUCTURE
 
 
 def test_a_tokenizer_without_chatml_tokens_is_refused_with_a_fix():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import doctest
+import gc
 import json
-import time
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from mutations import assert_recordable
+from slow_texts import TAGGED, cpu_ms, growth
 
-from mcprl.chat import parsing
-from mcprl.chat.parsing import checked_call, parse_tool_calls
+from mcprl.chat import parsing, problems
+from mcprl.chat.parsing import MAX_CALLS, checked_call, parse_tool_calls
+from mcprl.chat.problems import Problem
 
 JSON = st.recursive(
     st.none()
@@ -31,6 +34,13 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
 
 def written(name: str, arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def nested(levels: int) -> object:
+    value: object = 0
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 def test_a_turn_without_a_call_is_prose():
@@ -53,6 +63,18 @@ def test_a_call_that_cannot_be_used_does_not_take_its_neighbours_along():
     assert [(c.name, c.problem is None) for c in calls] == [("a", True), ("", False), ("c", True)]
 
 
+def test_a_quote_too_few_does_not_take_the_next_call_along():
+    _, calls = parse_tool_calls(f'<tool_call>{{"name: "a"}}</tool_call> {written("c", {})}')
+    assert [(c.name, c.problem is None) for c in calls] == [("", False), ("c", True)]
+
+
+def test_tags_inside_a_text_are_part_of_the_text():
+    code = "print('</tool_call><tool_call>{}</tool_call>')"
+    prose, calls = parse_tool_calls(f"So: {written('run', {'code': code})} and {written('b', {})}")
+    assert prose == "So: and"
+    assert [(c.name, c.arguments, c.problem) for c in calls] == [("run", {"code": code}, None), ("b", {}, None)]
+
+
 def test_arguments_may_be_left_out():
     (call,) = parse_tool_calls('<tool_call>{"name": "list_people"}</tool_call>')[1]
     assert (call.name, call.arguments, call.problem) == ("list_people", {}, None)
@@ -61,24 +83,36 @@ def test_arguments_may_be_left_out():
 @pytest.mark.parametrize(
     ("body", "name", "problem"),
     [
-        ("", "", "not valid JSON: Expecting value at character 0"),
-        ('{"name": "a", }', "", "not valid JSON"),
-        ("{'name': 'a'}", "", "not valid JSON"),
-        ("[" * 100_000, "", "nested too deeply"),
-        ('{"name": "a", "arguments": {"n": ' + "9" * 5000 + "}}", "", "a number too long"),
-        ("[1, 2]", "", 'must be a JSON object with "name" and "arguments"'),
-        ('"find_person"', "", "must be a JSON object"),
-        ('{"arguments": {}}', "", 'has no "name"'),
-        ('{"name": ""}', "", 'has no "name"'),
-        ('{"name": 3}', "", 'has no "name"'),
-        ('{"name": "a", "arguments": "x"}', "a", '"arguments" must be a JSON object'),
-        ('{"name": "a", "arguments": [1]}', "a", '"arguments" must be a JSON object'),
-        ('{"name": "a", "arguments": null}', "a", '"arguments" must be a JSON object'),
+        ("", "", "the call is not valid JSON: Expecting value at character 0, before '</tool_call>'"),
+        (" oops", "", "the call is not valid JSON: Expecting value at character 1, before 'oops</tool_call>'"),
+        ('{"name": "a", }', "", "the call is not valid JSON: Expecting property name enclosed in double quotes at"),
+        ("{'name': 'a'}", "", "the call is not valid JSON"),
+        ('{"name": "a', "", "the call is not valid JSON: Unterminated string starting at character 9, before"),
+        ('{"name": "a\nb"}', "", "the call is not valid JSON: Invalid control character at character 11, before"),
+        ('{"name": "a"} {"name": "b"}', "a", 'after the JSON of the call comes \'{"name": "b"}</tool_call'),
+        ('{"name": "a"}}', "a", "where only </tool_call> may follow"),
+        ("[" * 100_000, "", "the call is nested too deeply: 100 levels at most"),
+        ('{"name": "a", "arguments": {"x":' + "[" * 100 + "]" * 100 + "}}", "a", "nested too deeply"),
+        ('{"name": "a", "arguments": {"n": ' + "9" * 5000 + "}}", "", "the call holds a number of too many digits"),
+        ("[1, 2]", "", 'the call must be a JSON object with "name" and "arguments"'),
+        ('"find_person"', "", "the call must be a JSON object"),
+        ('{"arguments": {}}', "", 'the call names no tool, which belongs in "name"'),
+        ('{"name": ""}', "", "the call names no tool"),
+        ('{"name": 3}', "", "the call names no tool"),
+        ('{"name": "a", "arguments": "x"}', "a", 'the arguments must be a JSON object, in "arguments"'),
+        ('{"name": "a", "arguments": [1]}', "a", "the arguments must be a JSON object"),
+        ('{"name": "a", "arguments": null}', "a", "the arguments must be a JSON object"),
+        (
+            '{"name": "a", "parameters": {}}',
+            "a",
+            "the arguments must stand in \"arguments\", and the call has 'parameters'",
+        ),
+        ('{"name": "a", "symbol": "X", "n": 1}', "a", "and the call has 'symbol'"),
         ('{"name": "a", "arguments": {"x": NaN}}', "a", "a number that is infinite or none"),
         ('{"name": "a", "arguments": {"x": 1e999}}', "a", "a number that is infinite or none"),
         ('{"name": "a", "arguments": {"x": ["\\ud800"]}}', "a", "half of a surrogate pair"),
         ('{"name": "a\\udc00", "arguments": {}}', "a?", "half of a surrogate pair"),
-        ('{"name": "a\\udc00", "arguments": 3}', "a?", '"arguments" must be a JSON object'),
+        ('{"name": "a\\udc00", "arguments": 3}', "a?", "the arguments must be a JSON object"),
     ],
 )
 def test_a_call_that_cannot_be_used_says_why(body, name, problem):
@@ -87,25 +121,57 @@ def test_a_call_that_cannot_be_used_says_why(body, name, problem):
     assert problem in (call.problem or "")
 
 
-def test_a_call_without_an_end_says_so_and_takes_the_rest():
-    prose, calls = parse_tool_calls('So: <tool_call>{"name": "a"} and more')
+@pytest.mark.parametrize(("body", "name"), [('{"name": "a"} and more', "a"), ('{"name": "a', ""), ("", "")])
+def test_a_call_without_an_end_says_so_and_takes_the_rest(body, name):
+    prose, calls = parse_tool_calls(f"So: <tool_call>{body}")
     assert prose == "So:"
-    assert [c.problem for c in calls] == ["the call has no closing </tool_call>"]
+    assert [(c.name, c.problem) for c in calls] == [(name, "the call has no closing </tool_call>")]
 
 
-def test_arguments_nested_too_deeply_to_be_written_again_are_a_problem():
-    nested: object = 0
-    for _ in range(100_000):
-        nested = [nested]
-    assert checked_call("a", {"x": nested}).problem == "the call is nested too deeply"
+@pytest.mark.parametrize(("levels", "usable"), [(99, True), (100, False), (500, False), (100_000, False)])
+def test_arguments_may_be_nested_a_hundred_levels_deep(levels, usable):
+    # The arguments themselves are one level.
+    call = checked_call("a", {"x": nested(levels)})
+    assert call.problem == (None if usable else "the call is nested too deeply: 100 levels at most")
+
+
+def test_brackets_in_texts_are_no_levels():
+    assert checked_call("a", {'\\"[{': '[{"' * 500, "x": [[]] * 200}).problem is None
+
+
+def test_a_turn_has_a_hundred_and_twenty_eight_calls_at_most():
+    prose, calls = parse_tool_calls(written("a", {}) * MAX_CALLS + "Done.")
+    assert (prose, len(calls), {c.problem for c in calls}) == ("Done.", MAX_CALLS, {None})
+    prose, calls = parse_tool_calls(written("a", {}) * 1000 + "Done.")
+    assert (prose, len(calls)) == ("", MAX_CALLS + 1)
+    assert [c.problem for c in calls[MAX_CALLS:]] == [
+        "a turn may hold 128 calls at most: what comes after them is not read"
+    ]
+
+
+def test_every_problem_is_known_by_its_sentence():
+    sentences = {kind: kind.say(**dict.fromkeys(places(kind), "x")) for kind in Problem}
+    assert {kind: Problem.of(sentence) for kind, sentence in sentences.items()} == {kind: kind for kind in Problem}
+
+
+def places(kind: Problem) -> list[str]:
+    return [part.split("}")[0] for part in kind.split("{")[1:]]
+
+
+def test_the_collector_is_as_it_was_after_a_turn_is_read():
+    parse_tool_calls("<tool_call>{</tool_call>" + written("a", {}))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        parse_tool_calls(written("a", {}))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @given(name=NAMES, arguments=ARGUMENTS)
 def test_a_call_that_was_written_is_read_back(name, arguments):
-    text = written(name, arguments)
-    prose, calls = parse_tool_calls(text)
-    if "</tool_call>" in json.dumps([name, arguments]):
-        return
+    prose, calls = parse_tool_calls(written(name, arguments))
     assert prose == ""
     assert [(c.name, c.arguments, c.problem) for c in calls] == [(name, arguments, None)]
 
@@ -133,7 +199,9 @@ pieces = st.sampled_from(
 @given(st.text() | st.lists(pieces | st.text(max_size=4), max_size=30).map("".join))
 @example("<tool_call>" * 3)
 def test_no_text_makes_the_parser_raise_and_every_call_can_be_recorded(text):
-    assert_recordable(text)
+    _, calls = parse_tool_calls(text)
+    assert len(calls) <= text.count("<tool_call>")
+    assert_recordable(calls)
 
 
 @given(name=NAMES, arguments=ARGUMENTS, data=st.data())
@@ -141,36 +209,24 @@ def test_no_damage_to_a_real_call_makes_the_parser_raise(name, arguments, data):
     text = f"Well. {written(name, arguments)}"
     start = data.draw(st.integers(0, len(text)))
     stop = data.draw(st.integers(start, len(text)))
-    assert_recordable(text[:start] + data.draw(st.text(max_size=5)) + text[stop:])
+    assert_recordable(parse_tool_calls(text[:start] + data.draw(st.text(max_size=5)) + text[stop:])[1])
 
 
-def assert_recordable(text: str) -> None:
-    _, calls = parse_tool_calls(text)
-    assert len(calls) <= text.count("<tool_call>")
-    for call in calls:
-        assert call.problem != ""
-        json.dumps([call.name, call.arguments, call.problem], ensure_ascii=False, allow_nan=False).encode()
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("shape", TAGGED)
+def test_time_grows_with_the_text_and_not_with_its_square(shape):
+    # Twice the text takes twice as long where time is linear and 4 times as long where it is quadratic. The bar of
+    # bench/parser_fuzz.py is 2.2; here it leaves room for what else the machine does.
+    assert growth(parse_tool_calls, TAGGED[shape]) < 2.6
 
 
-@pytest.mark.parametrize(
-    "piece",
-    ["<tool_call></tool_call>", "<tool_call>", "</tool_call>", '<tool_call>{"name": "a"}</tool_call> x ', "<", "\n"],
-)
-def test_time_grows_with_the_text_and_not_with_its_square(piece):
-    def seconds(characters: int) -> float:
-        text = piece * (characters // len(piece))
-        times = []
-        for _ in range(3):
-            started = time.perf_counter()
-            parse_tool_calls(text)
-            times.append(time.perf_counter() - started)
-        return min(times)
-
-    # Four times the text takes 4 times as long where time is linear and 16 times where it is quadratic. What takes less
-    # than a few milliseconds is too short to compare, and quick enough.
-    assert seconds(1_000_000) < 9 * max(seconds(250_000), 0.005)
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("shape", TAGGED)
+def test_a_quarter_of_a_megabyte_is_read_in_a_moment(shape):
+    # The bar of bench/parser_fuzz.py is 50 ms. Here it leaves room for what else the machine does.
+    assert cpu_ms(parse_tool_calls, TAGGED[shape](1 << 18)) < 150
 
 
 def test_the_examples_in_the_documentation_hold():
-    result = doctest.testmod(parsing)
-    assert (result.attempted, result.failed) == (1, 0)
+    assert tuple(doctest.testmod(parsing)) == (0, 1)
+    assert tuple(doctest.testmod(problems)) == (0, 3)

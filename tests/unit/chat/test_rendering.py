@@ -7,8 +7,7 @@ from conversations import ANSWER, FIND, MARKUP, RESULT, SYSTEM, USER, hostile_te
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.chat import load_chat
-from mcprl.errors import BadValueError, UnbridgeableError
+from mcprl.errors import UnbridgeableError
 
 CALL = '<tool_call>\n{"name": "find_person", "arguments": {"name": "Ana"}}\n</tool_call>'
 
@@ -45,20 +44,22 @@ def test_a_turn_ends_at_the_end_token(chat, tokenizer):
 
 def test_a_turn_is_read_as_text_prose_and_calls(chat, tokenizer):
     prompt = chat.open([USER], [FIND])
-    turn = chat.parse(prompt, sampled(chat, tokenizer, f"Let me see. {CALL}"))
+    turn = chat.parse(prompt, sampled(chat, tokenizer, f"Let me see. {CALL}"), [FIND])
     assert turn.text == f"Let me see. {CALL}<|im_end|>"
     assert turn.prose == "Let me see."
     assert [(c.name, c.arguments, c.problem) for c in turn.calls] == [("find_person", {"name": "Ana"}, None)]
 
 
 def test_several_calls_of_a_turn_are_read_in_order(chat, tokenizer):
-    turn = chat.parse(chat.open([USER], [FIND]), sampled(chat, tokenizer, f"{CALL}\n{CALL.replace('Ana', 'Luz')}"))
+    turn = chat.parse(
+        chat.open([USER], [FIND]), sampled(chat, tokenizer, f"{CALL}\n{CALL.replace('Ana', 'Luz')}"), [FIND]
+    )
     assert [c.arguments["name"] for c in turn.calls] == ["Ana", "Luz"]
 
 
 def test_thinking_is_no_prose(qwen_chat, qwen_tokenizer):
     turn = qwen_chat.parse(
-        qwen_chat.open([USER], []), sampled(qwen_chat, qwen_tokenizer, "<think>\nHm.\n</think>\n\nIt is Lima.")
+        qwen_chat.open([USER], []), sampled(qwen_chat, qwen_tokenizer, "<think>\nHm.\n</think>\n\nIt is Lima."), []
     )
     assert turn.prose == "It is Lima."
     assert "Hm." in turn.text
@@ -79,26 +80,26 @@ def test_thinking_is_no_prose(qwen_chat, qwen_tokenizer):
     ids=["json", "unclosed", "name", "arguments", "surrogate", "nan", "deep", "long"],
 )
 def test_a_call_that_cannot_be_used_is_a_problem_and_no_exception(chat, tokenizer, text):
-    (call,) = chat.parse(chat.open([USER], [FIND]), sampled(chat, tokenizer, text)).calls
+    (call,) = chat.parse(chat.open([USER], [FIND]), sampled(chat, tokenizer, text), [FIND]).calls
     assert call.problem
     assert call.arguments == {}
 
 
 def test_a_problem_reaches_the_policy_as_it_was_written(smol_chat, smol_tokenizer):
-    (call,) = smol_chat.parse((), smol_tokenizer.encode("<tool_call>{}")).calls
+    (call,) = smol_chat.parse((), smol_tokenizer.encode("<tool_call>{}"), []).calls
     assert call.problem == "the call has no closing </tool_call>"
 
 
 @given(ids=st.lists(st.integers(0, 49_151), max_size=30))
 def test_no_tokens_make_parsing_raise(smol_chat, ids):
-    assert smol_chat.parse((), ids).text == smol_chat.decode(ids)
+    assert smol_chat.parse((), ids, []).text == smol_chat.decode(ids)
 
 
 @given(
     ids=st.lists(st.integers(0, 151_668) | st.sampled_from([151_657, 151_658, 151_667, 151_668, 90, 92]), max_size=30)
 )
 def test_no_tokens_make_parsing_by_a_family_raise(qwen_chat, ids):
-    assert qwen_chat.parse((), ids).text == qwen_chat.decode(ids)
+    assert qwen_chat.parse((), ids, []).text == qwen_chat.decode(ids)
 
 
 def test_a_conversation_is_extended_by_close_messages_and_opening_only(chat, tokenizer):
@@ -173,21 +174,3 @@ def test_text_without_markup_reaches_the_policy_as_the_tool_wrote_it(chat, token
     text = '{"a": "<b>1 < 2 | 3 > 2</b>"}\n\té 東京'
     ids = chat.extend(chat.open([USER], []), sampled(chat, tokenizer, "Hm."), [{"role": "tool", "content": text}], [])
     assert text in chat.decode(ids)
-
-
-def test_a_renderer_that_cannot_bridge_is_refused_with_what_to_set(tiny_qwen3, qwen_tokenizer):
-    chat = load_chat(tiny_qwen3, "default")
-    turn = sampled(chat, qwen_tokenizer, "Hm.") if chat.stop_token_ids else qwen_tokenizer.encode("Hm.<|im_end|>")
-    with pytest.raises(UnbridgeableError, match=r"DefaultRenderer.*set model.renderer"):
-        chat.extend(chat.open([USER], []), turn, [RESULT], [])
-
-
-def test_an_unknown_renderer_is_refused_with_those_there_are(tiny_qwen3):
-    with pytest.raises(BadValueError, match=r"'qwen33', which is none of chatml, auto, .*qwen3, .*llama-3"):
-        load_chat(tiny_qwen3, "qwen33")
-
-
-def test_a_model_without_a_tokenizer_is_refused_by_name(tmp_path):
-    for missing in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(BadValueError, match=f"model.path is '{missing}'.*Fix: "):
-            load_chat(str(missing), "auto")

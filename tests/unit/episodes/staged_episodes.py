@@ -219,6 +219,7 @@ def made_trajectory(
         token_ids=tuple(range(context + count)),
         sampled=(False,) * context + (True,) * count,
         forced=(False,) * (context + count),
+        fixed=(False,) * (context + count),
         logprobs=(0.0,) * context + (-0.5,) * count,
         turn_index=(-1,) * context + tuple(range(count)),
         weights_version=(-1,) * context + (0,) * count,

@@ -109,6 +109,6 @@ async def test_three_turns_two_servers_one_episode_read_back_from_disk(time_spec
     assert tokenizer.decode(after) == f"\n<|im_start|>tool\n{observations[1].text}<|im_end|>\n{opening}"
 
     for place, turn in enumerate(trajectory.turn_index):
-        assert trajectory.learnable[place] is (turn >= 0)
+        assert trajectory.sampled[place] is (turn >= 0)
         assert trajectory.logprobs[place] == (-0.125 if turn >= 0 else 0.0)
-    assert sum(trajectory.learnable) == len(first) + len(second) + len(third)
+    assert sum(trajectory.sampled) == len(first) + len(second) + len(third)

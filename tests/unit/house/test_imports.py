@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "tools": BASE,
     "servers": BASE,
     "chat": BASE,
-    "samplers": BASE,
+    "samplers": BASE | {"chat"},
     "episodes": BEFORE_EPISODES,
     "algorithms": BASE,
     "learners": BASE | {"chat", "algorithms"},
@@ -54,11 +54,12 @@ OWNERS = {
     "vllm": ("samplers/vllm.py",),
     "ray": ("episodes/workers.py",),
     "tinker": ("samplers/skyrl.py", "learners/skyrl.py"),
-    "torch": ("algorithms/", "learners/", "samplers/transformers.py"),
+    "torch": ("algorithms/", "learners/", "samplers/transformers.py", "chat/grammars.py"),
     "peft": ("algorithms/", "learners/", "samplers/transformers.py"),
     "accelerate": ("algorithms/", "learners/", "samplers/transformers.py"),
     "transformers": ("chat/", "learners/", "samplers/transformers.py"),
     "renderers": ("chat/",),
+    "xgrammar": ("chat/grammars.py",),
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from made_trajectories import TINY_QWEN3, make_config
 from transformers import AutoModelForCausalLM
 
+from mcprl.chat.grammars import Grammars
 from mcprl.learners import TorchLearner
 
 
@@ -25,8 +26,9 @@ def make_learner(tiny_model: Any, tmp_path: Path):
     """Make a learner; each gets a folder of adapters of its own."""
     made: list[TorchLearner] = []
 
-    def make(**settings: Any) -> TorchLearner:
-        made.append(TorchLearner(make_config(**settings), adapters=tmp_path / f"adapters-{len(made)}"))
+    def make(*, grammars: Grammars | None = None, **settings: Any) -> TorchLearner:
+        folder = tmp_path / f"adapters-{len(made)}"
+        made.append(TorchLearner(make_config(**settings), adapters=folder, grammars=grammars))
         return made[-1]
 
     return make

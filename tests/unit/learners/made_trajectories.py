@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mcprl.algorithms import make_batch
+from mcprl.algorithms import Masks, make_batch
 from mcprl.config import AlgorithmConfig, LearnerConfig, ModelConfig, RunConfig, ServersConfig, TasksConfig
 from mcprl.goals import Goal
 from mcprl.records import Batch, FinishReason, Group, StopReason, Task, Trajectory, Turn
@@ -41,9 +41,12 @@ def make_trajectory(
     reward: float = 0.0,
     temperature: float = 1.0,
     logprobs: Sequence[float] | None = None,
-    task_id: str = "task",
+    grammar: str | None = None,
+    stop_token_ids: tuple[int, ...] = (),
 ) -> Trajectory:
-    """A trajectory from one letter a token: c context, s sampled, f sampled where the grammar left no choice."""
+    """A trajectory from one letter a token: c context, s sampled, f sampled where the grammar left no choice, x sampled
+    where it left no choice but how to cut the text into tokens.
+    """
     sampled = tuple(kind != "c" for kind in kinds)
     turn_index: list[int] = []
     turns: list[Turn] = []
@@ -53,7 +56,7 @@ def make_trajectory(
         if own:
             turns.append(Turn(text="", sampled_ids=tokens, finish=FinishReason.STOP, weights_version=0))
     return Trajectory(
-        task_id=task_id,
+        task_id="task",
         step=0,
         member=member,
         attempt=0,
@@ -61,6 +64,7 @@ def make_trajectory(
         token_ids=tuple(ids),
         sampled=sampled,
         forced=tuple(kind == "f" for kind in kinds),
+        fixed=tuple(kind == "x" for kind in kinds),
         logprobs=tuple(logprobs or [-0.5 if own else 0.0 for own in sampled]),
         turn_index=tuple(turn_index),
         weights_version=tuple(0 if own else -1 for own in sampled),
@@ -68,6 +72,8 @@ def make_trajectory(
         stop=StopReason.ANSWERED,
         reward=reward,
         reward_parts={"answer": reward},
+        grammar=grammar,
+        stop_token_ids=stop_token_ids,
     )
 
 
@@ -97,8 +103,8 @@ def make_groups(*groups: Sequence[Trajectory]) -> tuple[Group, ...]:
     )
 
 
-def batch_of(*groups: Sequence[Trajectory]) -> Batch:
-    return make_batch(0, make_groups(*groups))
+def batch_of(*groups: Sequence[Trajectory], masks: Masks = "exact") -> Batch:
+    return make_batch(0, make_groups(*groups), masks)
 
 
 def ragged_batch(model: Any, *, rewards: Sequence[float] = (1.0, 0.0, 0.25, 0.7)) -> Batch:

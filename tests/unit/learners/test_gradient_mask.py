@@ -98,7 +98,7 @@ def test_observations_and_template_tokens_carry_exactly_zero_gradient(tiny_model
 
     # The learner's rows go by length; its logits exist only where some row of the pass predicts a learnable token.
     order = sorted(range(len(made)), key=lambda i: len(made[i].token_ids))
-    kept = sorted({place - 1 for t in made for place, learnable in enumerate(t.learnable) if learnable})
+    kept = sorted({place - 1 for mask in batch.learnable for place, learnable in enumerate(mask) if learnable})
     hidden_BTH, logit_BKV = captured["hidden"].grad, captured["logits"].grad
     assert logit_BKV.shape[:2] == (len(made), len(kept))
     seen: Counter[str] = Counter()

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_trajectories import make_trajectory
 
+from mcprl.algorithms import learnable_tokens
 from mcprl.errors import AlignmentError
-from mcprl.learners.rows import check_alignment, make_rows
+from mcprl.learners.rows import Rows, check_alignment, make_rows
 from mcprl.records import Trajectory
 
 CPU = torch.device("cpu")
@@ -28,7 +29,15 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 
 
 ragged = st.lists(trajectories(), min_size=1, max_size=5)
-with_learnable = ragged.filter(lambda made: any(any(t.learnable) for t in made))
+with_learnable = ragged.filter(lambda made: any(any(mask) for mask in exact(made)))
+
+
+def exact(made: list[Trajectory]) -> list[tuple[bool, ...]]:
+    return [learnable_tokens(t, "exact") for t in made]
+
+
+def packed(made: list[Trajectory]) -> Rows:
+    return make_rows(made, exact(made), marked(made), None, CPU)
 
 
 def marked(made: list[Trajectory]) -> list[list[float]]:
@@ -38,7 +47,7 @@ def marked(made: list[Trajectory]) -> list[list[float]]:
 
 @given(ragged)
 def test_the_columns_are_those_of_a_naive_loop(made):
-    rows = make_rows(made, marked(made), CPU)
+    rows = packed(made)
     wanted = [
         (row, place, t.token_ids[place], t.temperature, t.logprobs[place], float(100 * row + place))
         for row, t in enumerate(made)
@@ -49,9 +58,18 @@ def test_the_columns_are_those_of_a_naive_loop(made):
     assert list(zip(*(c.tolist() for c in (*columns, rows.advantage_N)), strict=True)) == wanted
 
 
+@given(ragged, st.data())
+def test_only_the_tokens_of_the_mask_are_scored(made, data):
+    learnable = [tuple(s and data.draw(st.booleans()) for s in t.sampled) for t in made]
+    rows = make_rows(made, learnable, marked(made), None, CPU)
+    wanted = [(row, place) for row, mask in enumerate(learnable) for place, chosen in enumerate(mask) if chosen]
+    assert list(zip(rows.row_N.tolist(), rows.position_N.tolist(), strict=True)) == wanted
+    assert check_alignment(rows, made, learnable) == 1.0
+
+
 @given(ragged)
 def test_the_model_is_fed_each_trajectory_whole_and_zeros_after_it(made):
-    fed_BT = make_rows(made, marked(made), CPU).token_id_BT
+    fed_BT = packed(made).token_id_BT
     assert fed_BT.shape == (len(made), max(len(t.token_ids) for t in made))
     for fed_T, t in zip(fed_BT.tolist(), made, strict=True):
         assert tuple(fed_T[: len(t.token_ids)]) == t.token_ids
@@ -60,21 +78,21 @@ def test_the_model_is_fed_each_trajectory_whole_and_zeros_after_it(made):
 
 @given(ragged)
 def test_the_tokens_to_score_are_the_tokens_that_the_sampler_returned(made):
-    assert check_alignment(make_rows(made, marked(made), CPU), made) == 1.0
+    assert check_alignment(packed(made), made, exact(made)) == 1.0
 
 
 @given(with_learnable, st.data())
 def test_one_altered_id_in_the_packed_tensor_is_found(made, data):
-    rows = make_rows(made, marked(made), CPU)
+    rows = packed(made)
     n = data.draw(st.integers(0, len(rows.row_N) - 1))
     rows.token_id_BT[rows.row_N[n], rows.position_N[n]] += 1
     with pytest.raises(AlignmentError, match=r"E-LEARN-001 only \d+\.\d\d% of the tokens"):
-        check_alignment(rows, made)
+        check_alignment(rows, made, exact(made))
 
 
 @given(with_learnable, st.data())
 def test_one_altered_id_in_a_turn_is_found(made, data):
-    rows = make_rows(made, marked(made), CPU)
+    rows = packed(made)
     n = data.draw(st.integers(0, len(rows.row_N) - 1))
     row, place = int(rows.row_N[n]), int(rows.position_N[n])
     victim = made[row]
@@ -86,7 +104,7 @@ def test_one_altered_id_in_a_turn_is_found(made, data):
     turns[index] = replace(turns[index], sampled_ids=tuple(ids))
     altered = [*made[:row], replace(victim, turns=tuple(turns)), *made[row + 1 :]]
     with pytest.raises(AlignmentError, match="E-LEARN-001"):
-        check_alignment(rows, altered)
+        check_alignment(rows, altered, exact(altered))
 
 
 @pytest.mark.parametrize("returned", [(7,), (7, 8, 9)])
@@ -94,16 +112,16 @@ def test_a_turn_with_more_or_fewer_ids_than_are_marked_as_sampled_is_refused(ret
     made = make_trajectory([1, 7, 8], "css")
     turn = replace(made.turns[0], sampled_ids=returned)
     with pytest.raises(AlignmentError, match=f"2 tokens are marked as sampled, the sampler returned {len(returned)}"):
-        check_alignment(make_rows([made], [[0.0] * 3], CPU), [replace(made, turns=(turn,))])
+        check_alignment(packed([made]), [replace(made, turns=(turn,))], exact([made]))
 
 
 def test_rows_of_other_trajectories_are_refused():
     few, many = make_trajectory([1, 7], "cs"), make_trajectory([1, 7, 8], "css")
     with pytest.raises(AlignmentError, match=r"only 0\.00%"):
-        check_alignment(make_rows([few], [[0.0] * 2], CPU), [many])
+        check_alignment(packed([few]), [many], exact([many]))
 
 
 def test_a_sampled_token_with_nothing_before_it_is_refused():
     # Nothing predicts the first token of a sequence; index −1 would silently score it at the end of the row.
     with pytest.raises(AlignmentError, match="nothing stands before it"):
-        make_rows([make_trajectory([7, 8], "ss")], [[0.0, 0.0]], CPU)
+        packed([make_trajectory([7, 8], "ss")])

@@ -58,7 +58,9 @@ async def test_a_batch_that_was_just_sampled_has_ratio_one_before_the_first_step
     assert metrics["clipped_fraction"] == 0.0
     assert metrics["alignment"] == 1.0
     assert metrics["learnable_tokens"] == 18.0
-    assert metrics["learnable_share"] == pytest.approx(18 / 30)
+    assert metrics["sampled_share"] == pytest.approx(18 / 30)
+    assert metrics["learnable_share"] == 1.0
+    assert metrics["forced_share"] == metrics["fixed_text_share"] == metrics["replay_s"] == 0.0
 
 
 async def test_sampler_and_learner_agree_again_after_the_new_weights_are_published(make_learner):
@@ -79,7 +81,7 @@ async def test_sampler_and_learner_agree_again_after_the_new_weights_are_publish
 def test_the_size_of_a_microbatch_does_not_change_the_gradient(tiny_model, make_learner, microbatch):
     def gradient_of(learner):
         found = []
-        learner._step = lambda loss, seen: found.append((loss, flat([p.grad for p in learner._parameters]).clone()))
+        learner._step = lambda loss, tally: found.append((loss, flat([p.grad for p in learner._parameters]).clone()))
         learner._update(ragged_batch(tiny_model))
         return found[0]
 
@@ -94,8 +96,8 @@ def test_the_loss_is_the_mean_over_learnable_tokens(tiny_model, make_learner):
     batch = ragged_batch(tiny_model)
     pairs = [
         (advantage, learnable)
-        for t, row in zip(batch.trajectories, batch.advantages, strict=True)
-        for advantage, learnable in zip(row, t.learnable, strict=True)
+        for mask, row in zip(batch.learnable, batch.advantages, strict=True)
+        for advantage, learnable in zip(row, mask, strict=True)
     ]
     # At ratio 1 the loss of a token is minus its advantage.
     wanted = -sum(advantage for advantage, _ in pairs) / sum(learnable for _, learnable in pairs)
@@ -134,7 +136,7 @@ def test_an_advantage_that_is_no_number_is_refused_and_the_weights_stay(tiny_mod
     learner = make_learner()
     before = weights_hash(learner.policy)
     batch = ragged_batch(tiny_model)
-    place = batch.trajectories[1].learnable.index(True)
+    place = batch.learnable[1].index(True)
     row = batch.advantages[1]
     bad = (batch.advantages[0], (*row[:place], poison, *row[place + 1 :]), *batch.advantages[2:])
     with pytest.raises(NonFiniteError, match="E-LEARN-003"):

@@ -17,6 +17,7 @@ _TRAJECTORY = Trajectory(
     token_ids=(1, 2, 3, 4),
     sampled=(False, False, True, True),
     forced=(False,) * 4,
+    fixed=(False,) * 4,
     logprobs=(0.0, 0.0, -1.0, -0.5),
     turn_index=(-1, -1, 0, 0),
     weights_version=(-1, -1, 0, 0),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mcprl.chat.grammars import Grammars, load_grammars
 from mcprl.config import ModelConfig
+from mcprl.errors import GrammarError
 from mcprl.records import FinishReason, Weights
 from mcprl.samplers import SampleRequest
 from mcprl.samplers.transformers import TransformersSampler
@@ -20,6 +24,13 @@ TINY_QWEN3 = Path(__file__).resolve().parents[3] / ".cache" / "models" / "tiny-q
 REQUEST = SampleRequest(
     prompt_ids=(1, 2, 3, 4, 5), max_tokens=8, temperature=0.7, stop=(), stop_token_ids=(), seed=2**63 - 1
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tokenizer_read_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutoTokenizer, "from_pretrained", functools.cache(AutoTokenizer.from_pretrained))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +149,75 @@ async def test_the_second_adapter_does_not_stand_on_the_first(sampler, adapters)
     await sampler.publish(Weights(version=1, adapter=adapters[0]))
     await sampler.publish(Weights(version=2, adapter=adapters[1]))
     assert await sampler.sample(REQUEST) == alone
+
+
+COUNT = '{"type": "integer", "minimum": 0, "maximum": 7}'
+GRAMMAR = json.dumps(
+    {
+        "type": "structural_tag",
+        "format": {
+            "type": "tag",
+            "begin": '<tool_call>\n{"count": ',
+            "content": {"type": "json_schema", "json_schema": json.loads(COUNT)},
+            "end": "}",
+        },
+    }
+)
+HELD = replace(REQUEST, max_tokens=60, grammar=GRAMMAR, stop_token_ids=(151643, 151645))
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return load_grammars(str(TINY_QWEN3))
+
+
+@pytest.fixture
+async def holding(base, grammars):
+    async with TransformersSampler(ModelConfig(path=str(TINY_QWEN3), dtype="float32"), grammars) as running:
+        yield running
+
+
+async def test_a_turn_under_a_grammar_keeps_to_it_and_ends_where_it_ends(holding):
+    texts = set()
+    for seed in range(6):
+        done = await holding.sample(replace(HELD, seed=seed))
+        assert done.finish is FinishReason.STOP
+        assert done.token_ids[-1] in HELD.stop_token_ids
+        texts.add(holding._tokenizer.decode(done.token_ids[:-1]))
+    assert texts <= {f'<tool_call>\n{{"count": {n}}}' for n in range(8)}
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+async def test_logprobs_under_a_grammar_are_renormalised_over_what_it_admits(holding, base, grammars, temperature):
+    request = replace(HELD, temperature=temperature)
+    done = await holding.sample(request)
+    replay = grammars.replay(GRAMMAR, HELD.stop_token_ids, done.token_ids)
+    with torch.no_grad():
+        logit_TV = base(input_ids=torch.tensor([[*request.prompt_ids, *done.token_ids]]), use_cache=False).logits[0]
+    expected = []
+    for place, (token, words) in enumerate(zip(done.token_ids, replay.admissible.tolist(), strict=True)):
+        admitted = [32 * w + bit for w, word in enumerate(words) for bit in range(32) if word >> bit & 1]
+        scaled = logit_TV[len(request.prompt_ids) - 1 + place].double() / temperature
+        expected.append(float(scaled[token] - torch.logsumexp(scaled[admitted], dim=0)))
+    assert list(done.logprobs) == pytest.approx(expected, abs=1e-5)
+    assert any(replay.forced)
+    assert {logprob for logprob, one in zip(done.logprobs, replay.forced, strict=True) if one} == {0.0}
+    assert all(logprob < 0 for logprob, one in zip(done.logprobs, replay.forced, strict=True) if not one)
+
+
+async def test_a_stop_text_ends_a_turn_under_a_grammar(holding):
+    done = await holding.sample(replace(HELD, stop=('"count"',)))
+    assert done.finish is FinishReason.STOP
+    assert holding._tokenizer.decode(done.token_ids).startswith('<tool_call>\n{"count"')
+    assert done.token_ids[-1] not in HELD.stop_token_ids
+
+
+async def test_without_grammars_a_turn_under_a_grammar_is_refused(sampler):
+    with pytest.raises(ValueError, match="was given no grammars"):
+        await sampler.sample(HELD)
+
+
+async def test_a_grammar_that_does_not_compile_is_refused(holding):
+    with pytest.raises(GrammarError, match="does not compile"):
+        await holding.sample(replace(HELD, grammar='{"type": "structural_tag"}'))

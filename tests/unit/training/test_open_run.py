@@ -108,9 +108,9 @@ async def test_more_tasks_a_step_than_there_are_stops_the_run_before_a_server_is
 
 def test_the_engine_of_the_configuration_makes_the_sampler(tmp_path):
     config = make_config(tmp_path, A_TASK)
-    assert type(make_sampler(config, tmp_path)).__name__ == "TransformersSampler"
+    assert type(make_sampler(config, tmp_path, None)).__name__ == "TransformersSampler"
     config = config.model_copy(update={"sampling": SamplingConfig(engine="vllm")})
-    assert type(make_sampler(config, tmp_path)).__name__ == "VllmSampler"
+    assert type(make_sampler(config, tmp_path, None)).__name__ == "VllmSampler"
 
 
 async def test_a_small_run_collects_learns_publishes_and_records_every_step(tmp_path):

@@ -45,7 +45,7 @@ observations = st.builds(
 
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
-    kinds = draw(st.text(alphabet="csf", max_size=10))
+    kinds = draw(st.text(alphabet="csfx", max_size=10))
     count = len(kinds)
     column = st.lists(st.integers(-1, 10), min_size=count, max_size=count).map(tuple)
     turns = st.builds(
@@ -67,6 +67,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         token_ids=tuple(draw(st.lists(st.integers(0, 200_000), min_size=count, max_size=count))),
         sampled=tuple(kind != "c" for kind in kinds),
         forced=tuple(kind == "f" for kind in kinds),
+        fixed=tuple(kind == "x" for kind in kinds),
         logprobs=tuple(draw(st.floats(-50.0, 0.0)) if kind != "c" else 0.0 for kind in kinds),
         turn_index=draw(column),
         weights_version=draw(column),
@@ -75,6 +76,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         reward=draw(numbers),
         reward_parts=draw(st.dictionaries(st.text(max_size=6), numbers, max_size=3)),
         duration_s=draw(seconds),
+        grammar=draw(st.none() | st.text(max_size=30)),
+        stop_token_ids=tuple(draw(st.lists(st.integers(0, 200_000), max_size=3))),
     )
 
 
@@ -127,6 +130,7 @@ def test_arguments_nested_as_deep_as_a_policy_likes_are_recorded(folder, levels)
         token_ids=(0, 1),
         sampled=(False, True),
         forced=(False, False),
+        fixed=(False, False),
         logprobs=(0.0, -1.0),
         turn_index=(-1, 0),
         weights_version=(-1, 0),

@@ -1,0 +1,99 @@
+"""What a grammar holds of a tool's schema, and what it does not.
+
+`as_grammar_schema` rewrites a schema for the `json_schema` content of a structural tag (xgrammar 0.2.8, `excludes`
+set). `find_unheld` names the keywords whose meaning is lost on the way. Where it names none, every call that the
+grammar admits is valid by the schema as its server wrote it (JSON Schema 2020-12, `format` an annotation).
+
+Held, most of it by rewriting: type and lists of types; enum and const; properties, required, minProperties,
+maxProperties; additionalProperties, patternProperties (one) and propertyNames without properties; dependentRequired of
+a required property; items, prefixItems, minItems, maxItems; minimum, maximum and their exclusive forms; multipleOf
+whole numbers; minLength and maxLength up to 128; pattern; anyOf, allOf and local $ref with what stands beside them;
+oneOf whose branches cannot meet; all keywords beside an enum or a const, since those values are asked one by one.
+
+Narrower than the schema, but never wrong: properties come in the order of the schema, once, and no others beside them;
+the same for items beside prefixItems; a tool without properties takes no arguments; a schema without `type` admits the
+types that its keywords speak of; strings with a pattern or a length hold no `<`, no quote, no backslash and no control
+character unless `escapes` is set; `\\d`, `\\w` and `\\s` are ASCII; date, time and some other formats are kept to their
+shape; integers are not written as 1.0 and fit into 64 bits, other numbers have no exponent, at most six decimals and at
+most 2**53; an enum loses the values that hold an excluded text.
+
+Unheld: not; if with then or else; dependencies, dependentSchemas; dependentRequired of an optional property;
+uniqueItems; contains; unevaluatedProperties and unevaluatedItems beside schemas in place; multipleOf fractions, or
+beside wide bounds; bounds past 64 bits; minProperties above 1 for free names; several patternProperties; oneOf whose
+branches may meet; look-around, back-references, word boundaries, Unicode classes, flags and inner anchors in patterns;
+two patterns for one string; a length beside a pattern of several open ends; counts of more than 128 characters, which
+xgrammar gets wrong or takes long for; references out of the schema, dynamic ones, and those that lead back to
+themselves; whatever leaves no value at all, or none that ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import jsonschema_rs
+from jsonschema.protocols import Validator
+from jsonschema.validators import Draft202012Validator
+
+from mcprl.chat.grammar_schemas import GrammarSchemas
+from mcprl.chat.schema_parts import Part, Unheld
+
+__all__ = ["Unheld", "as_grammar_schema", "find_unheld"]
+
+_META_SCHEMA = cast("Validator", Draft202012Validator(Draft202012Validator.META_SCHEMA))
+_is_schema = jsonschema_rs.Draft202012Validator(Draft202012Validator.META_SCHEMA).is_valid
+
+
+def find_unheld(
+    schema: Mapping[str, Any], *, excludes: Sequence[str] = (), escapes: bool = False
+) -> tuple[Unheld, ...]:
+    """Every keyword of a tool's schema that its grammar does not hold, in the order in which they are met.
+
+    `excludes` and `escapes` as for `as_grammar_schema`.
+
+    >>> find_unheld({"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}})
+    (Unheld(path='/properties/tags', keyword='uniqueItems', why='a grammar cannot compare items'),)
+    """
+    malformed = _find_malformed(schema)
+    if malformed:
+        return malformed
+    schemas = GrammarSchemas(schema, excludes=excludes, escapes=escapes)
+    written = schemas.rewrite()
+    if written is None and not schemas.findings.unheld:
+        nothing = Unheld("", next(iter(Part("", schema).keywords), ""), "it admits no arguments at all")
+        return tuple(schemas.findings.dead_ends[:1]) or (nothing,)
+    return tuple(schemas.findings.unheld.values())
+
+
+def as_grammar_schema(
+    schema: Mapping[str, Any], *, excludes: Sequence[str] = (), escapes: bool = False
+) -> dict[str, Any]:
+    """The schema for a grammar: it admits what the schema admits, or less, but for what `find_unheld` names.
+
+    `excludes`: the texts that the grammar is told to exclude. Values that hold one are left out here, since xgrammar
+    would admit the name of a property for which it then has no value. It does not look for them in strings with a
+    pattern, but no `<` is written there. `escapes`: the call is JSON all through, so that such a string may hold
+    characters as escapes.
+
+    >>> as_grammar_schema({"properties": {"n": {"type": "integer", "exclusiveMinimum": 0, "title": "N"}}})
+    {'type': 'object', 'properties': {'n': {'type': 'integer', 'minimum': 1}}, 'additionalProperties': False}
+    """
+    if _find_malformed(schema):
+        return {"type": "object"}
+    written = GrammarSchemas(schema, excludes=excludes, escapes=escapes).rewrite()
+    return {"type": "object"} if written is None else written
+
+
+def _find_malformed(schema: Mapping[str, Any]) -> tuple[Unheld, ...]:
+    """Where it is no JSON Schema of 2020-12 at all: nothing can be said of what it means."""
+    if _is_schema(schema):  # a hundred times as fast, but without a word on what is wrong
+        return ()
+    found: dict[tuple[str, str], Unheld] = {}
+    for error in _META_SCHEMA.iter_errors(schema):
+        steps = list(error.absolute_path)
+        names = [index for index, step in enumerate(steps) if isinstance(step, str)]
+        place = names[-1] if names else 0
+        path = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps[:place])
+        keyword = str(steps[place]) if names else ""
+        found.setdefault((path, keyword), Unheld(path, keyword, f"no valid schema: {error.message}"))
+    return tuple(found.values())
