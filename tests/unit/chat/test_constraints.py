@@ -7,8 +7,8 @@ import json
 import re
 
 import pytest
-
 from grammar_walks import WALK_TOOLS
+
 from mcprl.chat import load_chat
 from mcprl.chat.constraints import make_grammar
 from mcprl.chat.control_text import control_tokens
