@@ -75,8 +75,9 @@ def as_grammar_schema(
     pattern, but no `<` is written there. `escapes`: the call is JSON all through, so that such a string may hold
     characters as escapes.
 
-    >>> as_grammar_schema({"properties": {"n": {"type": "integer", "exclusiveMinimum": 0, "title": "N"}}})
-    {'type': 'object', 'properties': {'n': {'type': 'integer', 'minimum': 1}}, 'additionalProperties': False}
+    >>> schema = {"type": "object", "properties": {"id": {"type": "string", "pattern": "^[a-f]+$", "maxLength": 9}}}
+    >>> as_grammar_schema(schema)["properties"]
+    {'id': {'type': 'string', 'pattern': '^[a-f]{1,9}$'}}
     """
     if _find_malformed(schema):
         return {"type": "object"}

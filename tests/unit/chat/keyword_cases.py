@@ -12,6 +12,11 @@ A, B = {"properties": {"a": INTEGER}, "required": ["a"]}, {"properties": {"b": S
 KIND_A = {"type": "object", "properties": {"kind": {"const": "a"}, "x": INTEGER}, "required": ["kind"]}
 KIND_B = {"type": "object", "properties": {"kind": {"enum": ["b", "c"]}}, "required": ["kind"]}
 NODE = {"type": "object", "properties": {"value": INTEGER, "next": {"$ref": "#/$defs/node"}}}
+# No value fits n, and m may hold one.
+BARREN = {
+    "n": {"required": ["x"], "properties": {"m": {"$ref": "#/$defs/m"}, "x": False}},
+    "m": {"properties": {"n": {"$ref": "#/$defs/n"}}},
+}
 POINTERS = {"a/b": INTEGER, "c~d": STRING, "e f": NULL}
 
 
@@ -195,6 +200,12 @@ UNHELD = [
     (tool({"type": "array", "items": INTEGER, "contains": {"const": 3}}), "/properties/v", "contains", [[1]]),
     (tool({"oneOf": [INTEGER, {"type": "number"}]}), "/properties/v", "oneOf", [1]),
     (tool({"oneOf": [{"enum": ["a"]}, STRING]}), "/properties/v", "oneOf", ["a"]),
+    (
+        tool({"oneOf": [{"properties": KIND_A["properties"]}, {"properties": KIND_B["properties"]}]}),
+        "/properties/v",
+        "oneOf",
+        [{}],
+    ),
     (tool({"type": "number", "multipleOf": 0.5}), "/properties/v", "multipleOf", [0.3]),
     (tool({**INTEGER, "multipleOf": 7, "minimum": 0}), "/properties/v", "multipleOf", [8]),
     (tool({**INTEGER, "multipleOf": 5000}), "/properties/v", "multipleOf", [7]),
@@ -239,6 +250,8 @@ REFUSED = [
     (tool({**A, "dependencies": {"a": ["b"]}}), "/properties/v", "dependencies"),
     (tool({**INTEGER, "minimum": 5, "maximum": 3}), "/properties/v", "minimum"),
     (tool({"enum": []}), "/properties/v", "enum"),
+    (tool({"enum": [10**20 + 1]}), "/properties/v", "enum"),
+    ({"properties": {"a": {"$ref": "#/$defs/n"}, "b": {"$ref": "#/$defs/m"}}, "$defs": BARREN}, "/$defs/n", "required"),
     (tool({"type": "string", "const": 1}), "/properties/v", "const"),
     (tool({"type": "array", "minItems": 2, "maxItems": 1}), "/properties/v", "minItems"),
     (tool({"allOf": [INTEGER, STRING]}), "/properties/v/allOf/0", "type"),

@@ -69,7 +69,7 @@ def _meta_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas of schemas, of all drafts: recursive, and full of what a grammar cannot hold."""
     for resource in jsonschema_specifications.REGISTRY:
         contents = jsonschema_specifications.REGISTRY.contents(resource)
-        yield resource, {**contents, "type": "object"}
+        yield resource, {**contents, "type": "object"}  # most say: an object or a boolean
 
 
 def features_of(schema: Mapping[str, Any]) -> set[str]:

@@ -73,6 +73,13 @@ def test_a_length_becomes_a_count(pattern, least, most, written):
     assert write_pattern(with_length(read_pattern(pattern), least, most)) == written
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text"), [(r"^\S$", "\u2003"), (r"^[^\s]$", "\xa0"), (r"^\W$", "é"), (r"^\D$", "٣"), (r"^\w$", "é")]
+)
+def test_characters_that_libraries_disagree_on_are_not_admitted(pattern, text):
+    assert not matched(write_pattern(read_pattern(pattern)), text)
+
+
 def test_a_length_of_two_open_ends_cannot_be_counted():
     assert with_length(read_pattern("^[a-z]+-[a-z]+$"), 0, 9) is None
 
