@@ -193,6 +193,7 @@ def record(folder: RunFolder, observations: list[Observation]) -> None:
         token_ids=(1,),
         sampled=(True,),
         forced=(False,),
+        fixed=(False,),
         logprobs=(-0.5,),
         turn_index=(0,),
         weights_version=(0,),
