@@ -66,7 +66,7 @@ class Progress:
 
     def episode_finished(self, step: int, outcome: object) -> None: ...
 
-    def step_finished(self, step: int, metrics: object) -> None: ...
+    def step_finished(self, step: int, metrics: object, verdicts: object) -> None: ...
 
 
 def recipe(mode: str, *overrides: str) -> RunConfig:
@@ -171,8 +171,8 @@ async def replay_share(stage: Stage, tasks: Sequence[Task], folder: Path, group_
     say(f"an update from {sum(len(t.token_ids) for t in members)} tokens")
     # What they earned does not matter here; that they differ does, since a group without variance is not learnt from.
     group = Group(task=tasks[0], trajectories=tuple(replace(t, reward=float(n % 2)) for n, t in enumerate(members)))
-    learner = await asyncio.to_thread(TorchLearner, config, adapters=folder, grammars=stage.grammars)
-    update = await learner.update(make_batch(0, [group], config.algorithm.masks))
+    learner = await asyncio.to_thread(TorchLearner, config, folder=folder, grammars=stage.grammars)
+    update = await learner.update(make_batch(0, [group], config.algorithm))
     return {
         "replay_share": update.metrics["replay_s"] / update.metrics["update_s"],
         "update_s": update.metrics["update_s"],

@@ -28,7 +28,8 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── InadmissibleTokenError   E-SAMP-002   the sampler returned a token that the grammar does not admit
     │   ├── AlignmentError           E-LEARN-001  the learner scored other tokens than those sampled
     │   ├── ParityError              E-LEARN-002  sampler and learner disagree about the same tokens
-    │   └── NonFiniteError           E-LEARN-003  a loss or gradient is not a number
+    │   ├── NonFiniteError           E-LEARN-003  rewards, losses or gradients were no numbers in update after update
+    │   └── UnsharableError          E-LEARN-004  the model's attention does not let trajectories share a prefix
     └── InfrastructureError  the world failed; the episode is run again and leaves no trace in the objective
         ├── ToolServerError          a tool server failed; says whether the call may have reached it
         │   ├── ServerStartError     E-TOOL-010   a tool server did not start
@@ -42,7 +43,8 @@ The tree has one branch for each kind of fault, because the kind decides what th
         ├── SamplerLostError         E-SAMP-011   the sampler went away or answered with an error
         ├── EpisodeDeadlineError     E-EPIS-010   an episode took longer than its deadline
         ├── GroupIncompleteError     E-EPIS-011   a group lost more episodes than it may
-        └── JudgeError               E-EPIS-012   the judge gave no grade
+        ├── JudgeError               E-EPIS-012   the judge gave no grade
+        └── LearnerLostError         E-LEARN-010  a process of the learner went away
 
 A fault of the policy (a call of an unknown tool, bad arguments, text that does not parse) is no exception: it becomes
 an observation that the policy reads, and the episode is scored. `Fault.POLICY` marks it there.
@@ -50,8 +52,9 @@ an observation that the policy reads, and the episode is scored. `Fault.POLICY` 
 
 from __future__ import annotations
 
+import copyreg
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mcprl.redact import SECRETS
 
@@ -74,6 +77,7 @@ __all__ = [
     "InadmissibleTokenError",
     "InfrastructureError",
     "JudgeError",
+    "LearnerLostError",
     "McprlError",
     "MissingExtraError",
     "MissingKeyError",
@@ -98,6 +102,7 @@ __all__ = [
     "UnheldSchemaError",
     "UnknownKeyError",
     "UnknownToolError",
+    "UnsharableError",
 ]
 
 
@@ -123,6 +128,10 @@ class McprlError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code} {self.what}. Fix: {self.fix}."
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For another process: not made anew from `what` alone, but as it is.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # pyright: ignore
 
 
 class ConfigurationError(McprlError):
@@ -287,6 +296,12 @@ class NonFiniteError(ConfigurationError):
     code = "E-LEARN-003"
 
 
+class UnsharableError(ConfigurationError):
+    """The model's attention does not let trajectories share a prefix."""
+
+    code = "E-LEARN-004"
+
+
 class ToolServerError(InfrastructureError):
     """A tool server failed a call. `delivered` is False only where the call provably never reached its tool.
 
@@ -369,13 +384,17 @@ class GroupIncompleteError(InfrastructureError):
 
 
 class JudgeError(InfrastructureError):
-    """The judge could not be reached, was too slow, failed, or answered with something else than a grade.
-
-    `retry_after_s` is how long it asked to be left alone.
-    """
+    """The judge could not be reached, was too slow, failed, or answered with something else than a grade;
+    `retry_after_s` is how long it asked to be left alone."""
 
     code = "E-EPIS-012"
 
     def __init__(self, what: str, *, fix: str, retry_after_s: float | None = None) -> None:
         super().__init__(what, fix=fix)
         self.retry_after_s = retry_after_s
+
+
+class LearnerLostError(InfrastructureError):
+    """A process of the learner went away."""
+
+    code = "E-LEARN-010"

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from mcprl.config import RunConfig
-from mcprl.config.learning import NOT_REPRODUCIBLE
+from mcprl.config.running import NOT_REPRODUCIBLE
 from mcprl.errors import BadValueError, ConfigFileError, ConfigurationError, UnknownKeyError
 from mcprl.settings import section_of, settings
 

@@ -23,12 +23,14 @@ from mcprl.goals import Goal
 
 __all__ = [
     "Batch",
+    "Columns",
     "Difficulty",
     "FinishReason",
     "Group",
     "LostEpisode",
     "Message",
     "Observation",
+    "Readings",
     "Solution",
     "Source",
     "StopReason",
@@ -252,6 +254,26 @@ class Group:
             raise ValueError(f"group of task {self.task.id} holds a trajectory of another task")
 
 
+Columns = tuple[tuple[float, ...], ...]
+"""A number for each token of each trajectory, in the order of the trajectories."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """What the learner says of trajectories before it learns from them. What the objective does not need is None.
+
+    Columns have an entry for each token, 0 where the policy did not sample it. `values[i][t]` is the value of where the
+    episode stood before its token t, `final_values[i]` of where it stood at its end.
+
+    Readings(logprobs=None, reference_logprobs=((0.0, -0.4, -1.1),), values=None, final_values=None)
+    """
+
+    logprobs: Columns | None = None
+    reference_logprobs: Columns | None = None
+    values: Columns | None = None
+    final_values: tuple[float, ...] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Groups with their advantages: what one update learns from.
@@ -261,18 +283,29 @@ class Batch:
     and (0.5, 0.5):
 
         advantages of the first group: +0.71 and −0.71 on learnable tokens; of the second: 0 (no variance, no signal)
+
+    `readings` is what the learner said of the trajectories beforehand, `returns` what a value head is to predict, None
+    without one. `demonstrations` are imitated with `demonstration_weight`; no advantage is theirs.
     """
 
     step: int
     groups: tuple[Group, ...]
     learnable: tuple[tuple[bool, ...], ...]
-    advantages: tuple[tuple[float, ...], ...]
+    advantages: Columns
+    returns: Columns | None = None
+    readings: Readings = Readings()
+    kl_coefficient: float = 0.0
+    demonstrations: tuple[Trajectory, ...] = ()
+    demonstration_weight: float = 0.0
 
     def __post_init__(self) -> None:
         trajectories = self.trajectories
         lengths = [len(t.token_ids) for t in trajectories]
         if lengths != [len(a) for a in self.advantages] or lengths != [len(mask) for mask in self.learnable]:
             raise ValueError("a batch needs one advantage and one mask for each token of each trajectory")
+        read = (self.returns, self.readings.logprobs, self.readings.reference_logprobs, self.readings.values)
+        if any(columns is not None and lengths != [len(column) for column in columns] for columns in read):
+            raise ValueError("what was read of a batch belongs to other trajectories")
         for trajectory, mask in zip(trajectories, self.learnable, strict=True):
             if any(m and not s for m, s in zip(mask, trajectory.sampled, strict=True)):
                 raise ValueError(f"batch {self.step}: a token that the policy did not sample is to carry loss")
@@ -284,20 +317,28 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """A version of the policy. Version 0 is the untouched base model; others have an adapter folder of their own."""
+    """A version of the policy. Version 0 is the untouched model; others have a folder of their own.
+
+    `adapter` is the folder of a LoRA adapter, `model` that of a whole model where all weights are trained.
+    """
 
     version: int
     adapter: Path | None = None
+    model: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """What one batch did to the policy.
 
-    Update(step=3, weights=Weights(version=4, adapter=Path("…/adapters/v4")),
-           metrics={"loss": -0.012, "grad_norm": 0.8, "ratio_first_mean_abs_error": 3.1e-06, …})
+    Where the update was not made (no number, too few tokens, too far from the reference), the weights are those of
+    before, `metrics["update_skipped"]` is 1 and `skipped` says why, the episodes at fault by name.
+
+    Update(step=3, weights=Weights(version=4, adapter=Path("…/weights/v4")),
+           metrics={"loss": -0.012, "grad_norm": 0.8, "parity_ratio_mean_abs_error": 3.1e-06, …})
     """
 
     step: int
     weights: Weights
     metrics: Mapping[str, float]
+    skipped: str | None = None

@@ -24,9 +24,11 @@ from mcprl.chat.constraints import make_grammar
 from mcprl.chat.grammars import Grammars, load_grammars
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
 from mcprl.errors import GrammarError, InadmissibleTokenError, McprlError
-from mcprl.learners.policy import token_logprobs
+from mcprl.learners.layout import lay_out_tree
+from mcprl.learners.lessons import make_pack, plain_lessons
+from mcprl.learners.policy import Policy
 from mcprl.learners.replay import Replayer
-from mcprl.learners.rows import make_rows
+from mcprl.learners.tree_attention import TREE_ATTENTION
 from mcprl.records import FinishReason, StopReason, Trajectory, Turn
 from mcprl.samplers import Completion, SampleRequest
 from mcprl.samplers.transformers import TransformersSampler
@@ -294,17 +296,22 @@ def trajectory_of(request: SampleRequest, done: Completion, grammars: Grammars) 
     )
 
 
-def test_the_learner_scores_the_same_tokens_the_same(sampled, policy, grammars, record_property):
+def test_the_learner_scores_the_same_tokens_the_same(sampled, model, grammars, record_property):
     trajectories = [trajectory_of(request, done, grammars) for request, done in sampled.turns[::2]]
+    shared = AutoModelForCausalLM.from_pretrained(
+        model.path, dtype=torch.float32, attn_implementation=TREE_ATTENTION
+    ).eval()
+    learner = Policy(shared, critic=False, entropy_gradient=False)
     errors = []
     for start in range(0, len(trajectories), 4):
         part = trajectories[start : start + 4]
-        learnable = [t.sampled for t in part]
-        admissible = Replayer(grammars).admissible(part, learnable)
-        nothing = [[0.0] * len(mask) for mask in learnable]
-        rows = make_rows(part, learnable, nothing, admissible, torch.device("cpu"))
+        own = [t.sampled for t in part]
+        layout = lay_out_tree([t.token_ids for t in part], torch.device("cpu"))
+        admissible = Replayer(grammars).admissible(part, own)
+        pack = make_pack(plain_lessons(part, own), layout, admissible, torch.device("cpu"))
+        sampled_N = torch.tensor([p for t in part for p, s in zip(t.logprobs, t.sampled, strict=True) if s])
         with torch.inference_mode():
-            errors.append((token_logprobs(policy, rows) - rows.sampled_logprob_N).abs())
+            errors.append((learner(pack).logprob_N - sampled_N).abs())
     error_N = torch.cat(errors)
     own = sum(sum(t.sampled) for t in trajectories)
     figures = {

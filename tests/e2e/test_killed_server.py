@@ -27,7 +27,7 @@ class Listener:
         if isinstance(outcome, LostEpisode):
             self.lost.append(outcome)
 
-    def step_finished(self, step, metrics): ...
+    def step_finished(self, step, metrics, verdicts): ...
 
 
 def kill_during_first_call(monkeypatch, killed):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import pytest
 
 from mcprl import errors
-from mcprl.errors import ConfigurationError, Fault, InfrastructureError, McprlError, UnknownToolError
+from mcprl.errors import (
+    CallDeadlineError,
+    ConfigurationError,
+    Fault,
+    InfrastructureError,
+    JudgeError,
+    McprlError,
+    UnknownToolError,
+)
 
 CONCRETE = [
     value
@@ -58,3 +67,17 @@ def test_every_error_is_exported():
         name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
     }
     assert defined == set(errors.__all__)
+
+
+@pytest.mark.parametrize("error", CONCRETE, ids=lambda error: error.code)
+def test_an_error_is_the_same_in_another_process(error):
+    made = error("it failed", fix="mend it")
+    copy = pickle.loads(pickle.dumps(made))
+    assert type(copy) is error
+    assert (str(copy), copy.args, vars(copy)) == (str(made), made.args, vars(made))
+
+
+def test_what_an_error_knows_besides_goes_with_it():
+    lost = pickle.loads(pickle.dumps(CallDeadlineError("late", fix="wait", delivered=False, retry_after_s=2.5)))
+    assert (lost.delivered, lost.retry_after_s) == (False, 2.5)
+    assert pickle.loads(pickle.dumps(JudgeError("busy", fix="wait", retry_after_s=1.0))).retry_after_s == 1.0

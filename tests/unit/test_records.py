@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.algorithms import learnable_tokens, make_batch
+from mcprl.config import AlgorithmConfig
 from mcprl.goals import Goal
 from mcprl.records import Batch, FinishReason, Group, StopReason, Task, Trajectory, Turn
 
@@ -158,7 +159,7 @@ def test_a_batch_counts_its_trajectories_over_the_groups_in_order():
 
 
 def test_the_advantages_in_the_documentation_of_a_batch_are_those_of_the_code():
-    batch = make_batch(0, (group(1.0, 0.0), group(0.5, 0.5)), "exact")
+    batch = make_batch(0, (group(1.0, 0.0), group(0.5, 0.5)), AlgorithmConfig())
     rounded = [tuple(round(value, 2) for value in row) for row in batch.advantages]
     assert rounded[0] == (0.0,) * 5 + (0.71, 0.71, 0.0)
     assert rounded[1] == (0.0,) * 5 + (-0.71, -0.71, 0.0)

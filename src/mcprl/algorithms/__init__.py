@@ -1,24 +1,45 @@
-"""The mathematics: pure functions on tensors, without model, configuration or logging.
+"""The mathematics: pure functions on tensors, without model or logging. Only `make_batch` reads the configuration.
 
 Tensors name their axes: B trajectories of a batch, T tokens, G members of a group, V vocabulary, W words of 32 bits, a
-bit for each token of the vocabulary, N a flat selection of tokens (most often the learnable ones).
+bit for each token of the vocabulary, N a flat selection of tokens (most often the learnable ones), S the steps of one
+episode or the sequences of a minibatch.
 """
 
-from mcprl.algorithms.advantages import grpo_advantages
-from mcprl.algorithms.batches import make_batch
-from mcprl.algorithms.diagnostics import parity_metrics, ratio_metrics
-from mcprl.algorithms.losses import clipped_policy_loss, k3_divergence
+from mcprl.algorithms.advantages import dr_grpo_advantages, gae, grpo_advantages, rloo_advantages, whitened
+from mcprl.algorithms.aggregation import Aggregation, sequence_weights
+from mcprl.algorithms.batches import has_variance, make_batch
+from mcprl.algorithms.corrections import importance_weights, inside_gate
+from mcprl.algorithms.diagnostics import explained_variance, parity_metrics, ratio_metrics, staleness_metrics
+from mcprl.algorithms.kl import Estimator, divergence, next_coefficient
+from mcprl.algorithms.losses import cispo_loss, clipped_policy_loss, gspo_loss, imitation_loss, value_loss
 from mcprl.algorithms.masks import Masks, inadmissible_tokens, learnable_tokens, mask_shares
 
 __all__ = [
+    "Aggregation",
+    "Estimator",
     "Masks",
+    "cispo_loss",
     "clipped_policy_loss",
+    "divergence",
+    "dr_grpo_advantages",
+    "explained_variance",
+    "gae",
     "grpo_advantages",
+    "gspo_loss",
+    "has_variance",
+    "imitation_loss",
+    "importance_weights",
     "inadmissible_tokens",
-    "k3_divergence",
+    "inside_gate",
     "learnable_tokens",
     "make_batch",
     "mask_shares",
+    "next_coefficient",
     "parity_metrics",
     "ratio_metrics",
+    "rloo_advantages",
+    "sequence_weights",
+    "staleness_metrics",
+    "value_loss",
+    "whitened",
 ]

@@ -1,10 +1,13 @@
-"""Advantages: how much better than expected an episode was."""
+"""Advantages: how much better than expected an episode, or a step of it, was."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-__all__ = ["grpo_advantages"]
+from mcprl.algorithms.columns import floats
+
+__all__ = ["dr_grpo_advantages", "gae", "grpo_advantages", "rloo_advantages", "whitened"]
 
 
 def grpo_advantages(reward_G: Tensor, *, eps: float = 1e-6) -> Tensor:
@@ -13,10 +16,53 @@ def grpo_advantages(reward_G: Tensor, *, eps: float = 1e-6) -> Tensor:
     A group without variance gives zeros: nothing in it is better than anything else. A group of one has no baseline
     and is an error.
     """
+    centred_G = dr_grpo_advantages(reward_G)
+    return centred_G / (reward_G.std() + eps)
+
+
+def dr_grpo_advantages(reward_G: Tensor) -> Tensor:
+    """Rewards of one group, centred: r − mean. Not scaled, so that a group counts by how far its rewards are apart."""
     if reward_G.ndim != 1 or reward_G.shape[0] < 2:
         raise ValueError(f"a group needs at least 2 rewards in one dimension, not shape {tuple(reward_G.shape)}")
-    centred_G = reward_G - reward_G.mean()
-    # Rounding makes the centred rewards of a constant group about 1e-17 rather than 0; eps would blow that up.
-    if bool((reward_G == reward_G[0]).all()):
-        return centred_G * 0.0
-    return centred_G / (reward_G.std() + eps)
+    return torch.zeros_like(reward_G) if _is_constant(reward_G) else reward_G - reward_G.mean()
+
+
+def rloo_advantages(reward_G: Tensor) -> Tensor:
+    """Rewards of one group against the others': r_i − (Σ_{j≠i} r_j) / (G − 1), which is (r_i − mean) · G / (G − 1)."""
+    centred_G = dr_grpo_advantages(reward_G)
+    return centred_G * (len(reward_G) / (len(reward_G) - 1))
+
+
+def gae(reward_S: Tensor, value_S: Tensor, *, final_value: float, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimates and returns of the S steps of one episode, without gradient.
+
+    δ_s = r_s + γ·v_{s+1} − v_s,   A_s = δ_s + γ·λ·A_{s+1},   R_s = A_s + v_s,   with A_S = 0 and v_S = final_value
+
+    `final_value` is the value after the last step: 0 where the episode ended by itself, the critic's where a limit cut
+    it off.
+    """
+    if reward_S.ndim != 1 or reward_S.shape != value_S.shape:
+        raise ValueError(f"rewards {tuple(reward_S.shape)} and values {tuple(value_S.shape)} are not of the same steps")
+    rewards, values = floats(reward_S), floats(value_S)
+    next_values = [*values, final_value][1:]
+    advantages: list[float] = []
+    advantage = 0.0
+    # On plain floats: a step of this recursion on tensors takes a hundred times as long.
+    for reward, value, next_value in zip(reversed(rewards), reversed(values), reversed(next_values), strict=True):
+        advantage = reward + gamma * next_value - value + gamma * lam * advantage
+        advantages.append(advantage)
+    advantage_S = reward_S.new_tensor(advantages[::-1])
+    return advantage_S, advantage_S + value_S.detach()
+
+
+def whitened(advantage_N: Tensor) -> Tensor:
+    """A selection with mean 0 and deviation 1: (A − mean) / std, std with Bessel's correction. Constant: zeros."""
+    if _is_constant(advantage_N):
+        return torch.zeros_like(advantage_N)
+    return (advantage_N - advantage_N.mean()) / advantage_N.std()
+
+
+def _is_constant(number_N: Tensor) -> bool:
+    # Rounding makes the centred numbers of a constant selection about 1e-17 rather than 0; a division by their
+    # deviation would blow that up.
+    return bool((number_N == number_N[:1]).all())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from mcprl.algorithms.losses import k3_divergence
+from mcprl.algorithms.kl import divergence
+from mcprl.records import Trajectory
 
-__all__ = ["parity_metrics", "ratio_metrics"]
+__all__ = ["explained_variance", "parity_metrics", "ratio_metrics", "staleness_metrics"]
 
 
 # Ratios outside of these, before any update, are counted one by one: sampler and learner disagree on that token.
@@ -27,7 +30,7 @@ def parity_metrics(logprob_N: Tensor, sampled_logprob_N: Tensor) -> dict[str, fl
         "parity_logprob_mean_abs_error": float(delta_N.abs().mean()),
         "parity_ratio_mean": float(ratio_N.mean()),
         "parity_ratio_mean_abs_error": float((ratio_N - 1.0).abs().mean()),
-        "parity_kl": float(k3_divergence(logprob_N, sampled_logprob_N).mean()),
+        "parity_kl": float(divergence(sampled_logprob_N, logprob_N, "k3").mean()),
         "parity_outside_share": float(outside_N.double().mean()),
     }
 
@@ -38,7 +41,9 @@ def ratio_metrics(
     """The ratios of current to sampling-time policy over the tokens of an update.
 
     `clipped_fraction` counts tokens whose gradient the clip cuts off: ρ > 1 + clip_high with A > 0, or ρ < 1 − clip_low
-    with A < 0. `active_fraction` counts tokens that move the weights at all: A ≠ 0 and not clipped.
+    with A < 0. `active_fraction` counts tokens that move the weights at all: A ≠ 0 and not clipped. A healthy update
+    raises `ratio_mean_positive`, over tokens with A > 0, and lowers `ratio_mean_negative`; without such tokens they are
+    1. `kl` is k3's estimate of KL(sampling-time ‖ current).
     """
     ratio_N = torch.exp(logprob_N - sampled_logprob_N)
     too_high_N = (ratio_N > 1.0 + clip_high) & (advantage_N > 0)
@@ -48,11 +53,41 @@ def ratio_metrics(
     quantile_3 = torch.quantile(ratio_N.double(), share_3)
     return {
         "ratio_mean": float(ratio_N.mean()),
+        "ratio_mean_positive": _mean_or_one(ratio_N[advantage_N > 0]),
+        "ratio_mean_negative": _mean_or_one(ratio_N[advantage_N < 0]),
         "ratio_std": float(ratio_N.std(correction=0)),
         "ratio_p10": float(quantile_3[0]),
         "ratio_p50": float(quantile_3[1]),
         "ratio_p90": float(quantile_3[2]),
-        "kl": float(k3_divergence(logprob_N, sampled_logprob_N).mean()),
-        "clipped_fraction": float(clipped_N.float().mean()),
-        "active_fraction": float(((advantage_N != 0) & ~clipped_N).float().mean()),
+        "kl": float(divergence(sampled_logprob_N, logprob_N, "k3").mean()),
+        "clipped_fraction": float(clipped_N.double().mean()),
+        "active_fraction": float(((advantage_N != 0) & ~clipped_N).double().mean()),
     }
+
+
+def explained_variance(value_N: Tensor, return_N: Tensor) -> float:
+    """How much of the returns a value head foresees: 1 − Var(R − v) / Var(R).
+
+    1: all of it; 0: no more than a constant would; below: less than that. 0 where the returns have no variance.
+    """
+    if bool((return_N == return_N[:1]).all()):
+        return 0.0
+    return 1.0 - float((return_N - value_N).double().var() / return_N.double().var())
+
+
+def staleness_metrics(trajectories: Sequence[Trajectory], newest_version: int) -> dict[str, float]:
+    """By how many versions the weights that sampled a token are behind the newest; over all sampled tokens."""
+    ages = [
+        newest_version - version
+        for trajectory in trajectories
+        for version, sampled in zip(trajectory.weights_version, trajectory.sampled, strict=True)
+        if sampled
+    ]
+    return {
+        "staleness_mean": sum(ages) / len(ages) if ages else 0.0,
+        "staleness_max": float(max(ages, default=0)),
+    }
+
+
+def _mean_or_one(ratio_N: Tensor) -> float:
+    return float(ratio_N.mean()) if len(ratio_N) else 1.0

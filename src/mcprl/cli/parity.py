@@ -31,7 +31,7 @@ def command(
 
     from mcprl.monitoring.parity_table import ParityTable
     from mcprl.recipe import load_recipe
-    from mcprl.training.parity_verdict import Severity
+    from mcprl.verdicts import Severity
 
     report = asyncio.run(_measure(load_recipe(recipe, overrides or []), prompts))
     if as_json:

@@ -8,14 +8,9 @@ import yaml
 from pydantic import Field, model_validator
 
 from mcprl.config.episodes import EpisodesConfig, JudgeConfig, RewardsConfig, TasksConfig
-from mcprl.config.learning import (
-    AlgorithmConfig,
-    LearnerConfig,
-    ModelConfig,
-    SamplingConfig,
-    TrainingConfig,
-    VllmConfig,
-)
+from mcprl.config.learner import LearnerConfig
+from mcprl.config.objective import AlgorithmConfig, CriticConfig, KlConfig, WarmStartConfig
+from mcprl.config.running import ModelConfig, SamplingConfig, TrainingConfig, VllmConfig
 from mcprl.config.section import Section
 from mcprl.config.servers import (
     BreakerSettings,
@@ -33,9 +28,11 @@ __all__ = [
     "BreakerSettings",
     "BudgetSettings",
     "CassetteMode",
+    "CriticConfig",
     "EpisodesConfig",
     "ErrorRule",
     "JudgeConfig",
+    "KlConfig",
     "LearnerConfig",
     "ModelConfig",
     "RateSettings",
@@ -48,6 +45,7 @@ __all__ = [
     "TasksConfig",
     "TrainingConfig",
     "VllmConfig",
+    "WarmStartConfig",
 ]
 
 

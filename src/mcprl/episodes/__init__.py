@@ -1,6 +1,7 @@
 """Episodes: the environment, the loop of one episode, the rewards, the judge, and the collector of whole groups."""
 
 from mcprl.episodes.collector import Collector
+from mcprl.episodes.demonstrations import Demonstrator
 from mcprl.episodes.environment import Action, Environment, StepResult
 from mcprl.episodes.gold import Trial, play, play_gold
 from mcprl.episodes.judge import Judge
@@ -13,6 +14,7 @@ from mcprl.episodes.scorable import require_judge, require_scorable
 __all__ = [
     "Action",
     "Collector",
+    "Demonstrator",
     "Environment",
     "EpisodeRunner",
     "Judge",

@@ -1,61 +1,74 @@
-"""The policy as the learner holds it: a causal language model with a LoRA adapter, and its logprobs of given tokens."""
+"""The policy as the learner holds it: a causal language model, its head asked for single tokens, and a value head."""
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-from typing import Any, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
-from peft import LoraConfig, get_peft_model
-from torch import Tensor
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
+from torch import Tensor, nn
 
-from mcprl.algorithms import inadmissible_tokens
-from mcprl.config import LearnerConfig, ModelConfig
-from mcprl.learners.rows import Rows
+from mcprl.learners.lessons import Pack
+from mcprl.learners.token_scores import TokenScorer
 
-__all__ = ["load_policy", "save_adapter", "token_logprobs"]
+__all__ = ["Policy", "Scores"]
 
 
-def load_policy(model: ModelConfig, learner: LearnerConfig, *, seed: int, device: torch.device) -> Any:
-    """The base model, frozen, with a new adapter on every linear layer. The adapter starts as the identity."""
-    transformers_logging.disable_progress_bar()  # it would tear the run's own display
-    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
-    base: Any = AutoModelForCausalLM.from_pretrained(model.path, dtype=getattr(torch, model.dtype))  # pyright: ignore[reportUnknownMemberType]
-    adapter = LoraConfig(
-        r=learner.lora_rank,
-        lora_alpha=learner.lora_alpha,
-        lora_dropout=0.0,  # dropout would make the learner's logprobs differ from the sampler's
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(base.to(device), adapter)
+class Scores(NamedTuple):
+    """What the policy says of each scored token: its logprob, the entropy where it stands, the value before it.
 
-
-def token_logprobs(policy: Any, rows: Rows) -> Tensor:
-    """Logprob of each token of the rows under the distribution that it was sampled from.
-
-    That is the policy's at the temperature of sampling, renormalised over the tokens that the grammar admitted. Only
-    positions before a token to score reach the head: for the rest no logits are ever computed.
+    `value_N` is None without a value head; `final_value_S`, the value behind each trajectory's last token, likewise.
     """
-    before_N = rows.position_N - 1
-    kept_K = cast("Tensor", before_N.unique())  # sorted  # pyright: ignore[reportUnknownMemberType]
-    place_N = torch.searchsorted(kept_K, before_N)
-    logit_BKV: Tensor = policy(input_ids=rows.token_id_BT, logits_to_keep=kept_K, use_cache=False).logits
-    logit_NV = logit_BKV[rows.row_N, place_N].float() / rows.temperature_N[:, None]
-    if rows.admissible_NW is not None:
-        logit_NV.masked_fill_(inadmissible_tokens(rows.admissible_NW, logit_NV.shape[1]), -torch.inf)
-    chosen_N = logit_NV.gather(1, rows.target_id_N[:, None]).squeeze(1)
-    return chosen_N - torch.logsumexp(logit_NV, dim=1)
+
+    logprob_N: Tensor
+    entropy_N: Tensor
+    value_N: Tensor | None
+    final_value_S: Tensor | None
 
 
-def save_adapter(policy: Any, folder: Path) -> Path:
-    """Write the adapter so that `folder` is either absent or whole."""
-    partial = folder.with_name(f"{folder.name}.partial")
-    if partial.exists():
-        shutil.rmtree(partial)
-    policy.save_pretrained(partial)
-    partial.rename(folder)
-    return folder
+class Policy(nn.Module):
+    """Scores the tokens of a pack under the distribution that each was sampled from.
+
+    That is the model's at the temperature of sampling, renormalised over the tokens that the grammar admitted. Only
+    hidden states before a token to score reach the head. `model` is a causal language model of transformers, or a
+    PeftModel around one.
+    """
+
+    def __init__(
+        self, model: Any, *, critic: bool, entropy_gradient: bool, autocast: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._trunk = [base.base_model]  # in a list: registered once only, as a part of the model
+        self.scorer = TokenScorer(base.get_output_embeddings().weight, entropy_gradient=entropy_gradient)
+        self.value_head = nn.Linear(base.config.hidden_size, 1, dtype=torch.float32) if critic else None
+        if self.value_head is not None:
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+        self._autocast = autocast
+
+    @property
+    def trunk(self) -> Any:
+        """The model without its head."""
+        return self._trunk[0]
+
+    def forward(self, pack: Pack) -> Scores:
+        layout = pack.layout
+        # Only a tree's attention takes a tree; a model's own would not know the word.
+        more = {} if layout.tree is None else {"tree": layout.tree, "position_ids": layout.position_BT}
+        with self._computing_in(layout.token_id_BT.device):
+            output = self.trunk(input_ids=layout.token_id_BT, use_cache=False, **more)
+        hidden_XD: Tensor = output.last_hidden_state.flatten(0, 1)
+        hidden_ND = hidden_XD[pack.before_N]
+        if self._autocast is not None:
+            hidden_ND = hidden_ND.to(self._autocast)
+        logprob_N, entropy_N = self.scorer(hidden_ND, pack.targets)
+        value_N = final_value_S = None
+        if self.value_head is not None:
+            value_N = self.value_head(hidden_ND.float()).squeeze(1)
+            final_value_S = self.value_head(hidden_XD[pack.last_S].float()).squeeze(1)
+        return Scores(logprob_N, entropy_N, value_N, final_value_S)
+
+    def _computing_in(self, device: torch.device) -> AbstractContextManager[Any]:
+        return nullcontext() if self._autocast is None else torch.autocast(device.type, dtype=self._autocast)

@@ -2,50 +2,112 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from mcprl.algorithms import parity_metrics, ratio_metrics
+from mcprl.algorithms import divergence, explained_variance, parity_metrics, ratio_metrics
 from mcprl.config import AlgorithmConfig
 from mcprl.errors import ParityError
-from mcprl.learners.rows import Rows
+from mcprl.learners.lessons import Pack
+from mcprl.learners.objective import Outcome
+from mcprl.learners.policy import Scores
 
-__all__ = ["Tally"]
+__all__ = ["Seen", "Tally"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one pack showed: detached, in the CPU's memory, so that processes can tell each other.
+
+    `sampled_tokens` are all that the policy sampled in the pack, forced ones too.
+
+    Seen(loss=-0.02, alignment=1.0, sampled_tokens=3, columns={"logprob": tensor([-0.3, -1.2]), …},
+         parts={"policy_loss": tensor([-0.01, -0.01])})
+    """
+
+    loss: float
+    alignment: float
+    sampled_tokens: int
+    columns: Mapping[str, Tensor]
+    parts: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, scores: Scores, pack: Pack, outcome: Outcome, *, alignment: float, sampled_tokens: int) -> Seen:
+        columns, carries_N = pack.columns, pack.columns.carries_loss_N
+        seen = {
+            "logprob": scores.logprob_N,
+            "sampled": columns.sampled_logprob_N,
+            "carries": carries_N,
+            "old": columns.old_logprob_N[carries_N],
+            "advantage": columns.advantage_N[carries_N],
+            "entropy": scores.entropy_N[carries_N],
+        }
+        if columns.return_N is not None:
+            seen["return"] = columns.return_N[carries_N]
+        return cls(
+            loss=float(outcome.loss.detach()),
+            alignment=alignment,
+            sampled_tokens=sampled_tokens,
+            columns={name: column_N.detach().cpu() for name, column_N in seen.items()},
+            parts={name: column_N.detach().cpu() for name, column_N in outcome.parts.items()},
+        )
 
 
 class Tally:
-    """Grows minibatch by minibatch while an update is made."""
+    """Grows pack by pack while an update is made, and is the same on every process."""
 
     def __init__(self) -> None:
         self.minibatches_without_signal = 0
-        self.alignments: list[float] = []
-        self._losses: list[float] = []
+        self.steps_over_cap = 0
+        self._alignments: list[float] = []
+        self.losses: list[float] = []
         self._grad_norms: list[float] = []
-        self._logprobs: list[Tensor] = []
-        self._sampled_logprobs: list[Tensor] = []
-        self._advantages: list[Tensor] = []
+        self._columns: defaultdict[str, list[Tensor]] = defaultdict(list)
+        self._minibatch: defaultdict[str, list[Tensor]] = defaultdict(list)
+        self._imitation: list[float] = []
+        self._sampled_tokens = 0
         self._parity: dict[str, float] | None = None
 
     @property
     def knows_parity(self) -> bool:
         return self._parity is not None
 
-    def add_scores(self, logprob_N: Tensor, rows: Rows) -> None:
-        self._logprobs.append(logprob_N)
-        self._sampled_logprobs.append(rows.sampled_logprob_N)
-        self._advantages.append(rows.advantage_N)
+    @property
+    def steps_made(self) -> int:
+        return len(self._grad_norms)
 
-    def add_step(self, loss: float, grad_norm: float) -> None:
-        self._losses.append(loss)
+    def add(self, seen: Seen) -> None:
+        self._sampled_tokens += seen.sampled_tokens
+        self._alignments.append(seen.alignment)
+        for name, column_N in {**seen.columns, **seen.parts}.items():
+            self._columns[name].append(column_N)
+        for name, column_N in seen.parts.items():
+            self._minibatch[name].append(column_N)
+
+    def add_imitation(self, loss: float) -> None:
+        self._imitation.append(loss)
+
+    def add_step(self, grad_norm: float) -> None:
         self._grad_norms.append(grad_norm)
 
-    def close_minibatch(self, max_parity_error: float) -> None:
+    def close_minibatch(self, loss: float) -> None:
+        self.losses.append(loss)
+        self._minibatch.clear()
+
+    def minibatch_mean(self, name: str) -> float:
+        """The mean over the tokens of the minibatch at hand."""
+        return float(torch.cat(self._minibatch[name]).mean())
+
+    def check_parity(self, max_parity_error: float) -> None:
         """After the first minibatch, before any step: sampler and learner hold the same weights and must agree."""
-        if self._parity is not None:
+        if self._parity is not None or self.steps_made:
             return
-        self._parity = parity_metrics(torch.cat(self._logprobs), torch.cat(self._sampled_logprobs))
+        self._parity = parity_metrics(self._column("logprob"), self._column("sampled"))
         worst = self._parity["parity_logprob_max_abs_error"]
         if not worst <= max_parity_error:
             raise ParityError(
@@ -55,19 +117,53 @@ class Tally:
             )
 
     def metrics(self, algorithm: AlgorithmConfig) -> dict[str, float]:
-        logprob_N, sampled_N, advantage_N = (
-            torch.cat(parts) for parts in (self._logprobs, self._sampled_logprobs, self._advantages)
-        )
+        """Of an update that scored at least one token."""
+        carries_N = self._column("carries")
+        logprob_N, sampled_N = self._column("logprob"), self._column("sampled")
+        moved_N = divergence(sampled_N, logprob_N, "k3")
         ratios = ratio_metrics(
-            logprob_N, sampled_N, advantage_N, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high
+            logprob_N[carries_N],
+            self._column("old"),
+            self._column("advantage"),
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
         )
         return {
-            "loss": fmean(self._losses) if self._losses else 0.0,
+            "loss": fmean(self.losses) if self.losses else 0.0,
             "grad_norm": fmean(self._grad_norms) if self._grad_norms else 0.0,
-            "optimiser_steps": float(len(self._losses)),
+            "optimiser_steps": float(self.steps_made),
+            "optimiser_steps_over_cap": float(self.steps_over_cap),
             "minibatches_without_signal": float(self.minibatches_without_signal),
-            "alignment": min(self.alignments),
-            "learnable_tokens": float(len(logprob_N)),
+            "alignment": min(self._alignments),
+            "learnable_tokens": float(carries_N.sum()),
+            "entropy": float(self._column("entropy").mean()),
             **(self._parity or {}),
             **ratios,
+            "kl": float(moved_N[carries_N].mean()),
+            # A forced token has probability 1 under any policy: it adds nothing but itself to the number of tokens.
+            "kl_unmasked": float(moved_N.sum()) / self._sampled_tokens,
+            **self._parts(algorithm),
         }
+
+    def _parts(self, algorithm: AlgorithmConfig) -> dict[str, float]:
+        """Metrics of the parts of the objective that are in use."""
+        found: dict[str, float] = {}
+        minibatches = max(1, len(self.losses))
+        for name in ("policy_loss", "kl_loss", "value_loss"):
+            if name in self._columns:
+                found[name] = float(self._column(name).sum()) / minibatches  # each token's share, weighted already
+        if "kl_reference" in self._columns:
+            found["kl_reference"] = float(self._column("kl_reference").mean())
+        found["gated_fraction"] = float(self._column("gated").mean()) if "gated" in self._columns else 0.0
+        if "importance" in self._columns:
+            weight_N = self._column("importance")
+            found["importance_mean"] = float(weight_N.mean())
+            found["importance_cut_fraction"] = float((weight_N >= algorithm.max_importance).float().mean())
+        if "value" in self._columns:
+            found["explained_variance"] = explained_variance(self._column("value"), self._column("return"))
+        if self._imitation:
+            found["imitation_loss"] = fmean(self._imitation)
+        return found
+
+    def _column(self, name: str) -> Tensor:
+        return torch.cat(self._columns[name])

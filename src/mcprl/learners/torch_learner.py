@@ -1,172 +1,197 @@
-"""The torch learner: batches in, a better adapter out.
-
-One update makes `epochs × minibatches` optimiser steps. Each minibatch is a set of whole trajectories; its loss is the
-mean over its learnable tokens, summed up in microbatches that fit in memory.
-"""
+"""The torch learner: batches in, a better policy out. transformers and PEFT hold the model, AdamW moves it."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from mcprl.algorithms import clipped_policy_loss, mask_shares
+from mcprl.algorithms import learnable_tokens, mask_shares, staleness_metrics
 from mcprl.config import RunConfig
-from mcprl.errors import BadValueError, NonFiniteError
-from mcprl.learners.policy import load_policy, save_adapter, token_logprobs
+from mcprl.errors import NonFiniteError
+from mcprl.learners.crew import Crew, Solo
+from mcprl.learners.lessons import Lesson, plain_lessons, scored_tokens
+from mcprl.learners.loading import load_policy
+from mcprl.learners.packing import Packer
+from mcprl.learners.policy import Policy
+from mcprl.learners.reference import Reference
 from mcprl.learners.replay import Replayer
-from mcprl.learners.rows import Rows, check_alignment, make_rows
 from mcprl.learners.tally import Tally
-from mcprl.records import Batch, Trajectory, Update, Weights
-from mcprl.seeds import derive_seed
+from mcprl.learners.updating import SpoiltError, make_update
+from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 
 if TYPE_CHECKING:
     from mcprl.chat.grammars import Grammars
 
 __all__ = ["TorchLearner"]
 
+# One batch may be unlucky. Several in a row are a policy that is broken, or a setting that breaks it.
+_MAX_SPOILT_IN_A_ROW = 3
+
 
 class TorchLearner:
-    """Trains a LoRA adapter with AdamW, on the GPU where there is one.
+    """Trains a policy, on the GPU where there is one.
 
     `grammars` replays the grammars that trajectories were sampled under; None is for runs that hold nothing to one.
+    Versions of the weights are written to `folder`.
     """
 
-    def __init__(self, config: RunConfig, *, adapters: Path, grammars: Grammars | None) -> None:
+    def __init__(self, config: RunConfig, *, folder: Path, grammars: Grammars | None, crew: Crew | None = None) -> None:
         self._config = config
-        self._adapters = adapters
+        self._folder = folder
+        self._crew: Crew = crew or Solo()
+        self._weights = Weights(version=0)
+        self._spoilt_in_a_row = 0
         self._replayer = Replayer(grammars)
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._version = 0
-        self.policy: Any = load_policy(
-            config.model, config.learner, seed=derive_seed(config.seed, "adapter"), device=self._device
-        )
-        self._parameters: list[Tensor] = [p for p in self.policy.parameters() if p.requires_grad]
-        self._optimiser = torch.optim.AdamW(
-            self._parameters, lr=config.learner.learning_rate, weight_decay=config.learner.weight_decay
-        )
+        self._packer = Packer(config.learner, self._replayer, self._crew.device)
+        policy, kl = load_policy(config, self._crew.loading_device), config.algorithm.kl
+        self.reference = Reference(policy, kl, config.learner) if kl.needs_reference else None
+        self.policy, self._optimisation = self._crew.share(policy, self.reference, config)
+
+    async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
+        """What the objective must know of trajectories before it learns from them."""
+        return await asyncio.to_thread(self._read, trajectories)
 
     async def update(self, batch: Batch) -> Update:
-        """Learn from a batch and write the next version of the adapter."""
+        """Learn from a batch and write the next version of the weights."""
         return await asyncio.to_thread(self._update, batch)
 
-    async def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+    async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
         """The policy's logprob of every sampled token, forced ones too, and 0 elsewhere; one column a trajectory.
 
         Each token is scored as an update scores it: at the temperature and under the grammar it was sampled with.
         """
-        return await asyncio.to_thread(self._score, trajectories)
+        lessons = plain_lessons(trajectories, [t.sampled for t in trajectories])
+        return (await asyncio.to_thread(self._survey, self.policy, lessons))[0]
+
+    def _read(self, trajectories: Sequence[Trajectory]) -> Readings:
+        algorithm = self._config.algorithm
+        masks = [scored_tokens(t, learnable_tokens(t, algorithm.masks)) for t in trajectories]
+        lessons = plain_lessons(trajectories, masks)
+        logprobs = values = final_values = reference_logprobs = None
+        if algorithm.old_logprobs == "recomputed" or algorithm.advantages == "gae":
+            logprobs, values, final_values = self._survey(self.policy, lessons)
+        if self.reference is not None:
+            with self.reference.in_place() as reference:
+                reference_logprobs = self._survey(reference, lessons)[0]
+        return Readings(
+            logprobs=logprobs if algorithm.old_logprobs == "recomputed" else None,
+            reference_logprobs=reference_logprobs,
+            values=values,
+            final_values=final_values,
+        )
+
+    @torch.no_grad()
+    def _survey(
+        self, policy: Policy, lessons: Sequence[Lesson]
+    ) -> tuple[Columns, Columns | None, tuple[float, ...] | None]:
+        """Logprobs of the scored tokens, values before them, and values at the end; without a value head None."""
+        found: dict[int, tuple[tuple[float, ...], tuple[float, ...], float]] = {}
+        for chosen in self._crew.own(self._packer.divide(lessons)):
+            pack = self._packer.pack([lessons[i] for i in chosen or (0,)])
+            scores = policy(pack)
+            for place, i in enumerate(chosen or ()):
+                own_N = pack.sequence_N == place
+                logprobs = _column(lessons[i], scores.logprob_N[own_N])
+                if scores.value_N is None or scores.final_value_S is None:
+                    found[i] = (logprobs, (), 0.0)
+                else:
+                    values = _column(lessons[i], scores.value_N[own_N])
+                    found[i] = (logprobs, values, float(scores.final_value_S[place]))
+        for part in self._crew.gather(found):
+            found |= part
+        columns = [found[i] for i in range(len(lessons))]
+        logprobs = tuple(column[0] for column in columns)
+        if policy.value_head is None:
+            return logprobs, None, None
+        return logprobs, tuple(column[1] for column in columns), tuple(column[2] for column in columns)
 
     def _update(self, batch: Batch) -> Update:
-        started = time.monotonic()
-        replayed_s = self._replayer.spent_s
-        if not any(any(mask) for mask in batch.learnable):
-            raise BadValueError(
-                f"step {batch.step}: the grammar left the policy no choice that may carry loss, so there is nothing to "
-                f"learn; algorithm.masks is {self._config.algorithm.masks}",
-                fix="set sampling.constrain to calls or off, or algorithm.masks to exact",
-            )
-        tally = Tally()
-        for minibatch in self._minibatches(batch):
-            self._learn(batch, minibatch, tally)
-        self._version += 1
-        weights = Weights(
-            version=self._version, adapter=save_adapter(self.policy, self._adapters / f"v{self._version}")
-        )
-        metrics = {
-            **tally.metrics(self._config.algorithm),
+        started, replayed_s = time.monotonic(), self._replayer.spent_s
+        rate = self._optimisation.learning_rate
+        known = {
             **mask_shares(batch.trajectories, batch.learnable),
+            **staleness_metrics(batch.trajectories, self._weights.version),
+        }
+        spoilt_before = self._spoilt_in_a_row
+        metrics, skipped = self._learn_from(batch, known["learnable_share"])
+        if skipped is None:
+            version = self._weights.version + 1
+            folder, path = self._folder / f"v{version}", self._config.model.path
+            self._weights = self._crew.save(self.policy, version, folder, model_path=path)
+        metrics |= {
+            **known,
+            "learning_rate": rate,
+            "update_skipped": float(skipped is not None),
+            "nonfinite": float(self._spoilt_in_a_row > spoilt_before),
+            "nonfinite_in_a_row": float(self._spoilt_in_a_row),
             "replay_s": self._replayer.spent_s - replayed_s,
             "update_s": time.monotonic() - started,
         }
-        return Update(step=batch.step, weights=weights, metrics=metrics)
+        return Update(step=batch.step, weights=self._weights, metrics=metrics, skipped=skipped)
 
-    def _minibatches(self, batch: Batch) -> Iterator[list[int]]:
-        """Indices of trajectories, dealt evenly, in an order that the seed decides."""
-        count = self._config.algorithm.minibatches
-        for epoch in range(self._config.algorithm.epochs):
-            order = list(range(len(batch.trajectories)))
-            random.Random(derive_seed(self._config.seed, "minibatches", batch.step, epoch)).shuffle(order)
-            yield from (sorted(order[first::count]) for first in range(count))
+    def _learn_from(self, batch: Batch, learnable_share: float) -> tuple[dict[str, float], str | None]:
+        """Move the policy: the metrics of that, and, where it did not move, why."""
+        reason = self._too_little(batch, learnable_share)
+        if reason is not None:
+            return {}, reason
+        try:
+            tally = make_update(batch, self._config, self.policy, self._optimisation, self._packer, self._crew)
+        except SpoiltError as fault:
+            return {}, self._note_spoilt(str(fault))
+        self._spoilt_in_a_row = 0
+        metrics = {**tally.metrics(self._config.algorithm), **self._follow(batch, tally)}
+        if tally.steps_made:
+            return metrics, None
+        if tally.steps_over_cap:
+            return metrics, "every optimiser step was beyond algorithm.kl.cap"
+        return metrics, "in no group does one reward differ from another: there is nothing to learn"
 
-    def _learn(self, batch: Batch, minibatch: Sequence[int], tally: Tally) -> None:
-        """One optimiser step. Where nothing in the minibatch is better or worse, there is no step to make."""
-        tokens = sum(sum(batch.learnable[i]) for i in minibatch)
-        has_signal = any(any(batch.advantages[i]) for i in minibatch)
-        if not has_signal:
-            tally.minibatches_without_signal += 1
-            if tally.knows_parity or not tokens:  # the first tokens are scored all the same, for parity
-                return
-        self._optimiser.zero_grad(set_to_none=True)
-        loss = 0.0
-        for chosen in self._microbatches(batch.trajectories, minibatch):
-            rows, alignment = self._pack(
-                [batch.trajectories[i] for i in chosen],
-                [batch.learnable[i] for i in chosen],
-                [batch.advantages[i] for i in chosen],
+    def _too_little(self, batch: Batch, share: float) -> str | None:
+        algorithm = self._config.algorithm
+        tokens = sum(sum(mask) for mask in batch.learnable)
+        if tokens < algorithm.min_learnable_tokens:
+            return (
+                f"{tokens} tokens are learnable, algorithm.min_learnable_tokens is {algorithm.min_learnable_tokens}; "
+                f"sampling.constrain {self._config.sampling.constrain} with masks {algorithm.masks} left no more"
             )
-            with torch.set_grad_enabled(has_signal):
-                logprob_N = token_logprobs(self.policy, rows)
-            loss_N = clipped_policy_loss(
-                logprob_N,
-                rows.sampled_logprob_N,
-                rows.advantage_N,
-                clip_low=self._config.algorithm.clip_low,
-                clip_high=self._config.algorithm.clip_high,
-            )
-            share_of_loss = loss_N.sum() / tokens
-            if has_signal:
-                share_of_loss.backward()  # pyright: ignore[reportUnknownMemberType]
-            loss += float(share_of_loss.detach())
-            tally.alignments.append(alignment)
-            tally.add_scores(logprob_N.detach(), rows)
-        tally.close_minibatch(self._config.learner.max_parity_error)
-        if has_signal:
-            self._step(loss, tally)
+        if share < algorithm.min_learnable_share:
+            least = algorithm.min_learnable_share
+            return f"{share:.0%} of the sampled tokens are learnable, algorithm.min_learnable_share is {least:.0%}"
+        return None
 
-    def _step(self, loss: float, tally: Tally) -> None:
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.learner.max_grad_norm))
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._optimiser.zero_grad(set_to_none=True)
+    def _note_spoilt(self, what: str) -> str:
+        self._spoilt_in_a_row += 1
+        if self._spoilt_in_a_row >= _MAX_SPOILT_IN_A_ROW:
             raise NonFiniteError(
-                f"the loss is {loss} and the gradient norm {norm}; this optimiser step was not made",
-                fix="lower learner.learning_rate, or use model.dtype float32",
+                f"{self._spoilt_in_a_row} updates in a row met something that is no number, the last one: {what}; "
+                "the weights are those of before them",
+                fix="look at the episodes named; lower learner.learning_rate, or use model.dtype float32",
             )
-        self._optimiser.step()  # pyright: ignore[reportUnknownMemberType]
-        tally.add_step(loss, norm)
+        return what
 
-    @torch.no_grad()
-    def _score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
-        columns: dict[int, tuple[float, ...]] = {}
-        for chosen in self._microbatches(trajectories, range(len(trajectories))):
-            some = [trajectories[i] for i in chosen]
-            rows, _ = self._pack(some, [t.sampled for t in some], [[0.0] * len(t.token_ids) for t in some])
-            logprob_BT = torch.zeros(rows.token_id_BT.shape, device=self._device)
-            logprob_BT[rows.row_N, rows.position_N] = token_logprobs(self.policy, rows)
-            for i, logprob_T in zip(chosen, logprob_BT, strict=True):
-                columns[i] = tuple(cast("list[float]", logprob_T[: len(trajectories[i].token_ids)].tolist()))  # pyright: ignore[reportUnknownMemberType]
-        return [columns[i] for i in range(len(trajectories))]
+    def _follow(self, batch: Batch, tally: Tally) -> dict[str, float]:
+        """The reference moves as configured, where the policy did. Metrics of what goes along with an update."""
+        found: dict[str, float] = {}
+        if self.reference is not None:
+            found["kl_coefficient"] = batch.kl_coefficient
+            if tally.steps_made:
+                found |= self.reference.follow()
+            if tally.steps_over_cap and self._config.algorithm.kl.refresh_at_cap:
+                differing = float(self.reference.become_policy())
+                found |= {"reference_synced": 1.0, "reference_tensors_differing": differing}
+        if batch.demonstrations:
+            found["demonstration_weight"] = batch.demonstration_weight
+        return found
 
-    def _microbatches(self, trajectories: Sequence[Trajectory], chosen: Sequence[int]) -> Iterator[list[int]]:
-        """Indices of similar length together, so that little is padded."""
-        by_length = sorted(chosen, key=lambda i: len(trajectories[i].token_ids))
-        size = self._config.learner.microbatch
-        yield from (by_length[first : first + size] for first in range(0, len(by_length), size))
 
-    def _pack(
-        self,
-        trajectories: Sequence[Trajectory],
-        learnable: Sequence[Sequence[bool]],
-        advantages: Sequence[Sequence[float]],
-    ) -> tuple[Rows, float]:
-        """Rows, with what the replay of the grammars admits, and the alignment of their tokens."""
-        admissible_NW = self._replayer.admissible(trajectories, learnable)
-        rows = make_rows(trajectories, learnable, advantages, admissible_NW, self._device)
-        return rows, check_alignment(rows, trajectories, learnable)
+def _column(lesson: Lesson, value_N: Tensor) -> tuple[float, ...]:
+    """A number for each token of the trajectory, 0 where nothing was scored."""
+    column_T = torch.zeros(len(lesson.scored))
+    column_T[lesson.position_N] = value_N.float().cpu()
+    return tuple(cast("list[float]", column_T.tolist()))  # pyright: ignore[reportUnknownMemberType]

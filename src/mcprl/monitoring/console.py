@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from mcprl.config import RunConfig
 from mcprl.monitoring.printable import printable
+from mcprl.monitoring.severities import verdict_mark, verdict_words
+from mcprl.monitoring.success_table import closing_verdicts, success_table
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.training import Summary
+from mcprl.verdicts import Severity, Verdict
 
 __all__ = ["StageConsole", "TrainingConsole", "print_summary"]
 
-_COLUMNS = ("step", "reward", "success", "valid calls", "KL", "ratio", "lost", "tokens/s", "step time", "ETA")
+_COLUMNS = ("step", "reward", "success", "valid calls", "KL", "ratio", "lost", "tokens/s", "step time", "ETA", "health")
 _SHOWN_STEPS = 12
+_GAP = 2
+# A narrow terminal does without these, in this order; what is wrong with them is told by health.
+_FIRST_TO_GO = ("tokens/s", "ratio", "lost", "step time", "valid calls")
 
 
 class StageConsole:
@@ -51,7 +58,7 @@ class StageConsole:
 
     def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None: ...
 
-    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None: ...
 
 
 class TrainingConsole:
@@ -61,7 +68,8 @@ class TrainingConsole:
         self._config = config
         self._console = console or Console(highlight=False)
         self._started = time.monotonic()
-        self._rows: list[tuple[str, ...]] = []
+        self._rows: list[tuple[str | Text, ...]] = []
+        self._verdicts: Sequence[Verdict] = ()
         self._step_seconds: list[float] = []
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -83,7 +91,7 @@ class TrainingConsole:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._console.is_terminal:
-            self._live.update(self._table())
+            self._live.update(Group(*self._history()))
             self._live.stop()
 
     def stage(self, text: str) -> None:
@@ -99,27 +107,38 @@ class TrainingConsole:
         if self._progress.tasks[self._bar].finished:
             self._progress.update(self._bar, description=f"step {step + 1}/{steps}: update")
 
-    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+    def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
         self._step_seconds.append(metrics["step_s"])
-        row = self._row(step, metrics)
+        row = (*self._figures(step, metrics), verdict_mark(verdicts))
         self._rows.append(row)
+        known = {(verdict.severity, verdict.name) for verdict in self._verdicts}
+        self._verdicts = verdicts
         self._progress.reset(self._bar, total=self._episodes_per_step)
         if self._console.is_terminal:
             self._live.update(self._panel())
-        else:
-            cells = [f"{name} {value}" for name, value in zip(_COLUMNS, row, strict=True)]
-            self._console.print("  ".join(cells), soft_wrap=True)
+            return
+        cells = [f"{name} {value}" for name, value in zip(_COLUMNS, row, strict=True)]
+        self._console.print("  ".join(cells), soft_wrap=True, markup=False)
+        # What stays as it was is named on the line above; its words are said once.
+        for verdict in verdicts:
+            if verdict.severity is not Severity.OK and (verdict.severity, verdict.name) not in known:
+                self._console.print(Text("  ") + verdict_words(verdict), soft_wrap=True)
 
-    def _row(self, step: int, metrics: Mapping[str, float]) -> tuple[str, ...]:
+    def _figures(self, step: int, metrics: Mapping[str, float]) -> tuple[str, ...]:
         left = self._config.training.steps - step - 1
         mean_s = sum(self._step_seconds) / len(self._step_seconds)
+
+        def of_update(name: str, form: str) -> str:
+            # An update that was skipped has no such figure.
+            return format(metrics[name], form) if name in metrics else "–"
+
         return (
             f"{step + 1}/{self._config.training.steps}",
             f"{metrics['reward']:+.3f}",
             f"{metrics['success_rate']:.0%}",
             f"{metrics['valid_call_rate']:.0%} of {metrics['calls']:.0f}",
-            f"{metrics['kl']:.1e}",
-            f"{metrics['ratio_mean']:.4f}",
+            of_update("kl", ".1e"),
+            of_update("ratio_mean", ".4f"),
             f"{metrics['episodes_lost_to_infrastructure']:.0f}",
             f"{metrics['sampled_tokens_per_second']:.0f}",
             _duration(metrics["step_s"]),
@@ -127,12 +146,27 @@ class TrainingConsole:
         )
 
     def _panel(self) -> Group:
-        return Group(self._table(), self._progress)
+        return Group(*self._history(), self._progress)
+
+    def _history(self) -> list[RenderableType]:
+        """The last steps, and the worst that the last one showed, in words."""
+        if not self._verdicts or self._verdicts[0].severity is Severity.OK:
+            return [self._table()]
+        return [self._table(), verdict_words(self._verdicts[0])]
 
     def _table(self) -> Table:
-        table = Table(*_COLUMNS, box=None, header_style="bold", pad_edge=False)
+        """The last steps, with as many columns as the terminal is wide for."""
+        rows = [tuple(map(str, row)) for row in self._rows[-_SHOWN_STEPS:]]
+        widths = {name: max(map(len, column)) for name, *column in zip(_COLUMNS, _COLUMNS, *rows, strict=True)}
+        kept = dict(widths)
+        for name in _FIRST_TO_GO:
+            if sum(kept.values()) + _GAP * (len(kept) - 1) > self._console.width:
+                del kept[name]
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
+        for name in kept:
+            table.add_column(name, no_wrap=True)
         for row in self._rows[-_SHOWN_STEPS:]:
-            table.add_row(*row)
+            table.add_row(*(cell for name, cell in zip(_COLUMNS, row, strict=True) if name in kept))
         return table
 
     def _say(self, text: str) -> None:
@@ -141,32 +175,50 @@ class TrainingConsole:
 
 
 def print_summary(summary: Summary, *, recipe: Path, config: RunConfig, folder: Path) -> None:
-    """What the run showed, whether its numbers can be trusted, and what to try next."""
-    figures = summary.as_dict()
+    """What the run showed, whether its numbers can be trusted, whether it was well, and what to try next."""
+    console = Console(highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    lost = figures["episodes_lost_to_infrastructure"]
-    groups, wanted = figures["groups_complete"], config.training.steps * config.training.tasks_per_step
+    for name, value in _closing_lines(summary.as_dict(), config, folder).items():
+        table.add_row(name, escape(value))
+    console.print(table)
+    console.print()
+    console.print(success_table(summary.success))
+    console.print()
+    for words in closing_verdicts(summary):
+        console.print(words)
+    option = ["--adapter", str(folder / "adapter")]
+    if config.learner.tuning == "full":
+        option = ["--set", f"model.path={folder.absolute() / 'model'}"]
+    command = shlex.join(["mcprl", "try", str(recipe), *option])
+    console.print(f"\nNext: {command}", markup=False, soft_wrap=True)
+
+
+def _closing_lines(figures: Mapping[str, Any], config: RunConfig, folder: Path) -> dict[str, str]:
+    lost, skipped, dropped = (
+        figures[name] for name in ("episodes_lost_to_infrastructure", "updates_skipped", "groups_dropped")
+    )
+    wanted = config.training.steps * config.training.tasks_per_step
     lines = {
         "updates": f"{figures['updates']} in {_duration(figures['seconds'])}: "
-        f"{figures['collect_s']:.0f} s to collect, {figures['update_s']:.0f} s to learn",
-        "groups complete": f"{groups} of {wanted}",
+        f"{figures['collect_s']:.0f} s to collect, {figures['update_s']:.0f} s to learn"
+        + (f"; {skipped} skipped" if skipped else ""),
+        # Other tasks are played for groups that are left out, so with these there are more than were to be.
+        "groups complete": f"{figures['groups_complete'] - dropped} of {wanted}"
+        + (f", and {dropped} without variance that were left out" if dropped else ""),
         "lost to infrastructure": f"{f'{lost} attempts, all run again' if lost else 'nothing'}; "
         f"{figures['server_restarts']} server restarts",
         "reward": f"{figures['reward_first']:+.3f} → {figures['reward_last']:+.3f}",
         "valid calls": f"{figures['valid_call_rate_first']:.0%} → {figures['valid_call_rate_last']:.0%}",
-        "token alignment": f"{figures['alignment']:.0%}",
-        "sampler vs learner": f"mean |ratio − 1| {figures['parity_ratio_mean_abs_error']:.1e}, "
-        f"max |Δlogprob| {figures['parity_logprob_max_abs_error']:.1e}",
-        "adapter": str(folder / "adapter"),
     }
-    for name, value in lines.items():
-        table.add_row(name, escape(value))
-    console = Console(highlight=False)
-    console.print(table)
-    command = shlex.join(["mcprl", "try", str(recipe), "--adapter", str(folder / "adapter")])
-    console.print(f"\nNext: {command}", markup=False, soft_wrap=True)
+    if "parity_ratio_mean_abs_error" in figures:
+        lines["sampler vs learner"] = (
+            f"mean |ratio − 1| {figures['parity_ratio_mean_abs_error']:.1e}, "
+            f"max |Δlogprob| {figures['parity_logprob_max_abs_error']:.1e}"
+        )
+    kept = "model" if config.learner.tuning == "full" else "adapter"
+    return {**lines, kept: str(folder / kept)}
 
 
 def _duration(seconds: float) -> str:

@@ -9,12 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mcprl.monitoring.printable import printable
+from mcprl.monitoring.severities import STYLES
 from mcprl.training.parity import ParityReport
-from mcprl.training.parity_verdict import EXACT_MAX, EXACT_MEAN, Severity
+from mcprl.training.parity_verdict import EXACT_MAX, EXACT_MEAN
+from mcprl.verdicts import Severity
 
 __all__ = ["ParityTable"]
 
-_STYLES = {Severity.OK: "green", Severity.WARN: "yellow", Severity.BAD: "bold red"}
 _GAP = (0, 2, 0, 0)
 
 
@@ -38,7 +39,7 @@ class ParityTable:
             yield Text()
             yield self._worst()
         yield Text()
-        yield Text(printable(verdict.what), style=_STYLES[verdict.severity])
+        yield Text(printable(verdict.what), style=STYLES[verdict.severity])
         if verdict.fix:
             yield Text(printable(f"Fix: {verdict.fix}."))
 

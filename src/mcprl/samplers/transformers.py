@@ -6,16 +6,19 @@ Turns are sampled one at a time, each from a generator of its own, so the result
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mcprl.config import ModelConfig
+from mcprl.errors import BadValueError, SamplerLostError
 from mcprl.records import FinishReason, Weights
+from mcprl.samplers.model_folder import check_files, differing_settings
 from mcprl.samplers.sampler import Completion, SampleRequest
 
 if TYPE_CHECKING:
@@ -55,24 +58,58 @@ class TransformersSampler:
 
     async def publish(self, weights: Weights) -> Weights:
         async with self._one_at_a_time:
-            await asyncio.to_thread(self._load_adapter, weights)
+            await asyncio.to_thread(self._put_in_force, weights)
         return weights
 
     def _load(self) -> None:
-        dtype = getattr(torch, self._config.dtype)
         self._tokenizer = AutoTokenizer.from_pretrained(self._config.path)  # pyright: ignore[reportUnknownMemberType]
-        model: Any = AutoModelForCausalLM.from_pretrained(self._config.path, dtype=dtype)  # pyright: ignore[reportUnknownMemberType]
-        self._model = model.to(self._device).eval()
+        self._model = self._read_model(self._config.path)
 
-    def _load_adapter(self, weights: Weights) -> None:
+    def _read_model(self, location: str) -> Any:
+        dtype = getattr(torch, self._config.dtype)
+        read = cast(Any, AutoModelForCausalLM).from_pretrained
+        try:
+            model, found = read(location, dtype=dtype, output_loading_info=True)
+        except RuntimeError as error:  # tensors of other shapes than the model's
+            raise SamplerLostError(f"{location} does not load: {error}", fix="start anew with whole weights") from error
+        missing = sorted(found["missing_keys"])
+        if missing:
+            # transformers filled them with random numbers.
+            raise SamplerLostError(
+                f"{location} lacks weights that the model has, among them {', '.join(missing[:3])}",
+                fix="have all weights written to the folder, and start anew from the last checkpoint",
+            )
+        return model.to(self._device).eval()
+
+    def _put_in_force(self, weights: Weights) -> None:
+        if weights.model is not None:
+            self._check_same_model(weights.model)
         if isinstance(self._model, PeftModel):
             self._model = self._model.unload()  # pyright: ignore[reportUnknownMemberType]
+        if weights.model is not None or self._weights.model is not None:
+            self._model = None  # before the new ones are read: there need not be room for both
+            self._model = self._read_model(str(weights.model or self._config.path))
         if weights.adapter is not None:
             self._model = PeftModel.from_pretrained(self._model, str(weights.adapter)).eval()  # pyright: ignore[reportUnknownMemberType]
         self._weights = weights
 
+    def _check_same_model(self, folder: Path) -> None:
+        check_files(folder)
+        read = cast(Any, AutoConfig).from_pretrained
+        differences = differing_settings(read(self._config.path).to_dict(), read(folder).to_dict())
+        if differences:
+            raise BadValueError(
+                f"{folder} holds another model than {self._config.path}: {'; '.join(differences)}",
+                fix="publish weights of the model that model.path names",
+            )
+
     @torch.inference_mode()
     def _sample(self, request: SampleRequest) -> Completion:
+        if self._model is None:
+            raise SamplerLostError(
+                "the sampler has no weights, since the last publication failed half-way",
+                fix="start anew from the last checkpoint",
+            )
         matcher = None
         if request.grammar is not None:
             if self._grammars is None:

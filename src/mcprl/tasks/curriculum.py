@@ -9,7 +9,8 @@ most. With successes s_i and tries n_i of task i, older ones counting half as mu
     o_d = o_(d−1) · min(1, m_(d−1) / 0.6)²         how far a level is open: the lowest is, o = 1
     w_i = 0.1 + o_d · 4 p_i (1 − p_i)              weight of a task: between 0.1 and 1.1
 
-A step draws `per_step` tasks without replacement, each next one with probability w_i / Σw of those left. The 0.1 is
+A step draws `per_step` tasks without replacement, each next one with probability w_i / Σw of those left; where others
+have to stand in for some of them, it goes on drawing. The 0.1 is
 what keeps every task alive: one that was mastered is seen to be forgotten, one that was hopeless to have become
 possible, and one that is only labelled as hard to be easy. A level opens by degrees, so that no bound is a dead end: of
 easy tasks of which half can never be solved (m = 1/2), harder ones still come with 0.69 of their weight.
@@ -52,11 +53,11 @@ class Curriculum:
 
     def deal(self, step: int) -> tuple[Task, ...]:
         """The tasks of a step, a function of the seed, the step and what was noted so far."""
-        draw = random.Random(derive_seed(self._seed, _NAME, step))
-        # The first of independent exponential waits with rates w is each task's with probability w / Σw, and so on.
-        waits = [draw.expovariate(weight) for weight in self.weights()]
-        first = sorted(range(len(waits)), key=waits.__getitem__)[: self._per_step]
-        return tuple(self._tasks[place] for place in first)
+        return self._drawn(step)[: self._per_step]
+
+    def stand_ins(self, step: int) -> tuple[Task, ...]:
+        """All other tasks, in the order in which the step would have drawn them next."""
+        return self._drawn(step)[self._per_step :]
 
     def note(self, successes: Mapping[str, Sequence[bool]]) -> None:
         """Count what became of a step's episodes, by the ids of their tasks."""
@@ -88,6 +89,13 @@ class Curriculum:
             self._counts = {task_id: (float(count[0]), float(count[1])) for task_id, count in saved.items()}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise TaskFileError("the saved state of the curriculum is damaged", fix="start a new run") from error
+
+    def _drawn(self, step: int) -> tuple[Task, ...]:
+        """All tasks, drawn without replacement."""
+        draw = random.Random(derive_seed(self._seed, _NAME, step))
+        # The first of independent exponential waits with rates w is each task's with probability w / Σw, and so on.
+        waits = [draw.expovariate(weight) for weight in self.weights()]
+        return tuple(self._tasks[place] for place in sorted(range(len(waits)), key=waits.__getitem__))
 
     def _chance(self, task: Task) -> float:
         succeeded, tried = self._counts.get(task.id, (0.0, 0.0))

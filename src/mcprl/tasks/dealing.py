@@ -24,6 +24,13 @@ class Dealer(Protocol):
         """The tasks of a step, all different."""
         ...
 
+    def stand_ins(self, step: int) -> tuple[Task, ...]:
+        """All tasks that the step was not dealt, in the order in which they take the place of those that teach nothing.
+
+        No task of a step is played twice: its seeds would be the same, and so would its episodes.
+        """
+        ...
+
     def note(self, successes: Mapping[str, Sequence[bool]]) -> None:
         """Tell what became of a step: for the id of each task, whether each of its episodes succeeded."""
         ...

@@ -42,6 +42,13 @@ class TaskOrder:
         random.Random(derive_seed(self._seed, "tasks", lap)).shuffle(order)
         return tuple(order[place * self._per_step : (place + 1) * self._per_step])
 
+    def stand_ins(self, step: int) -> tuple[Task, ...]:
+        """All other tasks, shuffled for this step: taken in the lap's order, the next step would play them again."""
+        dealt = {task.id for task in self.deal(step)}
+        others = [task for task in self._tasks if task.id not in dealt]
+        random.Random(derive_seed(self._seed, "stand-ins", step)).shuffle(others)
+        return tuple(others)
+
     def note(self, successes: Mapping[str, Sequence[bool]]) -> None:
         """Nothing is learnt from successes here."""
 

@@ -1,12 +1,13 @@
-"""The folder of a run: resolved configuration, metrics line by line, trajectories as Parquet, adapters, logs.
+"""The folder of a run: resolved configuration, metrics line by line, trajectories as Parquet, weights, logs.
 
 outputs/hello-cpu/
   config.yaml                     every setting as it was in force
   metrics.jsonl                   one object a step
+  health.jsonl                    the verdicts on each step
   tool_stats.json                 what happened to the tool calls, for `mcprl tools stats`
   trajectories/step-00000.parquet one row an episode
-  adapters/v1, v2, …              the last versions of the weights
-  adapter/                        the last of them, once the run has ended
+  weights/v1, v2, …               the last versions of the weights
+  adapter/ or model/              the last of them, once the run has ended
   logs/                           vLLM and the tool servers
   summary.json                    what the run showed, once it has ended
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,12 +27,13 @@ from pydantic import TypeAdapter
 
 from mcprl.config import RunConfig
 from mcprl.records import Group, Trajectory, Turn, Weights
+from mcprl.verdicts import Verdict
 
 __all__ = ["RunFolder", "read_trajectories"]
 
 # pyarrow ships no types.
 _ARROW, _PARQUET = cast("Any", pyarrow), cast("Any", pyarrow.parquet)
-_KEPT_ADAPTERS = 2
+_KEPT_VERSIONS = 2
 _TURNS = TypeAdapter(tuple[Turn, ...])
 _TRAJECTORY = TypeAdapter(Trajectory)
 
@@ -40,9 +43,10 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.adapters = path / "adapters"
+        self.weights = path / "weights"
         self.logs = path / "logs"
         self._metrics = path / "metrics.jsonl"
+        self._health = path / "health.jsonl"
 
     @classmethod
     def create(cls, config: RunConfig) -> RunFolder:
@@ -58,29 +62,35 @@ class RunFolder:
                 continue
             break
         folder = cls(path)
-        for inner in (folder.adapters, folder.logs, path / "trajectories"):
+        for inner in (folder.weights, folder.logs, path / "trajectories"):
             inner.mkdir()
         (path / "config.yaml").write_text(config.to_yaml())
         return folder
 
-    def record_step(self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
-        """Make a step durable: its trajectories, then the line that says it happened."""
+    def record_step(
+        self, step: int, groups: Sequence[Group], metrics: Mapping[str, float], verdicts: Sequence[Verdict]
+    ) -> None:
+        """Make a step durable: its trajectories, the verdicts on it, then the line that says it happened."""
         rows = [_row(t) for group in groups for t in group.trajectories]
         path = self.path / "trajectories" / f"step-{step:05d}.parquet"
         _PARQUET.write_table(_ARROW.Table.from_pylist(rows), path)
+        with self._health.open("a") as file:
+            file.writelines(json.dumps({"step": step, **asdict(verdict)}) + "\n" for verdict in verdicts)
         with self._metrics.open("a") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
 
-    def drop_old_adapters(self, newest: Weights) -> None:
+    def drop_old_weights(self, newest: Weights) -> None:
         """Keep the last versions only; the sampler has let go of the others."""
-        for folder in self.adapters.glob("v*"):
-            if int(folder.name.removeprefix("v")) <= newest.version - _KEPT_ADAPTERS:
+        for folder in self.weights.glob("v*"):
+            if int(folder.name.removeprefix("v")) <= newest.version - _KEPT_VERSIONS:
                 shutil.rmtree(folder)
 
     def finish(self, weights: Weights, summary: Mapping[str, Any]) -> None:
-        """The last adapter in its place, and what the run showed."""
+        """The last weights in their place, and what the run showed."""
         if weights.adapter is not None:
             shutil.copytree(weights.adapter, self.path / "adapter")
+        if weights.model is not None:
+            shutil.copytree(weights.model, self.path / "model")
         (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 

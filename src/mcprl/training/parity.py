@@ -23,12 +23,13 @@ from mcprl.concurrency import run_all
 from mcprl.config import RewardsConfig, RunConfig
 from mcprl.errors import NonFiniteError
 from mcprl.goals import AnyText, Goal
-from mcprl.learners import TorchLearner
+from mcprl.learners import open_learner
 from mcprl.records import Task, Trajectory
 from mcprl.seeds import derive_seed
-from mcprl.training.parity_verdict import Dtype, Evidence, ParityFigures, Verdict, judge_parity
+from mcprl.training.parity_verdict import Dtype, Evidence, ParityFigures, judge_parity
 from mcprl.training.run import Stage, open_stage
 from mcprl.training.watching import Watcher
+from mcprl.verdicts import Verdict
 
 __all__ = ["ParityReport", "ScoredToken", "check_parity", "pick_tasks", "run_parity"]
 
@@ -189,22 +190,21 @@ async def run_parity(config: RunConfig, tasks: Sequence[Task], watcher: Watcher,
             watcher.stage(f"playing {prompts} episodes")
             trajectories = await _play(config, short, stage, watcher)
         watcher.stage("loading the learner")
-        adapters = Path(folder) / "adapters"
-        learner = await asyncio.to_thread(TorchLearner, config, adapters=adapters, grammars=stage.grammars)
-        watcher.stage("scoring what was sampled")
-        report = partial(
-            check_parity,
-            trajectories,
-            await learner.score(trajectories),
-            dtype=config.model.dtype,
-            max_error=config.learner.max_parity_error,
-            decode=stage.chat.decode,
-        )
-        found = report()
-        if not found.figures.exact and config.sampling.temperature != 1.0:
-            watcher.stage("scoring it again at temperature 1")
-            found = report(scores_at_1=await learner.score([replace(t, temperature=1.0) for t in trajectories]))
-        return found
+        async with open_learner(config, folder=Path(folder) / "weights", grammars=stage.grammars) as learner:
+            watcher.stage("scoring what was sampled")
+            report = partial(
+                check_parity,
+                trajectories,
+                await learner.score(trajectories),
+                dtype=config.model.dtype,
+                max_error=config.learner.max_parity_error,
+                decode=stage.chat.decode,
+            )
+            found = report()
+            if not found.figures.exact and config.sampling.temperature != 1.0:
+                watcher.stage("scoring it again at temperature 1")
+                found = report(scores_at_1=await learner.score([replace(t, temperature=1.0) for t in trajectories]))
+            return found
 
 
 async def _play(config: RunConfig, tasks: Sequence[Task], stage: Stage, watcher: Watcher) -> tuple[Trajectory, ...]:

@@ -9,11 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import fmean
 from typing import Literal
 
-__all__ = ["EXACT_MAX", "EXACT_MEAN", "Dtype", "Evidence", "ParityFigures", "Severity", "Verdict", "judge_parity"]
+from mcprl.verdicts import Severity, Verdict
+
+__all__ = [
+    "EXACT_MAX",
+    "EXACT_MEAN",
+    "ROUNDING_MEAN",
+    "ROUNDING_OUTSIDE",
+    "Dtype",
+    "Evidence",
+    "ParityFigures",
+    "judge_parity",
+]
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -21,33 +31,13 @@ Dtype = Literal["float32", "bfloat16"]
 EXACT_MEAN = 5e-5
 EXACT_MAX = 1e-3
 # What rounding to bfloat16 explains, with room: SmolLM2 gives means of 0.01 to 0.06 and shares of 5% to 14%.
-_ROUNDING_MEAN = 0.1
-_ROUNDING_OUTSIDE = 0.3
+ROUNDING_MEAN = 0.1
+ROUNDING_OUTSIDE = 0.3
 _RATIO_BAND = (0.9, 1.1)
 # With one admissible token the logprob is 0 in any number format.
 _FORCED_TOLERANCE = 1e-3
 # Far beyond every bar already, and its exponential is still a number.
 _LARGEST_LOG_RATIO = 50.0
-
-
-class Severity(StrEnum):
-    """What to make of a check: go on, go on knowing, or mend it first."""
-
-    OK = "ok"
-    WARN = "warn"
-    BAD = "bad"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What the figures mean, in words, and what to do; `fix` is empty where there is nothing to do.
-
-    Verdict(severity=Severity.OK, what="exact: sampler and learner agree on every token", fix="")
-    """
-
-    severity: Severity
-    what: str
-    fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +79,7 @@ class ParityFigures:
 
     @property
     def like_rounding(self) -> bool:
-        return self.logprob_mean_abs_error <= _ROUNDING_MEAN and self.outside_share <= _ROUNDING_OUTSIDE
+        return self.logprob_mean_abs_error <= ROUNDING_MEAN and self.outside_share <= ROUNDING_OUTSIDE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

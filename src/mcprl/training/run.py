@@ -14,6 +14,7 @@ from mcprl.chat.turn_grammars import TurnGrammars
 from mcprl.config import RunConfig
 from mcprl.episodes import (
     Collector,
+    Demonstrator,
     EpisodeRunner,
     Judge,
     require_grammar,
@@ -21,7 +22,7 @@ from mcprl.episodes import (
     require_tools,
     require_worlds,
 )
-from mcprl.learners import TorchLearner
+from mcprl.learners import Learner, open_learner
 from mcprl.records import Task, Weights
 from mcprl.samplers import Sampler
 from mcprl.tasks import Dealer, load_preamble, load_tasks, make_order
@@ -40,7 +41,7 @@ __all__ = ["Run", "Stage", "open_run", "open_stage"]
 class Stage:
     """All that episodes need: tools and a sampler. `mcprl try` plays on it; training adds a learner.
 
-    `grammars` is None where nothing is held to a grammar.
+    `grammars` is None where nothing is held to a grammar, `demonstrator` where nothing is to be imitated.
     """
 
     toolbox: Toolbox
@@ -48,6 +49,7 @@ class Stage:
     grammars: Grammars | None
     sampler: Sampler
     runner: EpisodeRunner
+    demonstrator: Demonstrator | None
 
 
 @dataclass(slots=True)
@@ -61,8 +63,10 @@ class Run:
     toolbox: Toolbox
     collector: Collector
     sampler: Sampler
-    learner: TorchLearner
+    learner: Learner
     weights: Weights
+    demonstrator: Demonstrator | None
+    kl_coefficient: float
 
 
 @asynccontextmanager
@@ -73,18 +77,20 @@ async def open_run(config: RunConfig, watcher: Watcher) -> AsyncGenerator[Run]:
     folder = RunFolder.create(config)
     async with open_stage(config, tasks, watcher, logs=folder.logs) as stage:
         watcher.stage("loading the learner")
-        learner = await asyncio.to_thread(TorchLearner, config, adapters=folder.adapters, grammars=stage.grammars)
-        yield Run(
-            config=config,
-            folder=folder,
-            watcher=watcher,
-            order=order,
-            toolbox=stage.toolbox,
-            collector=Collector(stage.runner, config.episodes),
-            sampler=stage.sampler,
-            learner=learner,
-            weights=Weights(version=0),
-        )
+        async with open_learner(config, folder=folder.weights, grammars=stage.grammars) as learner:
+            yield Run(
+                config=config,
+                folder=folder,
+                watcher=watcher,
+                order=order,
+                toolbox=stage.toolbox,
+                collector=Collector(stage.runner, config.episodes),
+                sampler=stage.sampler,
+                learner=learner,
+                weights=Weights(version=0),
+                demonstrator=stage.demonstrator,
+                kl_coefficient=config.algorithm.kl.coefficient,
+            )
 
 
 @asynccontextmanager
@@ -106,11 +112,17 @@ async def open_stage(
         if config.sampling.constrain != "off":
             watcher.stage("compiling the grammar of the tools")
             grammars, turn_grammars = await asyncio.to_thread(make_grammars, config, chat, tasks, toolbox.catalog)
-        watcher.stage(f"starting the sampler ({config.sampling.engine})")
-        sampler = await stack.enter_async_context(make_sampler(config, logs, grammars))
         judge = None
         if config.rewards.judge is not None:
             judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
+        demonstrator = None
+        if config.algorithm.warm_start.weight > 0:
+            demonstrator = Demonstrator(
+                config, chat=chat, leases=toolbox, preamble=preamble, grammars=turn_grammars, judge=judge
+            )
+            demonstrator.require_solutions(tasks)
+        watcher.stage(f"starting the sampler ({config.sampling.engine})")
+        sampler = await stack.enter_async_context(make_sampler(config, logs, grammars))
         runner = EpisodeRunner(
             config,
             chat=chat,
@@ -120,7 +132,14 @@ async def open_stage(
             judge=judge,
             grammars=turn_grammars,
         )
-        yield Stage(toolbox=toolbox, chat=chat, grammars=grammars, sampler=sampler, runner=runner)
+        yield Stage(
+            toolbox=toolbox,
+            chat=chat,
+            grammars=grammars,
+            sampler=sampler,
+            runner=runner,
+            demonstrator=demonstrator,
+        )
 
 
 def make_grammars(

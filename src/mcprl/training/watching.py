@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mcprl.records import LostEpisode, Trajectory
+from mcprl.verdicts import Verdict
 
 __all__ = ["Watcher"]
 
@@ -21,6 +22,6 @@ class Watcher(Protocol):
         """An attempt at an episode ended."""
         ...
 
-    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is done and recorded."""
+    def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
+        """A step is done and recorded. The verdicts on it come with the most severe first."""
         ...

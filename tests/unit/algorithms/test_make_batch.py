@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.algorithms import make_batch
+from mcprl.config import AlgorithmConfig
 from mcprl.goals import Goal
 from mcprl.records import FinishReason, Group, StopReason, Task, Trajectory, Turn
 
@@ -53,7 +54,7 @@ members = st.lists(st.tuples(kinds, st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0])),
 @given(st.lists(members, min_size=1, max_size=4), st.sampled_from(sorted(LEARNABLE)))
 def test_each_learnable_token_bears_its_episodes_advantage_and_every_other_token_none(specs, masks):
     groups = [make_group(f"task-{i}", spec) for i, spec in enumerate(specs)]
-    batch = make_batch(7, groups, masks)
+    batch = make_batch(7, groups, AlgorithmConfig(masks=masks))
     rows = iter(zip(batch.advantages, batch.learnable, strict=True))
     for spec in specs:
         rewards = [reward for _, reward in spec]
@@ -70,7 +71,7 @@ def test_each_learnable_token_bears_its_episodes_advantage_and_every_other_token
 
 def test_groups_and_members_keep_their_order():
     groups = [make_group("b", [("cs", 1.0), ("css", 0.0)]), make_group("a", [("cssc", 0.0), ("ccs", 1.0)])]
-    batch = make_batch(3, groups, "exact")
+    batch = make_batch(3, groups, AlgorithmConfig())
     assert batch.step == 3
     assert [g.task.id for g in batch.groups] == ["b", "a"]
     assert [(t.task_id, t.member) for t in batch.trajectories] == [("b", 0), ("b", 1), ("a", 0), ("a", 1)]
@@ -83,7 +84,7 @@ def test_groups_and_members_keep_their_order():
 
 
 def test_a_forced_token_bears_no_advantage():
-    batch = make_batch(0, [make_group("a", [("csfs", 1.0), ("csfs", 0.0)])], "exact")
+    batch = make_batch(0, [make_group("a", [("csfs", 1.0), ("csfs", 0.0)])], AlgorithmConfig())
     assert [round(a, 2) for a in batch.advantages[0]] == [0.0, 0.71, 0.0, 0.71]
 
 

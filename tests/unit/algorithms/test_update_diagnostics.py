@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.algorithms import parity_metrics, ratio_metrics
+from mcprl.algorithms import parity_metrics, ratio_metrics, staleness_metrics
+from mcprl.records import StopReason, Trajectory
 
 logprobs = st.floats(min_value=-5.0, max_value=0.0)
 columns = st.lists(st.tuples(logprobs, logprobs, st.sampled_from([-1.5, -0.3, 0.0, 0.2, 1.5])), min_size=1, max_size=30)
@@ -75,6 +76,14 @@ def test_clipped_and_active_shares_and_the_divergence_are_those_of_a_plain_loop(
     assert result["kl"] == pytest.approx(divergence / len(rows), rel=1e-9, abs=1e-12)
 
 
+@given(columns)
+def test_mean_ratios_by_the_sign_of_the_advantage_are_those_of_a_plain_loop(rows):
+    result = measured(rows)
+    for name, sign in [("ratio_mean_positive", 1.0), ("ratio_mean_negative", -1.0)]:
+        own = [math.exp(logprob - sampled) for logprob, sampled, advantage in rows if sign * advantage > 0]
+        assert result[name] == pytest.approx(sum(own) / len(own) if own else 1.0, rel=1e-9)
+
+
 def test_an_on_policy_batch_has_ratio_one_and_no_divergence():
     result = measured([(-0.5, -0.5, 1.0), (-2.0, -2.0, -1.0), (-1.0, -1.0, 0.0)])
     assert result["ratio_mean"] == result["ratio_p10"] == result["ratio_p90"] == 1.0
@@ -88,3 +97,36 @@ def test_figures_of_tensors_on_a_gpu_are_those_on_the_cpu():
     columns_3N = torch.tensor([[-0.5, -1.0], [-0.6, -0.9], [1.0, -1.0]])
     on_gpu = ratio_metrics(*columns_3N.cuda(), clip_low=LOW, clip_high=HIGH)
     assert on_gpu == pytest.approx(ratio_metrics(*columns_3N, clip_low=LOW, clip_high=HIGH), rel=1e-5)
+
+
+def sampled_by(*versions: int) -> Trajectory:
+    """A token for each version of the weights; −1 is context."""
+    sampled = tuple(version >= 0 for version in versions)
+    nothing = (False,) * len(versions)
+    return Trajectory(
+        task_id="task",
+        step=0,
+        member=0,
+        attempt=0,
+        temperature=1.0,
+        token_ids=tuple(range(len(versions))),
+        sampled=sampled,
+        forced=nothing,
+        fixed=nothing,
+        logprobs=(0.0,) * len(versions),
+        turn_index=tuple(0 if own else -1 for own in sampled),
+        weights_version=versions,
+        turns=(),
+        stop=StopReason.ANSWERED,
+        reward=0.0,
+        reward_parts={},
+    )
+
+
+def test_staleness_is_how_many_versions_behind_the_sampled_tokens_are():
+    metrics = staleness_metrics([sampled_by(-1, 7, 7, -1, 5), sampled_by(-1, 4)], newest_version=7)
+    assert metrics == {"staleness_mean": (0 + 0 + 2 + 3) / 4, "staleness_max": 3.0}
+
+
+def test_without_sampled_tokens_nothing_is_stale():
+    assert staleness_metrics([sampled_by(-1)], newest_version=7) == {"staleness_mean": 0.0, "staleness_max": 0.0}

@@ -21,6 +21,7 @@ BASE = {
     "processes",
     "concurrency",
     "redact",
+    "verdicts",
     "world",
 }
 BEFORE_EPISODES = BASE | {"tasks", "tools", "chat", "samplers"}
@@ -51,10 +52,11 @@ MAY_IMPORT = {
 OWNERS = {
     "mcp": ("tools/", "servers/"),
     "mcp_types": ("tools/", "servers/"),
-    "vllm": ("samplers/vllm.py",),
+    "vllm": ("samplers/vllm_worker.py",),
     "ray": ("episodes/workers.py",),
     "tinker": ("samplers/skyrl.py", "learners/skyrl.py"),
     "torch": ("algorithms/", "learners/", "samplers/transformers.py", "chat/grammars.py"),
+    "deepspeed": ("learners/zero3.py",),
     "peft": ("algorithms/", "learners/", "samplers/transformers.py"),
     "accelerate": ("algorithms/", "learners/", "samplers/transformers.py"),
     "transformers": ("chat/", "learners/", "samplers/transformers.py"),

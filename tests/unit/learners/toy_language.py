@@ -38,24 +38,35 @@ def make_grammars() -> Grammars:
     return Grammars(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>"), len(VOCABULARY))
 
 
-class ToyPolicy(nn.Module):
-    """Looks at the last two tokens. It is called as a causal language model of transformers is."""
+class ToyTrunk(nn.Module):
+    """Looks at the last two tokens. It is called as a model of transformers without its head is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Embedding(len(VOCABULARY), 5)
+        self.last_but_one = nn.Embedding(len(VOCABULARY), 5)
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> SimpleNamespace:
+        before_BT = input_ids.roll(1, dims=1)
+        return SimpleNamespace(last_hidden_state=torch.tanh(self.last(input_ids) + self.last_but_one(before_BT)))
+
+
+class ToyModel(nn.Module):
+    """What the learner's policy asks of a causal language model, and its logits for the oracles."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.last = nn.Embedding(len(VOCABULARY), 5)
-        self.last_but_one = nn.Embedding(len(VOCABULARY), 5)
-        self.head = nn.Linear(5, len(VOCABULARY))
+        self.base_model = ToyTrunk()
+        self.head = nn.Linear(5, len(VOCABULARY), bias=False)
+        self.config = SimpleNamespace(hidden_size=5)
 
-    def forward(self, input_ids: Tensor, logits_to_keep: Tensor, use_cache: bool) -> SimpleNamespace:
-        last_BKH = self.last(input_ids[:, logits_to_keep])
-        before_BKH = self.last_but_one(input_ids[:, logits_to_keep - 1])
-        return SimpleNamespace(logits=self.head(torch.tanh(last_BKH + before_BKH)))
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
 
     def logit_V(self, ids: Ids) -> Tensor:
-        last = len(ids) - 1
-        return self(torch.tensor([ids]), torch.tensor([last]), use_cache=False).logits[0, 0]
+        hidden_BTD = self.base_model(torch.tensor([ids]), use_cache=False).last_hidden_state
+        return self.head(hidden_BTD[0, -1])
 
 
 @cache
@@ -78,7 +89,7 @@ def every_turn() -> tuple[Ids, ...]:
     return tuple(whole)
 
 
-def choices_N(policy: ToyPolicy, turn: Ids) -> Tensor:
+def choices_N(policy: ToyModel, turn: Ids) -> Tensor:
     """The logprob of each token of a turn among the admissible ones alone, whose logits are all that is looked at."""
     logprobs: list[Tensor] = []
     for place, token in enumerate(turn):
@@ -94,7 +105,7 @@ def reward(turn: Ids) -> float:
     return 0.4 if text.startswith("hi") else 2.0 * text.count("b") - 0.5 * (text.count("a") + text.count("b"))
 
 
-def draw(policy: ToyPolicy, count: int, seed: int) -> Counter[Ids]:
+def draw(policy: ToyModel, count: int, seed: int) -> Counter[Ids]:
     """How often each turn comes when `count` are sampled token by token.
 
     All turns that have begun alike are continued at once, by a multinomial draw: the same as one after the other.
@@ -113,7 +124,7 @@ def draw(policy: ToyPolicy, count: int, seed: int) -> Counter[Ids]:
     return drawn
 
 
-def as_trajectory(policy: ToyPolicy, grammars: Grammars, turn: Ids) -> Trajectory:
+def as_trajectory(policy: ToyModel, grammars: Grammars, turn: Ids) -> Trajectory:
     """A turn as a run would have recorded it."""
     replay = grammars.replay(TAG, (END,), turn)
     with torch.no_grad():

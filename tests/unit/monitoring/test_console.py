@@ -14,6 +14,7 @@ from mcprl.config import ModelConfig, RunConfig, ServersConfig, TasksConfig
 from mcprl.monitoring.console import StageConsole, TrainingConsole, print_summary
 from mcprl.records import LostEpisode
 from mcprl.training import Summary
+from mcprl.verdicts import Severity, Verdict
 
 CONFIG = RunConfig.model_validate(
     {
@@ -38,6 +39,7 @@ METRICS = {
     "optimiser_steps": 2.0,
     "episodes": 4.0,
     "groups": 2.0,
+    "groups_without_variance": 0.0,
     "server_restarts": 1.0,
     "alignment": 1.0,
     "parity_ratio_mean_abs_error": 3.1e-06,
@@ -46,6 +48,10 @@ METRICS = {
     "update_s": 10.0,
     "sampled_tokens": 640.0,
 }
+
+OK = (Verdict(severity=Severity.OK, name="healthy", what="nothing is wrong", fix=""),)
+KL = Verdict(severity=Severity.BAD, name="KL", what="KL is 4 [red]\x1b[2J", fix="go back to step 3")
+CLIPPING = Verdict(severity=Severity.WARN, name="clipping", what="the clip cuts off 41%", fix="lower a setting")
 
 
 def plain() -> tuple[Console, StringIO]:
@@ -64,11 +70,11 @@ def test_a_log_gets_one_line_a_step_with_its_figures():
         for step in range(3):
             for _ in range(4):
                 shown.episode_finished(step, make_trajectory())
-            shown.step_finished(step, METRICS)
+            shown.step_finished(step, METRICS, OK)
     lines = out.getvalue().splitlines()
     assert lines == [
         f"step {step + 1}/20  reward +0.250  success 50%  valid calls 75% of 8  KL 1.2e-03  ratio 1.0002  lost 1  "
-        f"tokens/s 123  step time 30s  ETA {eta}"
+        f"tokens/s 123  step time 30s  ETA {eta}  health ok"
         for step, eta in enumerate(["9m30s", "9m00s", "8m30s"])
     ]
 
@@ -76,9 +82,9 @@ def test_a_log_gets_one_line_a_step_with_its_figures():
 def test_the_time_left_is_reckoned_from_the_mean_of_the_steps_so_far():
     console, out = plain()
     with TrainingConsole(CONFIG, console) as shown:
-        shown.step_finished(0, {**METRICS, "step_s": 10.0})
-        shown.step_finished(1, {**METRICS, "step_s": 30.0})
-        shown.step_finished(19, METRICS)
+        shown.step_finished(0, {**METRICS, "step_s": 10.0}, OK)
+        shown.step_finished(1, {**METRICS, "step_s": 30.0}, OK)
+        shown.step_finished(19, METRICS, OK)
     assert re.findall(r"ETA (\S+)", out.getvalue()) == ["3m10s", "6m00s", "0s"]
 
 
@@ -100,7 +106,7 @@ def test_a_terminal_shows_a_panel_with_the_steps_and_the_progress_of_the_current
     with TrainingConsole(CONFIG, console) as shown:
         shown.stage("starting [red]")
         console.print(shown._progress)
-        shown.step_finished(0, METRICS)
+        shown.step_finished(0, METRICS, OK)
         shown.episode_finished(1, make_trajectory())
         console.print(shown._panel())
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.getvalue())
@@ -115,7 +121,7 @@ def test_a_terminal_keeps_the_last_steps_in_view_and_gets_its_cursor_back():
     console, out = terminal()
     with TrainingConsole(CONFIG, console) as shown:
         for step in range(20):
-            shown.step_finished(step, METRICS)
+            shown.step_finished(step, METRICS, OK)
         before = len(out.getvalue())
     last = out.getvalue()[before:]
     assert "20/20" in last
@@ -130,12 +136,74 @@ def test_the_bar_names_the_update_once_all_episodes_are_in_and_starts_again():
         for _ in range(4):
             shown.episode_finished(0, make_trajectory())
         console.print(shown._progress)
-        shown.step_finished(0, METRICS)
+        shown.step_finished(0, METRICS, OK)
         shown.episode_finished(1, make_trajectory())
         console.print(shown._progress)
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.getvalue())
     assert re.search(r"step 1/20: update.*4/4", text)
     assert re.search(r"step 2/20: episodes.*1/4", text)
+
+
+def test_a_log_says_a_verdict_in_full_when_it_begins_and_by_its_name_while_it_lasts():
+    console, out = plain()
+    with TrainingConsole(CONFIG, console) as shown:
+        for step, verdicts in enumerate([OK, (CLIPPING,), (KL, CLIPPING), (KL, CLIPPING), OK, (CLIPPING,)]):
+            shown.step_finished(step, METRICS, verdicts)
+    lines = [re.sub(r".*  health ", "", line) for line in out.getvalue().splitlines()]
+    in_full = "  warn clipping: the clip cuts off 41%. Try: lower a setting."
+    assert lines == [
+        "ok",
+        "warn: clipping",
+        in_full,
+        "bad: KL +1",
+        "  bad  KL: KL is 4 [red]\\x1b[2J. Try: go back to step 3.",
+        "bad: KL +1",
+        "ok",
+        "warn: clipping",
+        in_full,
+    ]
+
+
+def test_a_terminal_shows_the_worst_verdict_of_the_last_step_in_words_and_its_mark_beside_the_step():
+    console, out = terminal()
+    with TrainingConsole(CONFIG, console) as shown:
+        shown.step_finished(0, METRICS, (KL, CLIPPING))
+        before = len(out.getvalue())
+        console.print(shown._panel())
+        panel = out.getvalue()[before:]
+        shown.step_finished(1, METRICS, OK)
+        before = len(out.getvalue())
+        console.print(shown._panel())
+        healed = out.getvalue()[before:]
+    assert "\x1b[1;31mbad: KL +1\x1b[0m" in panel
+    assert "KL is 4 [red]\\x1b[2J. Try: go back to step 3." in panel
+    assert "41%" not in panel
+    assert "bad: KL +1" in healed
+    assert "Try" not in healed
+
+
+def test_a_skipped_update_has_no_figures_of_its_own():
+    console, out = plain()
+    with TrainingConsole(CONFIG, console) as shown:
+        skipped = {name: value for name, value in METRICS.items() if name not in ("kl", "ratio_mean")}
+        shown.step_finished(0, skipped, OK)
+    assert "  KL –  ratio –  " in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_a_narrow_terminal_leaves_columns_out_and_keeps_health(width):
+    out = StringIO()
+    console = Console(file=out, width=width, height=50, force_terminal=True, highlight=False)
+    with TrainingConsole(CONFIG, console) as shown:
+        shown.step_finished(0, METRICS, (CLIPPING,))
+        before = len(out.getvalue())
+        console.print(shown._table())
+        table = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.getvalue()[before:])
+    steps = [line for line in table.splitlines() if "1/20" in line]
+    assert "+0.250" in steps[-1]
+    assert "warn: clipping" in steps[-1]
+    assert "…" not in steps[-1]
+    assert ("123" in steps[-1]) == (width == 160)
 
 
 def test_stages_before_an_episode_are_said_on_stderr_in_the_words_they_came(capsys):
@@ -149,24 +217,61 @@ def test_stages_before_an_episode_are_said_on_stderr_in_the_words_they_came(caps
 @pytest.fixture
 def summary() -> Summary:
     made = Summary()
-    made.add({**METRICS, "reward": -0.1, "valid_call_rate": 0.5})
-    made.add({**METRICS, "alignment": 0.5, "parity_ratio_mean_abs_error": 9.9e-05, "server_restarts": 3.0})
+    made.add({**METRICS, "reward": -0.1, "valid_call_rate": 0.5}, (CLIPPING,))
+    last = {"alignment": 0.5, "parity_ratio_mean_abs_error": 9.9e-05, "server_restarts": 3.0, "active_fraction": 0.7}
+    made.add({**METRICS, **last}, (KL, CLIPPING))
     return made
 
 
 def test_the_summary_shows_whether_it_learned_and_whether_its_numbers_can_be_trusted(summary, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     print_summary(summary, recipe=Path("recipes/a.yaml"), config=CONFIG, folder=Path("[red]outputs/trial"))
-    rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in capsys.readouterr().out.splitlines()[:-2])
+    first = capsys.readouterr().out.split("\n\n")[0]
+    rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in first.splitlines())
     assert rows["updates"] == "2 in 1m00s: 40 s to collect, 20 s to learn"
     assert rows["groups complete"] == "4 of 40"
     assert rows["lost to infrastructure"] == "2 attempts, all run again; 3 server restarts"
     assert rows["reward"] == "-0.100 → +0.250"
     assert rows["valid calls"] == "50% → 75%"
     # The worst of all steps, where it is about correctness.
-    assert rows["token alignment"] == "50%"
     assert rows["sampler vs learner"].startswith("mean |ratio − 1| 9.9e-05, max |Δlogprob| 4.2e-05")
     assert rows["adapter"] == "[red]outputs/trial/adapter"
+
+
+def test_the_summary_holds_the_figures_of_success_against_their_bars(summary, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    print_summary(summary, recipe=Path("a.yaml"), config=CONFIG, folder=Path("outputs/trial"))
+    lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert ["✓", "mean ratio, worst step", "1", "0.8 – 1.2"] in lines
+    assert ["✗", "token alignment, worst step", "50.00%", "100%"] in lines
+    assert ["✓", "KL a token, worst step", "0.00123", "≤ 3 nats"] in lines
+    assert ["✓", "active tokens, mean", "70.00%", "> 60%", "0% of groups dead"] in lines
+    assert ["✗", "valid tool calls, last step", "75.00%", "≥ 90% by step 50", "after 2 steps"] in lines
+    assert ["✗", "forced actions, worst step", "50.00%", "0%"] in lines
+
+
+def test_the_summary_tells_how_many_steps_were_healthy_and_the_gravest_verdict_in_words(summary, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    print_summary(summary, recipe=Path("a.yaml"), config=CONFIG, folder=Path("outputs/trial"))
+    last = capsys.readouterr().out.split("\n\n")[2]
+    assert last.splitlines() == [
+        "health  0 healthy, 1 to watch, 1 bad of 2 steps",
+        "bad  KL: KL is 4 [red]\\x1b[2J. Try: go back to step 3. (1 step, last 2)",
+        "warn clipping (2 steps, last 2)",
+    ]
+
+
+def test_updates_that_were_skipped_and_groups_left_out_are_in_the_summary(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    made = Summary()
+    unknown = ("kl", "ratio_mean", "alignment", "parity_ratio_mean_abs_error", "parity_logprob_max_abs_error")
+    skipped = {name: value for name, value in METRICS.items() if name not in unknown}
+    made.add({**skipped, "update_skipped": 1.0, "groups": 5.0, "groups_dropped": 3.0}, OK)
+    print_summary(made, recipe=Path("a.yaml"), config=CONFIG, folder=Path("outputs/trial"))
+    text = capsys.readouterr().out
+    assert "0 in 30s: 20 s to collect, 10 s to learn; 1 skipped" in text
+    assert "2 of 40, and 3 without variance that were left out" in text
+    assert "sampler vs learner" not in text
 
 
 def test_the_summary_ends_with_a_command_that_can_be_pasted(summary, capsys):
@@ -174,3 +279,11 @@ def test_the_summary_ends_with_a_command_that_can_be_pasted(summary, capsys):
     print_summary(summary, recipe=Path("my recipes/a.yaml"), config=CONFIG, folder=folder)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"Next: mcprl try 'my recipes/a.yaml' --adapter 'out [red] puts/{'x' * 80}/adapter'"
+
+
+def test_a_run_that_trains_all_weights_names_the_model_it_left(summary, capsys):
+    config = CONFIG.model_copy(update={"learner": CONFIG.learner.model_copy(update={"tuning": "full"})})
+    print_summary(summary, recipe=Path("a.yaml"), config=config, folder=Path("/runs/trial"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "Next: mcprl try a.yaml --set model.path=/runs/trial/model"
+    assert any(line.split() == ["model", "/runs/trial/model"] for line in lines)

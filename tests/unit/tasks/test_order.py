@@ -80,3 +80,20 @@ def test_over_many_laps_every_task_is_dealt_about_as_often_also_where_laps_leave
 def test_more_tasks_a_step_than_there_are_is_refused_with_both_numbers(count, more):
     with pytest.raises(BadValueError, match=rf"tasks_per_step is {count + more}, but there are only {count} tasks"):
         TaskOrder(tasks(count), per_step=count + more, seed=0)
+
+
+@given(orders(), st.integers(0, 500))
+def test_all_that_a_step_was_not_dealt_can_stand_in_and_the_order_depends_on_seed_and_step_alone(order, step):
+    count, per_step, seed = order
+    made = TaskOrder(tasks(count), per_step=per_step, seed=seed)
+    others = [task.id for task in made.stand_ins(step)]
+    assert sorted(ids(made, step) + others) == sorted(task.id for task in tasks(count))
+    made.stand_ins(step + 1)
+    assert [task.id for task in TaskOrder(tasks(count), per_step=per_step, seed=seed).stand_ins(step)] == others
+
+
+def test_stand_ins_are_shuffled_for_each_step_and_are_not_simply_the_tasks_of_the_next():
+    order = TaskOrder(tasks(30), per_step=3, seed=7)
+    first = [tuple(task.id for task in order.stand_ins(step)[:3]) for step in range(9)]
+    assert len(set(first)) == 9
+    assert all(set(first[step]) != set(ids(order, step + 1)) for step in range(8))

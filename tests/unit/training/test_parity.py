@@ -21,7 +21,7 @@ from mcprl.errors import NonFiniteError
 from mcprl.goals import Goal
 from mcprl.records import FinishReason, StopReason, Task, Trajectory, Turn
 from mcprl.training.parity import ParityReport, check_parity, pick_tasks
-from mcprl.training.parity_verdict import Severity
+from mcprl.verdicts import Severity
 
 TEMPERATURE = 0.7
 PROMPTS = (

@@ -17,6 +17,7 @@ from mcprl.goals import Goal
 from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Group, Observation, StopReason, Task, ToolCall, Trajectory, Turn, Weights
 from mcprl.training import RunFolder, read_trajectories
+from mcprl.verdicts import Severity, Verdict
 
 RECIPE = Path(__file__).resolve().parents[3] / "recipes" / "hello-cpu.yaml"
 
@@ -100,7 +101,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_trajectories_read_back_are_those_written(tmp_path_factory, made):
     folder = RunFolder.create(make_config(tmp_path_factory.mktemp("outputs")))
     groups = [group_of(members) for members in made]
-    folder.record_step(3, groups, {})
+    folder.record_step(3, groups, {}, [])
     read = read_trajectories(folder.path / "trajectories" / "step-00003.parquet")
     assert read == [t for group in groups for t in group.trajectories]
     for trajectory in read:
@@ -139,7 +140,7 @@ def test_arguments_nested_as_deep_as_a_policy_likes_are_recorded(folder, levels)
         reward=0.0,
         reward_parts={},
     )
-    folder.record_step(0, [group_of([made, made])], {})
+    folder.record_step(0, [group_of([made, made])], {}, [])
     read = read_trajectories(folder.path / "trajectories" / "step-00000.parquet")
     assert json.dumps(read[0].turns[0].calls[0].arguments) == json.dumps({"x": nested})
 
@@ -153,9 +154,9 @@ def test_a_second_run_of_a_name_gets_a_number_and_touches_nothing_of_the_first(t
     assert (made[0].path / "mark").exists()
 
 
-def test_a_folder_is_ready_for_adapters_logs_and_trajectories(folder):
-    assert {path.name for path in folder.path.iterdir()} == {"adapters", "config.yaml", "logs", "trajectories"}
-    assert (folder.adapters, folder.logs) == (folder.path / "adapters", folder.path / "logs")
+def test_a_folder_is_ready_for_weights_logs_and_trajectories(folder):
+    assert {path.name for path in folder.path.iterdir()} == {"config.yaml", "logs", "trajectories", "weights"}
+    assert (folder.weights, folder.logs) == (folder.path / "weights", folder.path / "logs")
 
 
 def test_outputs_that_can_be_no_folder_are_an_error_and_no_endless_search(tmp_path):
@@ -172,7 +173,7 @@ def test_the_configuration_in_the_folder_is_that_of_the_run(tmp_path):
 
 def test_each_step_adds_one_line_of_metrics(folder):
     for step in range(2):
-        folder.record_step(step, [], {"reward": step / 4, "loss": -0.5})
+        folder.record_step(step, [], {"reward": step / 4, "loss": -0.5}, [])
     lines = (folder.path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"step": 0, "reward": 0.0, "loss": -0.5},
@@ -180,21 +181,43 @@ def test_each_step_adds_one_line_of_metrics(folder):
     ]
 
 
-def test_only_the_last_two_adapters_are_kept(folder):
+def test_only_the_last_two_versions_are_kept(folder):
     for version in range(1, 6):
-        (folder.adapters / f"v{version}").mkdir()
-        folder.drop_old_adapters(Weights(version=version, adapter=folder.adapters / f"v{version}"))
-        kept = sorted(path.name for path in folder.adapters.iterdir())
+        (folder.weights / f"v{version}").mkdir()
+        folder.drop_old_weights(Weights(version=version, adapter=folder.weights / f"v{version}"))
+        kept = sorted(path.name for path in folder.weights.iterdir())
         assert kept == [f"v{v}" for v in range(max(1, version - 1), version + 1)]
 
 
 def test_the_end_of_a_run_leaves_the_last_adapter_and_the_summary(folder):
-    adapter = folder.adapters / "v3"
+    adapter = folder.weights / "v3"
     adapter.mkdir()
     (adapter / "weights").write_text("w")
     folder.finish(Weights(version=3, adapter=adapter), {"updates": 3})
     assert (folder.path / "adapter" / "weights").read_text() == "w"
     assert json.loads((folder.path / "summary.json").read_text()) == {"updates": 3}
+
+
+def test_the_end_of_a_run_that_trained_all_weights_leaves_a_model(folder):
+    model = folder.weights / "v3"
+    model.mkdir()
+    (model / "weights").write_text("w")
+    folder.finish(Weights(version=3, model=model), {})
+    assert (folder.path / "model" / "weights").read_text() == "w"
+    assert not (folder.path / "adapter").exists()
+
+
+def test_the_verdicts_on_each_step_are_recorded_in_words(folder):
+    bad = Verdict(severity=Severity.BAD, what="all is lost", fix="begin anew", name="loss")
+    fine = Verdict(severity=Severity.OK, what="all is well", fix="")
+    folder.record_step(0, [], {}, [bad, fine])
+    folder.record_step(1, [], {}, [fine])
+    lines = [json.loads(line) for line in (folder.path / "health.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["severity"], line["fix"]) for line in lines] == [
+        (0, "bad", "begin anew"),
+        (0, "ok", ""),
+        (1, "ok", ""),
+    ]
 
 
 def test_a_run_that_never_learned_leaves_no_adapter(folder):

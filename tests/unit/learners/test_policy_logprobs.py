@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_trajectories import make_trajectory, naive_logprobs, randomise_adapter
+from made_trajectories import make_config, make_trajectory, naive_logprobs, plain_pack, randomise_adapter
+from torch import Tensor
 
 from mcprl.algorithms import learnable_tokens
-from mcprl.learners.policy import token_logprobs
-from mcprl.learners.rows import Rows, make_rows
+from mcprl.learners.loading import load_policy
+from mcprl.learners.policy import Policy
 from mcprl.records import Trajectory
 
 CPU = torch.device("cpu")
@@ -18,19 +19,15 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def adapted_policy(tiny_model):
-    from made_trajectories import make_config
-
-    from mcprl.learners.policy import load_policy
-
-    config = make_config()
-    policy = load_policy(config.model, config.learner, seed=1, device=CPU)
+    policy = load_policy(make_config(), CPU)
     randomise_adapter(policy)
     return policy
 
 
-def unheld_rows(made: list[Trajectory]) -> Rows:
-    advantages = [[0.0] * len(t.token_ids) for t in made]
-    return make_rows(made, [learnable_tokens(t, "exact") for t in made], advantages, None, CPU)
+def scores(policy: Policy, made: list[Trajectory], *, tree: bool) -> Tensor:
+    pack, _ = plain_pack(made, [learnable_tokens(t, "exact") for t in made], tree=tree)
+    with torch.no_grad():
+        return policy(pack).logprob_N
 
 
 shapes = st.lists(
@@ -40,17 +37,15 @@ shapes = st.lists(
 ).filter(lambda made: any("s" in kinds for kinds, _ in made))
 
 
-@given(shapes, st.integers(0, 2**31))
-@settings(max_examples=12, deadline=None)
-def test_ragged_rows_of_mixed_temperatures_score_as_if_each_stood_alone(adapted_policy, shapes, seed):
+@given(shapes, st.integers(0, 2**31), st.booleans())
+@settings(max_examples=16, deadline=None)
+def test_ragged_trajectories_of_mixed_temperatures_score_as_if_each_stood_alone(adapted_policy, shapes, seed, tree):
     generator = torch.Generator().manual_seed(seed)
     made = [
         make_trajectory(torch.randint(0, 151_936, (len(kinds),), generator=generator).tolist(), kinds, temperature=t)
         for kinds, t in shapes
     ]
-    rows = unheld_rows(made)
-    with torch.no_grad():
-        scored = token_logprobs(adapted_policy, rows).tolist()
+    scored = scores(adapted_policy, made, tree=tree).tolist()
     wanted = [
         logprob
         for t in made
@@ -60,14 +55,14 @@ def test_ragged_rows_of_mixed_temperatures_score_as_if_each_stood_alone(adapted_
     assert scored == pytest.approx(wanted, abs=1e-5)
 
 
-def test_a_longer_neighbour_changes_nothing(adapted_policy):
+@pytest.mark.parametrize("tree", [True, False])
+def test_a_longer_neighbour_changes_nothing(adapted_policy, tree):
     short, long = make_trajectory([5, 6, 7], "css"), make_trajectory(list(range(20, 60)), "c" * 30 + "s" * 10)
-    with torch.no_grad():
-        alone = token_logprobs(adapted_policy, unheld_rows([short]))
-        beside = token_logprobs(adapted_policy, unheld_rows([short, long]))
+    alone = scores(adapted_policy, [short], tree=tree)
+    beside = scores(adapted_policy, [short, long], tree=tree)
     assert beside[:2].tolist() == pytest.approx(alone.tolist(), abs=1e-6)
 
 
-def test_rows_with_nothing_to_learn_score_nothing(adapted_policy):
-    rows = unheld_rows([make_trajectory([5, 6], "cc")])
-    assert token_logprobs(adapted_policy, rows).shape == (0,)
+@pytest.mark.parametrize("tree", [True, False])
+def test_a_trajectory_with_nothing_to_learn_scores_nothing(adapted_policy, tree):
+    assert scores(adapted_policy, [make_trajectory([5, 6], "cc")], tree=tree).shape == (0,)

@@ -1,4 +1,4 @@
-"""Settings of the model, the sampler, the objective, the learner and the loop."""
+"""Settings of the model, the sampler and the loop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from mcprl.config.section import ModelLocation, Section
 
 __all__ = [
     "NOT_REPRODUCIBLE",
-    "AlgorithmConfig",
-    "LearnerConfig",
     "ModelConfig",
     "SamplingConfig",
     "TrainingConfig",
@@ -87,35 +85,6 @@ class SamplingConfig(Section):
     )
     request_deadline_s: float = Field(default=300.0, gt=0, description="Seconds one turn may take to sample.")
     vllm: VllmConfig = VllmConfig()
-
-
-class AlgorithmConfig(Section):
-    """The objective: group-relative advantages, clipped policy ratio."""
-
-    clip_low: float = Field(default=0.2, gt=0, lt=1, description="Ratios below 1 − this bring no more gain.")
-    clip_high: float = Field(default=0.2, gt=0, description="Ratios above 1 + this bring no more gain.")
-    masks: Literal["exact", "text", "none"] = Field(
-        default="exact",
-        description="Sampled tokens without loss: exact: those with one admissible token; text: with one text; none.",
-    )
-    epochs: int = Field(default=1, ge=1, description="Passes over a batch.")
-    minibatches: int = Field(default=2, ge=1, description="Optimiser steps in each pass.")
-
-
-class LearnerConfig(Section):
-    """The torch learner: a LoRA adapter trained with AdamW."""
-
-    learning_rate: float = Field(default=2e-5, gt=0, description="AdamW's learning rate.")
-    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
-    lora_rank: int = Field(default=16, ge=1, description="Rank of the adapter.")
-    lora_alpha: int = Field(default=32, ge=1, description="Scale of the adapter is alpha / rank.")
-    microbatch: int = Field(default=4, ge=1, description="Trajectories in one forward pass.")
-    max_parity_error: float = Field(
-        default=2.0,  # in bfloat16, single tokens differ by more than half a nat with nothing wrong
-        gt=0,
-        description="Largest |Δlogprob| between sampler and learner before an update; beyond it the run stops.",
-    )
 
 
 class TrainingConfig(Section):

@@ -1,0 +1,174 @@
+"""Demonstrations: the solutions of tasks, played as episodes, for the policy to imitate at the start of training.
+
+A demonstration is a trajectory like any other. The same loop plays it with the same prompt, tools, grammar and limits;
+only the turns are not sampled: each is the next step of the task's solution, in the tokens that the policy would have
+to write. No failure is injected. Its logprobs mean nothing, since nobody drew these tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from mcprl.chat.writing import TurnWriter
+from mcprl.concurrency import run_all
+from mcprl.config import RunConfig
+from mcprl.episodes.environment import Grader, ToolAccess, tool_specs
+from mcprl.episodes.loop import EpisodeRunner, Leases, turn_limit
+from mcprl.episodes.rewards import succeeded
+from mcprl.errors import (
+    BadValueError,
+    GrammarError,
+    GroupIncompleteError,
+    InadmissibleTokenError,
+    InfrastructureError,
+    TaskFileError,
+)
+from mcprl.records import FinishReason, Message, Solution, StopReason, Task, Trajectory
+from mcprl.samplers.sampler import SampleRequest
+from mcprl.samplers.scripted import ScriptedSampler
+
+if TYPE_CHECKING:
+    from mcprl.chat import Chat
+    from mcprl.chat.turn_grammars import TurnGrammars
+
+__all__ = ["Demonstrator"]
+
+
+class Demonstrator:
+    """Plays the solutions of tasks in the tokens of one model.
+
+    demonstrator = Demonstrator(config, chat=chat, leases=toolbox, preamble=preamble, grammars=None)
+    demonstrator.require_solutions(tasks)               # once, before the first step
+    trajectories = await demonstrator.play(tasks, 0)    # one for each task that has a solution
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        chat: Chat,
+        leases: Leases,
+        preamble: Sequence[Message],
+        grammars: TurnGrammars | None,
+        judge: Grader | None = None,
+    ) -> None:
+        episodes = config.episodes.model_copy(update={"injected_errors": 0.0})
+        self._config = config.model_copy(update={"episodes": episodes})
+        self._chat = chat
+        self._leases = leases
+        self._preamble = tuple(preamble)
+        self._grammars = grammars
+        self._judge = judge
+        self._writer = TurnWriter(chat, stop=config.sampling.stop)
+        self._places = asyncio.Semaphore(episodes.max_concurrent)
+
+    def require_solutions(self, tasks: Sequence[Task]) -> None:
+        """Stop here where a warm start is asked for and no task has a solution to imitate."""
+        weight = self._config.algorithm.warm_start.weight
+        if weight > 0 and all(task.solution is None for task in tasks):
+            raise BadValueError(
+                f"algorithm.warm_start.weight is {weight:g}, but none of the {len(tasks)} tasks has a solution",
+                fix="give tasks a solution (calls and an answer), or set algorithm.warm_start.weight to 0",
+            )
+
+    async def play(self, tasks: Sequence[Task], step: int) -> tuple[Trajectory, ...]:
+        """A demonstration of each task that has a solution, in the order of `tasks`; the others are left out.
+
+        Raises a ConfigurationError that names the task where its solution does not solve it, or cannot be written.
+        """
+        return await run_all(
+            self._demonstrate(task, task.solution, step) for task in tasks if task.solution is not None
+        )
+
+    async def _demonstrate(self, task: Task, solution: Solution, step: int) -> Trajectory:
+        attempts = self._config.episodes.max_attempts
+        lost: list[InfrastructureError] = []
+        for attempt in range(attempts):
+            try:
+                async with self._places:
+                    trajectory = await self._attempt(task, solution, step, attempt)
+            except InfrastructureError as error:
+                lost.append(error)
+                continue
+            _require_success(task, trajectory, turn_limit(task, self._config.episodes))
+            return trajectory
+        raise GroupIncompleteError(
+            f"the demonstration of task {task.id} was lost {attempts} times, last to {lost[-1].code} {lost[-1].what}",
+            fix="mend that cause; episodes.max_attempts sets how often an episode is run again",
+        ) from lost[-1]
+
+    async def _attempt(self, task: Task, solution: Solution, step: int, attempt: int) -> Trajectory:
+        script = _Script(solution, self._writer, self._leases)
+        runner = EpisodeRunner(
+            self._config,
+            chat=self._chat,
+            sampler=ScriptedSampler(script.next_turn),
+            leases=script,
+            preamble=self._preamble,
+            judge=self._judge,
+            grammars=self._grammars,
+        )
+        try:
+            return await runner.run(task, step=step, member=0, attempt=attempt)
+        except (GrammarError, InadmissibleTokenError) as error:
+            raise type(error)(
+                f"the solution of task {task.id} cannot be played under the grammar of its tools: {error.what}",
+                fix="write its arguments as the schema of the tool wants them, or set sampling.constrain to off",
+            ) from error
+        except BadValueError as error:
+            raise BadValueError(f"the solution of task {task.id}: {error.what}", fix=error.fix) from error
+
+
+class _Script:
+    """One solution while it is played: it sees which tools are leased, since calls are written by their schemas."""
+
+    def __init__(self, solution: Solution, writer: TurnWriter, leases: Leases) -> None:
+        self._calls = list(solution.calls)
+        self._answer = solution.answer
+        self._writer = writer
+        self._leases = leases
+        self._tools: list[Mapping[str, Any]] = []
+
+    @asynccontextmanager
+    async def lease(
+        self, tool_names: Sequence[str] | None, *, probes: Sequence[str], lives_s: float
+    ) -> AsyncGenerator[ToolAccess]:
+        async with self._leases.lease(tool_names, probes=probes, lives_s=lives_s) as access:
+            self._tools = list(tool_specs(access.tools))
+            yield access
+
+    def next_turn(self, request: SampleRequest) -> tuple[int, ...]:
+        if self._calls:
+            return self._writer.write_call(request.prompt_ids, self._calls.pop(0), self._tools)
+        return self._writer.write_answer(request.prompt_ids, self._answer, self._tools)
+
+
+def _require_success(task: Task, trajectory: Trajectory, max_turns: int) -> None:
+    """Raise where a demonstration would teach something else than a solution: a wrong one, or half of one."""
+    cut = [place for place, turn in enumerate(trajectory.turns) if turn.finish is FinishReason.LENGTH]
+    if cut:
+        raise BadValueError(
+            f"turn {cut[0]} of the solution of task {task.id} is longer than a turn may be",
+            fix="raise sampling.max_tokens or model.context_tokens, or shorten the solution",
+        )
+    if trajectory.stop is StopReason.CONTEXT_LIMIT:
+        raise BadValueError(
+            f"the solution of task {task.id} is longer than model.context_tokens",
+            fix="raise model.context_tokens, or shorten the solution",
+        )
+    if trajectory.stop is StopReason.TURN_LIMIT:
+        raise BadValueError(
+            f"the solution of task {task.id} takes more than the {max_turns} turns that an episode of it may",
+            fix="raise episodes.max_turns or the task's own max_turns, or shorten the solution",
+        )
+    if not succeeded(trajectory.reward_parts):
+        refused = [seen for turn in trajectory.turns for seen in turn.observations if not seen.worked]
+        parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.reward_parts.items())
+        raise TaskFileError(
+            f"the solution of task {task.id} does not solve it ({parts})"
+            + (f"; {refused[0].tool} said: {refused[0].text[:200]}" if refused else ""),
+            fix="correct the solution or the goal: `mcprl tasks validate --gold` plays solutions without a model",
+        )

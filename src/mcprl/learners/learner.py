@@ -1,0 +1,47 @@
+"""What a run asks of a learner, and the learner that its configuration asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from mcprl.config import RunConfig
+from mcprl.records import Batch, Columns, Readings, Trajectory, Update
+
+if TYPE_CHECKING:
+    from mcprl.chat.grammars import Grammars
+
+__all__ = ["Learner", "open_learner"]
+
+
+class Learner(Protocol):
+    """Holds the policy and moves it."""
+
+    async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
+        """What the objective must know of trajectories before it learns from them."""
+        ...
+
+    async def update(self, batch: Batch) -> Update:
+        """Learn from a batch and write the next version of the weights."""
+        ...
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
+        """The policy's logprob of every sampled token, and 0 elsewhere; one column a trajectory."""
+        ...
+
+
+@asynccontextmanager
+async def open_learner(config: RunConfig, *, folder: Path, grammars: Grammars | None) -> AsyncGenerator[Learner]:
+    """The learner of a run, in this process or in several of its own; `folder` gets the versions of its weights."""
+    if config.learner.processes > 1:
+        from mcprl.learners.spread_learner import SpreadLearner
+
+        async with SpreadLearner(config, folder=folder, grammars=grammars) as learner:
+            yield learner
+        return
+    from mcprl.learners.torch_learner import TorchLearner
+
+    yield await asyncio.to_thread(TorchLearner, config, folder=folder, grammars=grammars)

@@ -1,0 +1,172 @@
+"""A crew of several processes: what they say to one another, and torch's FSDP2 for what each holds of the weights.
+
+Accelerate finds out who is who. Every process computes some of the packs of a minibatch; gradients meet in a
+reduce-scatter after each pack, so that none ever holds more of them than its share.
+
+FSDP2 is called itself and not through Accelerate, which takes it on GPUs only: so one way runs on both, and is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from peft import PeftModel
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard  # pyright: ignore[reportUnknownVariableType]
+from torch.distributed.tensor import DTensor
+
+from mcprl.config import RunConfig
+from mcprl.errors import BadValueError
+from mcprl.learners.crew import Crew
+from mcprl.learners.loading import save_weights
+from mcprl.learners.optimisation import Optimisation
+from mcprl.learners.policy import Policy
+from mcprl.learners.reference import Reference
+from mcprl.records import Weights
+
+__all__ = ["Fsdp2Team", "Team", "deal", "make_team", "require_shareable", "trained_state"]
+
+_dist = cast("Any", dist)
+
+
+def require_shareable(config: RunConfig) -> None:
+    """Refuse what several processes cannot do, before any of them is started."""
+    learner, kl = config.learner, config.algorithm.kl
+    if learner.offload_reference:
+        raise BadValueError(
+            "learner.offload_reference is set, but several processes share the frozen copy instead of moving it",
+            fix="leave it out, or use learner.processes 1",
+        )
+    if learner.sharding != "zero3":
+        return
+    if kl.needs_reference and (learner.tuning == "full" or kl.reference != "base"):
+        raise BadValueError(
+            "ZeRO-3 holds one set of weights, and the reference policy would be a second one",
+            fix="use learner.sharding fsdp2; or learner.tuning lora with algorithm.kl.reference base, which needs none",
+        )
+    if learner.tuning != "full" and config.model.dtype != "float32":
+        raise BadValueError(
+            f"learner.tuning {learner.tuning} keeps the base in {config.model.dtype} and the adapter in float32, and "
+            "ZeRO-3 wants one number format",
+            fix="use learner.sharding fsdp2, or model.dtype float32",
+        )
+
+
+def make_team(config: RunConfig) -> Crew:
+    """The crew of this process, one of several that were told of each other in their environment."""
+    if config.learner.sharding == "zero3":
+        from mcprl.learners.zero3 import Zero3Team
+
+        return Zero3Team()
+    return Fsdp2Team()
+
+
+class _Gatherer(Protocol):
+    def __call__(self, tensor: Tensor) -> Tensor: ...
+
+
+class Team:
+    """What all ways to share weights have in common."""
+
+    def __init__(self) -> None:
+        state: Any = PartialState(cpu=not torch.cuda.is_available())
+        self.rank: int = state.process_index
+        self.size: int = state.num_processes
+        self.device: torch.device = state.device
+        # What is said about an update is small and in the CPU's memory, whatever the weights travel by.
+        self._talk = _dist.new_group(backend="gloo")
+
+    def own(self, packs: Sequence[Any]) -> list[Any]:
+        return deal(packs, self.rank, self.size)
+
+    def step(self, optimisation: Optimisation) -> float:
+        return optimisation.step()
+
+    def everywhere(self, holds: bool) -> bool:
+        flag = torch.tensor(int(holds))
+        _dist.all_reduce(flag, op=_dist.ReduceOp.MIN, group=self._talk)
+        return bool(flag)
+
+    def gather(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self.size
+        _dist.all_gather_object(found, value, group=self._talk)
+        return found
+
+    def _save_whole(self, policy: Policy, version: int, folder: Path, model_path: str, gather: _Gatherer) -> Weights:
+        """All processes give their shares, one tensor after the other; the first process writes."""
+        whole: dict[int, Tensor] = {}
+        state: dict[str, Tensor] = {}
+        for name, tensor in trained_state(policy).items():
+            if id(tensor) not in whole:  # tied weights are one tensor under two names
+                whole[id(tensor)] = gather(tensor)
+            state[name] = whole[id(tensor)]
+        if self.rank == 0:
+            return save_weights(policy, version, folder, model_path=model_path, state=state)
+        is_adapter = isinstance(policy.model, PeftModel)
+        return Weights(version=version, adapter=folder) if is_adapter else Weights(version=version, model=folder)
+
+
+def deal(packs: Sequence[Any], rank: int, size: int) -> list[Any]:
+    """Every `size`-th pack, filled up with None: a process that made fewer passes than others would leave them waiting.
+
+    deal(["a", "b", "c"], rank=1, size=2) == ["b", None]
+    """
+    rounds = -(-len(packs) // size)
+    own = list(packs[rank::size])
+    return own + [None] * (rounds - len(own))
+
+
+def trained_state(policy: Policy) -> Mapping[str, Tensor]:
+    """What a version of the weights consists of, by name: the live adapter, or the whole model."""
+    model = cast("nn.Module", policy.model)
+    state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    if not isinstance(model, PeftModel):
+        return state
+    return {name: tensor for name, tensor in state.items() if tensor.requires_grad}
+
+
+class Fsdp2Team(Team):
+    """Each process holds a slice of every tensor; a layer is whole only while it computes."""
+
+    loading_device = torch.device("cpu")  # a GPU need not hold the whole model, not even at first
+
+    def share(self, policy: Policy, reference: Reference | None, config: RunConfig) -> tuple[Policy, Optimisation]:
+        self._shard(policy, config.model.path)
+        if reference is not None and reference.copy is not None:
+            self._shard(reference.copy, config.model.path)
+        return policy, Optimisation(policy, config)
+
+    def backward(self, loss: Tensor) -> None:
+        # FSDP2 takes the mean over processes; a minibatch's loss is the sum.
+        (loss * self.size).backward()  # pyright: ignore[reportUnknownMemberType]
+
+    def save(self, policy: Policy, version: int, folder: Path, *, model_path: str) -> Weights:
+        return self._save_whole(policy, version, folder, model_path, self._whole)
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+        return tensor.cpu() if self.rank == 0 else torch.empty(0)
+
+    def _shard(self, policy: Policy, path: str) -> None:
+        shard = cast("Any", fully_shard)
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        model: Any = policy.model
+        base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        names: set[str] = set(base._no_split_modules or ())
+        layers = [module for module in base.modules() if type(module).__name__ in names]
+        if not layers:
+            raise BadValueError(f"{path} does not say which of its layers are whole", fix="use learner.processes 1")
+        for layer in layers:
+            shard(layer, mesh=mesh)
+        shard(policy, mesh=mesh)
+        # By default the outermost part stays whole between forward and backward. Where nothing is learned there is no
+        # backward, and it would stay whole, and old, after the next optimiser step.
+        cast("Any", policy).set_reshard_after_forward(True)

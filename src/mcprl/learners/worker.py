@@ -1,0 +1,67 @@
+"""One process of a learner of several: `python -m mcprl.learners.worker`, which only `SpreadLearner` starts.
+
+It is told in its environment who it is and where to call. It answers one request after the other until the line ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, cast
+
+from mcprl.errors import McprlError
+from mcprl.learners.messages import SOCKET_VARIABLE, Answer, Plan, receive, send
+
+if TYPE_CHECKING:
+    from mcprl.learners.torch_learner import TorchLearner
+
+__all__: list[str] = []
+
+
+def _make_learner(plan: Plan) -> TorchLearner:
+    from mcprl.learners.team import make_team
+    from mcprl.learners.torch_learner import TorchLearner
+
+    grammars = None
+    if plan.constrained:
+        from mcprl.chat.grammars import load_grammars
+
+        grammars = load_grammars(plan.config.model.path)
+    return TorchLearner(plan.config, folder=plan.folder, grammars=grammars, crew=make_team(plan.config))
+
+
+async def _attempt(work: Awaitable[Any], *, first: bool) -> Answer:
+    """An error that is none of mcprl's own ends this process, and its log has the traceback."""
+    try:
+        result = await work
+    except McprlError as error:
+        return Answer(error=error)
+    return Answer(result=result if first else None)
+
+
+async def _serve(rank: int) -> None:
+    # One thread for all of torch: the GPU in use is a property of the thread.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    reader, writer = await asyncio.open_unix_connection(os.environ[SOCKET_VARIABLE])
+    await send(writer, rank)
+    plan = cast("Plan", await receive(reader))
+    learner: TorchLearner | None = None
+
+    async def load() -> None:
+        nonlocal learner
+        learner = await asyncio.to_thread(_make_learner, plan)
+
+    await send(writer, answer := await _attempt(load(), first=rank == 0))
+    while answer.error is None:
+        try:
+            method, argument = cast("tuple[str, Any]", await receive(reader))
+        except asyncio.IncompleteReadError:
+            break
+        await send(writer, answer := await _attempt(getattr(learner, method)(argument), first=rank == 0))
+    writer.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(os.environ["RANK"])))

@@ -1,0 +1,90 @@
+"""Whether a folder holds all of a model, and of the same model as the one in use: asked before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mcprl.errors import BadValueError
+
+__all__ = ["check_files", "differing_settings"]
+
+_INDEX = "model.safetensors.index.json"
+_LENGTH_BYTES = 8
+
+# Entries of a config.json that do not change which tensors there are, nor what is computed with them.
+_IRRELEVANT = frozenset(
+    {
+        "_name_or_path",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "pad_token_id",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+
+
+def check_files(folder: Path) -> None:
+    """Raise BadValueError where the folder's config.json or weights are missing, cut off or unreadable."""
+    problem = _problem_of(folder)
+    if problem is not None:
+        raise BadValueError(
+            f"{folder} is not the folder of a whole model: {problem}",
+            fix="publish a folder that save_pretrained wrote to its end; look for a full disk",
+        )
+
+
+def differing_settings(running: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Where two models' settings differ, in words. What only one of them mentions is its library's version, and passes.
+
+    >>> differing_settings({"hidden_size": 64, "use_cache": True}, {"hidden_size": 32, "use_cache": False})
+    ['hidden_size is 32 instead of 64']
+    """
+    shared = sorted((running.keys() & new.keys()) - _IRRELEVANT)
+    return [f"{key} is {new[key]!r} instead of {running[key]!r}" for key in shared if new[key] != running[key]]
+
+
+def _problem_of(folder: Path) -> str | None:
+    if not (folder / "config.json").is_file():
+        return "it has no config.json"
+    index = folder / _INDEX
+    shards: dict[str, set[str]] = {}
+    if index.is_file():
+        try:
+            weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        except (ValueError, KeyError):
+            return f"{_INDEX} cannot be read"
+        for tensor, file in weight_map.items():
+            shards.setdefault(file, set()).add(tensor)
+    else:
+        shards = {file.name: set() for file in folder.glob("*.safetensors")}
+    if not shards:
+        return "it has no *.safetensors"
+    for name, tensors in sorted(shards.items()):
+        found = _tensors_in(folder / name)
+        if found is None:
+            return f"{name} is missing, cut off or no safetensors file"
+        if not found or not tensors <= found:
+            return f"{name} lacks tensors, {min(tensors - found, default='all')} for one"
+    return None
+
+
+def _tensors_in(file: Path) -> set[str] | None:
+    """Names in the file's header: 8 bytes of its length, its JSON, then exactly the bytes that it speaks of."""
+    try:
+        with file.open("rb") as opened:
+            header_bytes = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+            if header_bytes > file.stat().st_size:
+                return None
+            header: dict[str, dict[str, Any]] = json.loads(opened.read(header_bytes))
+    except (OSError, ValueError):
+        return None
+    header.pop("__metadata__", None)
+    data_bytes = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    whole = file.stat().st_size == _LENGTH_BYTES + header_bytes + data_bytes
+    return set(header) if whole else None

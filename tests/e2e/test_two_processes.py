@@ -1,0 +1,152 @@
+"""The learner in two processes moves the weights as one process does, and the loss of a process is never waited out.
+
+Both sides are real: two processes that talk by gloo, FSDP2 and DeepSpeed's ZeRO-3, against the learner in this process.
+"""
+# R23
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from mcprl.config import RunConfig
+from mcprl.errors import LearnerLostError
+from mcprl.learners import TorchLearner
+from mcprl.learners.spread_learner import SpreadLearner
+from mcprl.learners.updating import minibatches_of
+from mcprl.records import Batch, Update, Weights
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "learners"))
+from small_models import save_small_model, small_batch, small_config, small_groups
+
+VOCABULARY = 67
+KL_LOSS = {"kl": {"coefficient": 0.1}}
+CASES = {
+    # Three packs for two processes: one of them computes one for nothing.
+    "fsdp2-lora": ("qwen3", {"sharding": "fsdp2", "tuning": "lora", "microbatch": 2, "checkpointing": True},
+                   {"kl": {"coefficient": 0.1, "reference": "ema", "ema_decay": 0.5}}),
+    "fsdp2-full": ("qwen3", {"sharding": "fsdp2", "tuning": "full", "microbatch": 1},
+                   {"advantages": "gae", "minibatches": 2, **KL_LOSS}),
+    "zero3-lora": ("llama", {"sharding": "zero3", "tuning": "lora", "microbatch": 2}, {"minibatches": 2, **KL_LOSS}),
+    "zero3-full": ("qwen3", {"sharding": "zero3", "tuning": "full", "microbatch": 2}, {"advantages": "gae"}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory):
+    """Folders of small models with a tokenizer, which whole weights are saved with."""
+
+    def make(architecture: str) -> Path:
+        folder = save_small_model(tmp_path_factory.mktemp("model"), architecture, vocabulary=VOCABULARY)
+        words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+        PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1").save_pretrained(folder)
+        return folder
+
+    return make
+
+
+def five_episodes() -> Any:
+    """Two groups, one of two episodes and one of three."""
+    first, second = small_groups(vocabulary=VOCABULARY)
+    third = replace(first.trajectories[1], task_id=second.task.id, member=2)
+    return first, replace(second, trajectories=(*second.trajectories, third))
+
+
+def spoilt(batch: Batch, config: RunConfig) -> Batch:
+    """The batch with an infinite ratio in its last minibatch, behind the steps of the others."""
+    *_, last = minibatches_of(batch, config)
+    at_fault = next(i for i in last if batch.trajectories[i].reward == 0)
+    groups = []
+    for group in batch.groups:
+        members = [
+            replace(t, logprobs=tuple(-1000.0 if own else 0.0 for own in t.sampled))
+            if t is batch.trajectories[at_fault]
+            else t
+            for t in group.trajectories
+        ]
+        groups.append(replace(group, trajectories=tuple(members)))
+    return replace(batch, groups=tuple(groups))
+
+
+async def three_updates(learner: Any, config: RunConfig, *, spoil: bool = False) -> list[Update]:
+    """As a run makes them; the second one imitates too. With `spoil`, another one before the last must be undone."""
+    groups = five_episodes()
+    made: list[Update] = []
+    for step in range(3):
+        readings = await learner.read([t for group in groups for t in group.trajectories])
+        more = {"demonstrations": groups[0].trajectories, "demonstration_weight": 0.3} if step == 1 else {}
+        batch: Batch = replace(small_batch(config, groups, readings=readings, **more), step=step)
+        if spoil and step == 2:
+            undone = await learner.update(spoilt(batch, config))
+            assert undone.skipped is not None
+            assert "is not a finite number in task task-" in undone.skipped
+        made.append(await learner.update(batch))
+    return made
+
+
+def saved(weights: Weights) -> dict[str, torch.Tensor]:
+    folder = weights.adapter or weights.model
+    assert folder is not None
+    [file] = folder.glob("*.safetensors")
+    return load_file(file)
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_two_processes_move_the_weights_as_one_does(case, model_folder, tmp_path, record_property):
+    architecture, settings, algorithm = CASES[case]
+    settings = {"learning_rate": 1e-3, "processes": 2, **settings}
+    config = small_config(model_folder(architecture), algorithm=algorithm, **settings)
+    alone = TorchLearner(config, folder=tmp_path / "one" / "weights", grammars=None)
+    expected = await three_updates(alone, config)
+    async with SpreadLearner(config, folder=tmp_path / "two" / "weights", grammars=None) as learner:
+        found = await three_updates(learner, config, spoil=True)
+        scores = await learner.score(small_groups()[0].trajectories)
+        pids = learner.pids
+    assert not any(alive(pid) for pid in pids)
+    for one, two in zip(await alone.score(small_groups()[0].trajectories), scores, strict=True):
+        assert two == pytest.approx(one, abs=1e-4)
+
+    timings = {"update_s", "replay_s"}
+    for one, two in zip(expected, found, strict=True):
+        assert two.skipped is None
+        assert set(two.metrics) == set(one.metrics)
+        for name in set(one.metrics) - timings:
+            assert two.metrics[name] == pytest.approx(one.metrics[name], rel=1e-4, abs=1e-4), name
+    before, one, two = saved(expected[0].weights), saved(expected[-1].weights), saved(found[-1].weights)
+    assert set(one) == set(two)
+    moved = max(float((one[name] - before[name]).abs().max()) for name in one)
+    differs = max(float((one[name] - two[name]).abs().max()) for name in one)
+    record_property(f"largest difference of a weight, {case}", differs)
+    assert moved > 1e-3
+    assert differs < 1e-4
+
+
+async def test_the_death_of_a_process_in_an_update_is_told_at_once_and_leaves_nothing_running(model_folder, tmp_path):
+    config = small_config(model_folder("llama"), learning_rate=1e-3, processes=2, microbatch=1)
+    async with SpreadLearner(config, folder=tmp_path / "weights", grammars=None) as learner:
+        pids = learner.pids
+        os.kill(pids[1], signal.SIGSTOP)  # the other one now waits for it in the middle of the update
+        update = asyncio.create_task(learner.update(small_batch(config)))
+        await asyncio.wait({update}, timeout=0.5)
+        assert not update.done()
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(LearnerLostError, match=r"process 1 of 2 of the learner ended with exit code -9"):
+            await asyncio.wait_for(update, 10)
+        assert not any(alive(pid) for pid in pids)
+        with pytest.raises(LearnerLostError, match="were ended after an error"):
+            await learner.score(small_groups()[0].trajectories)

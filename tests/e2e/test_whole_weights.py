@@ -1,0 +1,204 @@
+"""Whole weights reach a real vLLM: after each publication it samples from the new ones, and from nothing of the old.
+
+One vLLM samples everything first; the tests then look at what it returned. Its model ties output and embeddings, the
+case in which vLLM keeps a copy of its own.
+"""
+# R22, R23
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
+from mcprl.errors import BadValueError, McprlError, SamplerLostError
+from mcprl.records import Weights
+from mcprl.samplers import Completion, SampleRequest
+from mcprl.samplers.vllm import VllmSampler
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+REQUEST = SampleRequest(
+    prompt_ids=tuple(range(1000, 1100)), max_tokens=16, temperature=0.8, stop=(), stop_token_ids=(), seed=3
+)
+NOISE = 0.02
+LACKING = ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.input_layernorm.weight")
+
+
+@dataclass
+class Observed:
+    """What vLLM sampled, in order, and which publications it refused."""
+
+    in_order: list[Completion] = field(default_factory=list)
+    amid_a_publication: list[tuple[SampleRequest, Completion]] = field(default_factory=list)
+    refused: dict[str, McprlError] = field(default_factory=dict)
+    after_refusals: Completion | None = None
+    after_a_failure: list[McprlError] = field(default_factory=list)
+    publish_seconds: list[float] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def versions(tiny_qwen3, tmp_path_factory) -> list[Path]:
+    """Folders of the model and of three versions of it, each with noise on all weights."""
+    folder = tmp_path_factory.mktemp("versions")
+    model = AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype="float32")
+    assert model.config.tie_word_embeddings
+    folders = [tiny_qwen3]
+    for version in (1, 2, 3):
+        generator = torch.Generator().manual_seed(version)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(NOISE * torch.randn(parameter.shape, generator=generator))
+        folders.append(folder / f"v{version}")
+        # The last in several files.
+        model.save_pretrained(folders[-1], **({"max_shard_size": "1MB"} if version == 3 else {}))
+    assert len(list(folders[3].glob("*.safetensors"))) > 1
+    return folders
+
+
+@pytest.fixture(scope="module")
+def broken(versions, tmp_path_factory) -> dict[str, Path]:
+    """Folders that must not be sampled from, by what is wrong with them."""
+    top = tmp_path_factory.mktemp("broken")
+    folders = {name: shutil.copytree(versions[1], top / name) for name in ("empty", "cut", "other", "lacking")}
+    (folders["empty"] / "model.safetensors").unlink()
+    with (folders["cut"] / "model.safetensors").open("r+b") as file:
+        file.truncate(1_000_000)
+    settings = json.loads((folders["other"] / "config.json").read_text())
+    (folders["other"] / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": False}))
+    tensors = load_file(folders["lacking"] / "model.safetensors")
+    for name in LACKING:
+        del tensors[name]
+    save_file(tensors, folders["lacking"] / "model.safetensors", metadata={"format": "pt"})
+    return folders
+
+
+@pytest.fixture(scope="module")
+def observed(versions, broken, tmp_path_factory) -> Observed:
+    return asyncio.run(observe(versions, broken, tmp_path_factory.mktemp("logs") / "vllm.log"))
+
+
+async def observe(versions: list[Path], broken: dict[str, Path], log: Path) -> Observed:
+    seen = Observed()
+    model = ModelConfig(path=str(versions[0]), dtype="float32", context_tokens=256)
+    sampling = SamplingConfig(vllm=VllmConfig(max_sequences=8))
+    weights = [Weights(version=n, model=folder if n else None) for n, folder in enumerate(versions)]
+    async with VllmSampler(model, sampling, LearnerConfig(tuning="full"), log=log) as sampler:
+        # Version 2 twice: what is in force is not loaded again. Version 0 is what the server was started with.
+        for version in (0, 1, 2, 2, 0, 3):
+            started = time.monotonic()
+            assert await sampler.publish(weights[version]) == weights[version]
+            seen.publish_seconds.append(time.monotonic() - started)
+            seen.in_order.append(await sampler.sample(REQUEST))
+
+        for version in (2, 3):  # with no turn between them
+            await sampler.publish(weights[version])
+        seen.amid_a_publication = await sample_amid_publication(sampler, weights[1])
+
+        for name in ("empty", "cut", "other"):
+            with pytest.raises(McprlError) as caught:
+                await sampler.publish(Weights(version=2, model=broken[name]))
+            seen.refused[name] = caught.value
+        seen.after_refusals = await sampler.sample(REQUEST)
+        with pytest.raises(McprlError) as caught:
+            await sampler.publish(Weights(version=2, model=broken["lacking"]))
+        seen.refused["lacking"] = caught.value
+        for attempt in (sampler.sample(REQUEST), sampler.publish(weights[2])):
+            with pytest.raises(McprlError) as caught:
+                await attempt
+            seen.after_a_failure.append(caught.value)
+    return seen
+
+
+async def sample_amid_publication(sampler: VllmSampler, weights: Weights) -> list[tuple[SampleRequest, Completion]]:
+    """Four turns that are asked for before the server comes to rest, and four while it loads the weights."""
+    requests = [replace(REQUEST, seed=seed, max_tokens=100) for seed in range(8)]
+    early = [asyncio.create_task(sampler.sample(request)) for request in requests[:4]]
+    late: list[asyncio.Task[Completion]] = []
+    post = sampler._post
+
+    async def post_and_ask_for_turns(path: str, body: dict) -> object:
+        if body.get("method") == "load_model_folder":
+            late.extend(asyncio.create_task(sampler.sample(request)) for request in requests[4:])
+        return await post(path, body)
+
+    await sampler.sample(replace(REQUEST, max_tokens=1))  # most of the four are sampled at the same time
+    sampler._post = post_and_ask_for_turns
+    await sampler.publish(weights)
+    sampler._post = post
+    return list(zip(requests, await asyncio.gather(*early, *late), strict=True))
+
+
+@pytest.fixture(scope="module")
+def max_error(versions):
+    """Largest difference between a turn's logprobs and those that transformers computes with a version's weights."""
+    models = [AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval() for folder in versions]
+
+    @torch.no_grad()
+    def measure(version: int, request: SampleRequest, done: Completion) -> float:
+        ids = torch.tensor([[*request.prompt_ids, *done.token_ids]])
+        logit_TV = models[version](input_ids=ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1]
+        logprob_TV = torch.log_softmax(logit_TV.double() / request.temperature, dim=-1)
+        logprob_T = logprob_TV.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
+        return float((logprob_T - torch.tensor(done.logprobs)).abs().max())
+
+    return measure
+
+
+def test_after_each_publication_the_logprobs_are_those_of_the_new_weights_alone(observed, max_error, record_property):
+    assert [done.weights_version for done in observed.in_order] == [0, 1, 2, 2, 0, 3]
+    errors = [max_error(done.weights_version, REQUEST, done) for done in observed.in_order]
+    record_property("max_abs_error", max(errors))
+    record_property("publish_seconds", round(max(observed.publish_seconds), 2))
+    assert max(errors) <= 1e-4
+    # Any other version's weights would have been noticed.
+    for done in observed.in_order:
+        for other in {0, 1, 2, 3} - {done.weights_version}:
+            assert max_error(other, REQUEST, done) > 0.05
+
+
+def test_the_version_published_0_is_the_model_the_server_was_started_with(observed):
+    first, again = (done for done in observed.in_order if done.weights_version == 0)
+    assert again == first
+
+
+def test_no_turn_is_sampled_by_two_versions_and_each_names_its_own(observed, max_error):
+    versions = [done.weights_version for _, done in observed.amid_a_publication]
+    assert set(versions[:4]) <= {3, 1}  # by whether they reached the server before it came to rest
+    assert versions[4:] == [1] * 4
+    for request, done in observed.amid_a_publication:
+        assert max_error(done.weights_version, request, done) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("empty", r"it has no \*\.safetensors"),
+        ("cut", r"model\.safetensors is missing, cut off"),
+        ("other", "tie_word_embeddings is False instead of True"),
+    ],
+)
+def test_a_folder_without_the_models_weights_is_refused_and_the_old_ones_stay(observed, max_error, name, reason):
+    error = observed.refused[name]
+    assert isinstance(error, BadValueError)
+    assert re.search(rf"{reason}.*Fix: publish", str(error))
+    assert observed.after_refusals.weights_version == 1
+    assert max_error(1, REQUEST, observed.after_refusals) <= 1e-4
+
+
+def test_weights_that_turn_out_to_be_lacking_are_never_sampled_from(observed):
+    error = observed.refused["lacking"]
+    assert isinstance(error, SamplerLostError)
+    assert "model.layers.0.self_attn.qkv_proj, model.layers.1.input_layernorm.weight" in error.what
+    assert [type(error) for error in observed.after_a_failure] == [SamplerLostError] * 2
+    assert all("a mixture of two versions" in error.what for error in observed.after_a_failure)

@@ -1,0 +1,212 @@
+"""Turns that are written for the policy: read back as what they say, admissible, and ended as sampled ones end."""
+# R10
+
+from __future__ import annotations
+
+from unicodedata import normalize
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mcprl.chat.argument_json import write_json
+from mcprl.chat.call_syntax import CALL_SYNTAXES
+from mcprl.chat.constraints import make_grammar
+from mcprl.chat.grammars import Grammars
+from mcprl.chat.writing import TurnWriter
+from mcprl.errors import BadValueError, NoCallSyntaxError
+from mcprl.records import ToolCall
+
+ASKED = [{"role": "user", "content": "Who?"}]
+PLACE = {"type": "object", "properties": {"lat": {"type": "number"}, "note": {"type": "string"}}, "required": ["lat"]}
+FIND = {
+    "name": "find",
+    "description": "",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string"},
+            "limit": {"type": "integer"},
+            "near": {"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "exact": {"type": "boolean"},
+        },
+        "required": ["query"],
+        "$defs": {"place": PLACE},
+    },
+}
+
+# Characters, and what is dangerous in them: pieces of markers, of JSON and of calls. Tokenizers may compose characters.
+plain = st.characters(codec="utf-8", exclude_categories=["Cs", "M"]).filter(lambda c: normalize("NFC", c) == c)
+pieces = st.sampled_from(
+    ["<", "</tool_call>", "<|im_end|>", "<think>", '"', "\\", "\n", "a < b", "<=", "é", "😀", "{}"]
+)
+strings = st.lists(st.one_of(pieces, st.text(plain, max_size=4)), max_size=4).map("".join)
+tame = st.text(plain.filter(lambda c: c not in "<[]{}｜"), max_size=9).map(str.strip)
+numbers = st.decimals(-(10**6), 10**6, places=6, allow_nan=False).map(float)
+places = st.fixed_dictionaries({"lat": numbers}, optional={"note": strings})
+
+
+def finds(queries):
+    """Calls, with arguments in any order."""
+    optional = {
+        "limit": st.integers(-(10**9), 10**9),
+        "near": places | st.none(),
+        "tags": st.lists(strings, max_size=3),
+        "exact": st.booleans(),
+    }
+    drawn = st.fixed_dictionaries({"query": queries}, optional=optional)
+    shuffled = drawn.flatmap(lambda given: st.permutations(list(given.items())))
+    return shuffled.map(lambda items: ToolCall(name="find", arguments=dict(items)))
+
+
+@pytest.fixture(scope="module")
+def held(chat_of):
+    """A chat, its opened prompt, its writer, and the grammar of a mode in its tokenizer."""
+    made = {}
+
+    def of(family: str):
+        if family not in made:
+            chat = chat_of(family)
+            made[family] = (chat, chat.open(ASKED, [FIND]), TurnWriter(chat), Grammars(chat.tokenizer, _size(chat)))
+        return made[family]
+
+    return of
+
+
+def _size(chat) -> int:
+    return max(chat.tokenizer.get_vocab().values()) + 1
+
+
+@pytest.mark.parametrize("family", ["chatml", "qwen3", "llama-3", "deepseek-v3", "kimi-k2"])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(call=finds(strings))
+def test_a_call_in_json_is_read_back_and_could_have_been_sampled(held, family, call):
+    check_call(held(family), call)
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "glm-4.5", "minimax-m2"])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(call=finds(tame))
+def test_a_call_in_tags_is_read_back_and_could_have_been_sampled(held, family, call):
+    check_call(held(family), call)
+
+
+def check_call(of_family, call: ToolCall) -> None:
+    chat, prompt, writer, grammars = of_family
+    ids = writer.write_call(prompt, call, [FIND])
+    parsed = chat.parse(prompt, ids, [FIND])
+    assert parsed.calls == (call,)
+    assert parsed.prose == ""
+    assert ids[-1] in chat.stop_token_ids
+    assert not set(ids[:-1]) & set(chat.stop_token_ids)
+    for mode in ("act", "calls"):
+        grammars.replay(make_grammar(chat, [FIND], mode), chat.stop_token_ids, ids)  # raises where one is inadmissible
+
+
+# Its parser takes an empty thought for a part of the answer, after a tool's result.
+NO_EMPTY_THOUGHT = "deepseek-r1"
+
+
+@pytest.mark.parametrize("family", [family for family in CALL_SYNTAXES if family != NO_EMPTY_THOUGHT])
+def test_in_every_family_a_call_and_an_answer_are_written_as_its_turns_go_on(held, family):
+    chat, prompt, writer, grammars = held(family)
+    grammar = make_grammar(chat, [FIND], "act")
+    call = ToolCall(name="find", arguments={"query": "Ana", "limit": 3})
+    called = writer.write_call(prompt, call, [FIND])
+    assert chat.parse(prompt, called, [FIND]).calls == (call,)
+    result = chat.extend(prompt, called, [{"role": "tool", "name": "find", "content": "Lima"}], [FIND])
+    then = (*prompt, *called, *result)
+    answer = writer.write_answer(then, "Ana is in Lima.", [FIND])
+    assert chat.parse(then, answer, [FIND]).prose == "Ana is in Lima."
+    for ids in (called, answer):
+        grammars.replay(grammar, chat.stop_token_ids, ids)
+
+
+def test_a_family_that_ends_calls_and_answers_differently_is_followed(held):
+    chat, prompt, writer, _ = held("glm-4.5")
+    call = writer.write_call(prompt, ToolCall(name="find", arguments={"query": "Ana"}), [FIND])
+    answer = writer.write_answer(prompt, "Lima.", [FIND])
+    assert [chat.decode(ids[-1:]) for ids in (call, answer)] == ["<|observation|>", "<|user|>"]
+
+
+def test_text_that_spells_a_control_token_does_not_become_it(held):
+    chat, prompt, writer, _ = held("chatml")
+    ids = writer.write_answer(prompt, "It writes <|im_end|> at the end.", [FIND])
+    assert not set(ids[:-1]) & set(chat.stop_token_ids)
+
+
+def test_a_family_that_numbers_calls_counts_over_the_conversation(held):
+    chat, prompt, writer, _ = held("kimi-k2")
+    call = ToolCall(name="find", arguments={"query": "Ana"})
+    first = writer.write_call(prompt, call, [FIND])
+    then = (*prompt, *first, *chat.extend(prompt, first, [{"role": "tool", "name": "find", "content": "?"}], [FIND]))
+    second = writer.write_call(then, call, [FIND])
+    assert ["functions.find:0<" in chat.decode(first), "functions.find:1<" in chat.decode(second)] == [True, True]
+
+
+def test_a_turn_ends_at_the_text_that_the_sampler_stops_at(chat_of):
+    chat = chat_of("chatml")
+    prompt = chat.open(ASKED, [FIND])
+    writer = TurnWriter(chat, stop=("</tool_call>", "\nEnd"))
+    call = ToolCall(name="find", arguments={"query": "</tool_call>"})
+    ids = writer.write_call(prompt, call, [FIND])
+    assert (
+        chat.decode(ids) == '<tool_call>\n{"name": "find", "arguments": {"query": "\\u003c/tool_call>"}}\n</tool_call>'
+    )
+    assert chat.parse(prompt, ids, [FIND]).calls == (call,)
+    assert writer.write_answer(prompt, "Lima.", [FIND])[-1] == chat.stop_token_ids[0]
+    with pytest.raises(BadValueError, match=r"sampling.stop ends it there"):
+        writer.write_answer(prompt, "Lima.\nEnd of it.", [FIND])
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments"),
+    [
+        ("qwen3.5", {"query": " Ana"}),  # white space at the ends of a value is not kept
+        ("qwen3.5", {"query": "</parameter>\n</function>"}),
+        ("chatml", {"query": "\ud800"}),
+        ("chatml", {"query": float("nan")}),
+    ],
+)
+def test_a_call_that_would_be_read_as_another_is_refused(held, family, arguments):
+    _, prompt, writer, _ = held(family)
+    with pytest.raises(BadValueError, match=f"cannot be written as a turn of {family}"):
+        writer.write_call(prompt, ToolCall(name="find", arguments=arguments), [FIND])
+
+
+def test_an_answer_after_an_empty_thought_is_refused_where_the_parser_fails_on_it(held):
+    chat, prompt, writer, _ = held(NO_EMPTY_THOUGHT)
+    called = writer.write_call(prompt, ToolCall(name="find", arguments={"query": "Ana"}), [FIND])
+    result = chat.extend(prompt, called, [{"role": "tool", "name": "find", "content": "Lima"}], [FIND])
+    with pytest.raises(BadValueError, match=NO_EMPTY_THOUGHT):
+        writer.write_answer((*prompt, *called, *result), "Lima.", [FIND])
+
+
+@pytest.mark.parametrize("answer", ['See <tool_call>{"name": "find", "arguments": {}}</tool_call>', "<think>Lima."])
+def test_an_answer_that_would_be_read_as_something_else_is_refused(held, answer):
+    _, prompt, writer, _ = held("chatml")
+    with pytest.raises(BadValueError, match="read back as something else"):
+        writer.write_answer(prompt, answer, [FIND])
+
+
+def test_a_family_whose_calls_are_not_known_is_named(chat_of):
+    with pytest.raises(NoCallSyntaxError, match="gemma4"):
+        TurnWriter(chat_of("gemma4"))
+
+
+def test_properties_come_in_the_order_of_the_schema_at_every_depth():
+    schema = FIND["parameters"]
+    value = {"extra": 1, "near": {"note": "n", "lat": 1e-06}, "query": "q"}
+    assert write_json(value, schema, schema) == '{"query": "q", "near": {"lat": 0.000001, "note": "n"}, "extra": 1}'
+    pairs = {"prefixItems": [{"properties": {"b": {}, "a": {}}}], "items": {"properties": {"a": {}, "b": {}}}}
+    assert write_json([{"a": 1, "b": 2}, {"b": 1, "a": 2}], pairs, pairs) == '[{"b": 2, "a": 1}, {"a": 2, "b": 1}]'
+    assert write_json(1e22, {}, {}) == "10000000000000000000000.0"
+
+
+def test_a_schema_that_refers_to_itself_or_elsewhere_is_no_trouble():
+    schema = {
+        "$ref": "#",
+        "anyOf": [{"$ref": "#/$defs/no"}, {"$ref": "http://x/y"}, {"properties": {"b": {"$ref": "#"}}}],
+    }
+    assert write_json({"a": {"a": 1, "b": 2}, "b": 1}, schema, schema) == '{"b": 1, "a": {"a": 1, "b": 2}}'

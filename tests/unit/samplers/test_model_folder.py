@@ -1,0 +1,90 @@
+"""What is asked of a folder before its weights are loaded: all files, all of their bytes, the same model."""
+# R23
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mcprl.errors import BadValueError
+from mcprl.samplers.model_folder import check_files, differing_settings
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def one_file(tmp_path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"a": torch.ones(3), "b": torch.ones(2, 2)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    return tmp_path
+
+
+@pytest.fixture
+def two_files(tmp_path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    for name in "ab":
+        save_file({name: torch.ones(3)}, tmp_path / f"{name}.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", ["one_file", "two_files"])
+def test_a_whole_folder_passes(request, folder):
+    check_files(request.getfixturevalue(folder))
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 5, 8, 60, -1])
+def test_a_file_that_was_not_written_to_its_end_is_refused(one_file, kept_bytes):
+    file = one_file / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept_bytes])
+    with pytest.raises(BadValueError, match=r"E-CONF-003 .*model\.safetensors is missing, cut off.*Fix: "):
+        check_files(one_file)
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"), [("config.json", "no config.json"), ("model.safetensors", r"no \*\.safetensors")]
+)
+def test_a_folder_without_settings_or_weights_is_refused(one_file, missing, reason):
+    (one_file / missing).unlink()
+    with pytest.raises(BadValueError, match=reason):
+        check_files(one_file)
+
+
+def test_a_file_without_tensors_is_refused(one_file):
+    save_file({}, one_file / "model.safetensors")
+    with pytest.raises(BadValueError, match="lacks tensors, all for one"):
+        check_files(one_file)
+
+
+def test_a_file_that_the_index_names_must_be_there(two_files):
+    (two_files / "b.safetensors").unlink()
+    with pytest.raises(BadValueError, match=r"b\.safetensors is missing"):
+        check_files(two_files)
+
+
+def test_a_tensor_that_the_index_names_must_be_there(two_files):
+    save_file({"c": torch.ones(3)}, two_files / "b.safetensors")
+    with pytest.raises(BadValueError, match=r"b\.safetensors lacks tensors, b for one"):
+        check_files(two_files)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", ""])
+def test_an_index_that_cannot_be_read_is_refused(two_files, text):
+    (two_files / INDEX).write_text(text)
+    with pytest.raises(BadValueError, match=r"index\.json cannot be read"):
+        check_files(two_files)
+
+
+def test_settings_that_change_the_model_are_told_apart_from_those_that_do_not():
+    running = {"hidden_size": 64, "rope_parameters": {"rope_theta": 1e4}, "use_cache": True, "dtype": "bfloat16"}
+    same = running | {"use_cache": False, "dtype": "float32", "a_setting_of_a_later_library": 1}
+    assert differing_settings(running, same) == []
+    other = same | {"hidden_size": 32, "rope_parameters": {"rope_theta": 5e5}}
+    assert differing_settings(running, other) == [
+        "hidden_size is 32 instead of 64",
+        "rope_parameters is {'rope_theta': 500000.0} instead of {'rope_theta': 10000.0}",
+    ]

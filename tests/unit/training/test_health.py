@@ -1,0 +1,382 @@
+"""Verdicts on a step: each rule finds the symptom that is planted for it, and nothing else; a healthy run is OK."""
+
+# R9, R30
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthy_steps import HEALTHY, make_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mcprl.settings import settings as all_settings
+from mcprl.training.health import RULES, Health
+from mcprl.training.health.sight import WINDOW
+from mcprl.verdicts import Severity, Verdict
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+WARN, BAD = Severity.WARN, Severity.BAD
+
+
+@dataclass
+class Planted:
+    """A symptom: the steps that lead to it, each as a change of a healthy one, and what must be said of the last."""
+
+    rule: str
+    severity: Severity
+    steps: list[dict[str, float]]
+    says: str
+    advises: str
+    config: dict[str, Any] = field(default_factory=dict)
+    skipped: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.rule}-{self.severity.value}"
+
+
+def after(count: int, **change: float) -> list[dict[str, float]]:
+    return [{}] * count + [change]
+
+
+KL_STEERED = {"algorithm": {"kl": {"coefficient": 0.02, "target": 0.3}}}
+FAILED, SOLVED, MIXED = {"success_rate": 0.05}, {"success_rate": 0.9}, {"success_rate": 0.45}
+DEAD = {"groups_without_variance": 7.0, "active_fraction": 0.1}
+
+PLANTED = [
+    Planted("not a number", BAD, [{"loss": math.nan}], "loss", "learner.learning_rate"),
+    Planted("not a number", BAD, [{"grad_norm": math.inf, "reward": math.nan}], "reward, grad_norm", "model.dtype"),
+    Planted(
+        "not a number",
+        BAD,
+        [{"nonfinite": 1.0, "nonfinite_in_a_row": 3.0, "update_skipped": 1.0, "optimiser_steps": 0.0}],
+        "3 updates in a row (reward of t7/2 is nan)",
+        "model.dtype",
+        skipped="reward of t7/2 is nan",
+    ),
+    Planted("misaligned", BAD, [{"alignment": 0.9987}], "99.87%", "report"),
+    Planted("parity", BAD, [{"parity_logprob_mean_abs_error": 0.4}], "0.4 nats", "`mcprl parity RECIPE`"),
+    Planted("parity", BAD, [{"parity_outside_share": 0.5}], "sampler and learner disagree", "old_logprobs recomputed"),
+    Planted(
+        "parity",
+        WARN,
+        [{"parity_logprob_mean_abs_error": 0.4}],
+        "0.4 nats",
+        "`mcprl parity RECIPE`",
+        config={"algorithm": {"old_logprobs": "recomputed"}},
+    ),
+    Planted("parity", WARN, [{}], "one of them rounds", "TF32", config={"model": {"dtype": "float32"}}),
+    Planted("reference", BAD, [{"reference_tensors_differing": 3.0}], "3 of its tensors", "algorithm.kl.reference"),
+    Planted("no gradient", BAD, [{"grad_norm": 0.0}], "no trained weight", "learner.tuning"),
+    Planted(
+        "skipped",
+        WARN,
+        [{"update_skipped": 1.0, "learnable_tokens": 9.0}],
+        "9 learnable tokens",
+        "algorithm.min_learnable_tokens",
+        skipped="9 learnable tokens",
+    ),
+    Planted(
+        "skipped",
+        BAD,
+        [{"update_skipped": 1.0}, {}, {"update_skipped": 1.0}, {"update_skipped": 1.0}],
+        "3 of the last 5",
+        "reason",
+    ),
+    Planted(
+        "skipped",
+        WARN,
+        [{"update_skipped": 1.0, "learnable_share": 0.4}],
+        "the learner gave no reason",
+        "algorithm.min_learnable_share",
+        config={"algorithm": {"min_learnable_share": 0.5}},
+    ),
+    Planted(
+        "skipped",
+        WARN,
+        [{"update_skipped": 1.0, "kl_reference": 0.3}],
+        "too far",
+        "algorithm.kl.refresh_at_cap",
+        config={"algorithm": {"kl": {"cap": 0.2}}},
+        skipped="too far from the reference",
+    ),
+    Planted("stale", WARN, [{"staleness_mean": 1.5, "staleness_max": 3.0}], "1.5 updates old", "old_logprobs"),
+    Planted("stale", BAD, [{"staleness_mean": 6.0, "staleness_max": 9.0}], "6.0 updates old", "episodes.deadline_s"),
+    Planted("importance", WARN, [{"importance_cut_fraction": 0.2}], "20% of tokens", "algorithm.max_importance"),
+    Planted("importance", BAD, [{"importance_cut_fraction": 0.4}], "40% of tokens", "mcprl parity"),
+    Planted("few learnable", WARN, [{"learnable_share": 0.22}], "22%", "sampling.constrain"),
+    Planted(
+        "few learnable",
+        WARN,
+        [{"learnable_share": 0.22}],
+        "22%",
+        "set algorithm.masks to exact",
+        config={"algorithm": {"masks": "text"}},
+    ),
+    Planted("no step", WARN, [{"optimiser_steps": 0.0, "grad_norm": 0.0}], "no optimiser step", "tasks_per_step"),
+    Planted("no calls", BAD, [{"calls": 0.0, "valid_call_rate": 0.0}], "no episode called", "constrain to act"),
+    Planted("lost episodes", WARN, [{"episodes_lost_to_infrastructure": 16.0}], "20%", "mcprl tools stats"),
+    Planted("lost episodes", BAD, [{"episodes_lost_to_infrastructure": 64.0}], "50%", "episodes.deadline_s"),
+    Planted("dead groups", BAD, [DEAD | FAILED], "88% of groups have zero variance", "sampling.temperature"),
+    Planted("dead groups", BAD, [DEAD | SOLVED], "solved by every member", "harder tasks"),
+    Planted("dead groups", WARN, [{"groups_without_variance": 4.0} | MIXED], "50%", "algorithm.dead_groups to refill"),
+    Planted(
+        "dead groups",
+        BAD,
+        [{"groups": 14.0, "groups_without_variance": 12.0, "groups_dropped": 12.0} | FAILED],
+        "86%",
+        "algorithm.max_refills (now 2)",
+        config={"algorithm": {"dead_groups": "refill"}},
+    ),
+    Planted("invalid calls", WARN, [{"valid_call_rate": 0.3}] * 10, "after 10 steps 30%", "sampling.constrain to act"),
+    Planted("invalid calls", BAD, [{"valid_call_rate": 0.8}] * 50, "after 50 steps 80%", "sampling.constrain to act"),
+    Planted(
+        "invalid calls",
+        BAD,
+        [{"valid_call_rate": 0.8}] * 50,
+        "although a grammar",
+        "mcprl tools stats",
+        config={"sampling": {"constrain": "act"}},
+    ),
+    Planted("unanswered", WARN, [{"stop_cut_by_length": 0.6}], "60%) turns are cut", "sampling.max_tokens"),
+    Planted("unanswered", BAD, [{"stop_turn_limit": 0.9}], "95% of episodes end", "episodes.max_turns"),
+    Planted("unanswered", WARN, [{"stop_context_limit": 0.5}], "outgrow the context", "model.context_tokens"),
+    Planted(
+        "reward collapse", BAD, [{"reward": 0.6}] * 5 + [{"reward": 0.1}] * 3, "best at step 5", "weights of step 5"
+    ),
+    Planted(
+        "reward collapse",
+        WARN,
+        [{"reward": 0.6}] * 5 + [{"reward": 0.1}] * 3,
+        "harder tasks",
+        "weights of step 5",
+        config={"tasks": {"order": "curriculum"}},
+    ),
+    Planted("entropy collapse", WARN, after(3, entropy=0.15), "to 0.15 from 0.8", "algorithm.entropy (now 0)"),
+    Planted("entropy collapse", BAD, after(3, entropy=0.05), "to 0.05 from 0.8", "algorithm.clip_high"),
+    Planted("entropy explosion", WARN, after(3, entropy=2.0), "comes apart", "learner.learning_rate"),
+    Planted(
+        "entropy explosion",
+        BAD,
+        after(3, entropy=4.0),
+        "bonus outweighs",
+        "algorithm.entropy (now 0.1), and go back to the weights of step 3",
+        config={"algorithm": {"entropy": 0.1}},
+    ),
+    Planted("critic", WARN, [{"explained_variance": -0.3}] * 8, "-0.30", "algorithm.critic.learning_rate"),
+    Planted("value loss", WARN, [{}] * 8 + [{"value_loss": 0.5}] * 3, "0.5", "algorithm.critic.learning_rate"),
+    Planted("KL", WARN, after(4, kl=0.7, kl_unmasked=0.7), "KL is 0.7", "go back to step 4"),
+    Planted("KL", WARN, [{"kl": 0.7, "kl_unmasked": 0.7}], "KL is 0.7", "lower learner.learning_rate (now 2e-05)"),
+    Planted("KL", BAD, after(4, kl=3.5), "KL is 3.5", "go back to the weights of step 4, the last with KL below 0.5"),
+    Planted("KL", BAD, [{"kl": 3.5}], "KL is 3.5", "start again"),
+    Planted("ratio", WARN, [{"ratio_mean": 1.3}], "1.3, outside 0.8 to 1.2", "learner.max_grad_norm"),
+    Planted("ratio", BAD, [{"ratio_mean": 0.4}], "0.4, outside", "learner.learning_rate"),
+    Planted("reference KL", WARN, [{"kl_reference": 0.7}], "0.7 nats", "algorithm.kl.coefficient"),
+    Planted("reference KL", BAD, after(6, kl_reference=3.2), "3.2 nats", "step 6"),
+    Planted("reference KL", WARN, [{"kl_reference": 0.7}], "0.7 nats", "algorithm.kl.coefficient", config=KL_STEERED),
+    Planted(
+        "wrong way",
+        BAD,
+        [{"ratio_mean_positive": 0.95, "ratio_mean_negative": 1.05}] * 3,
+        "by 0.1 in the ratio",
+        "algorithm.kl.coefficient",
+    ),
+    Planted("KL coefficient", WARN, [{"kl_coefficient": 0.5}], "0.5 after 0.02", "kl.target", config=KL_STEERED),
+    Planted("KL coefficient", BAD, [{"kl_coefficient": 5.0}], "moving away", "learning_rate", config=KL_STEERED),
+    Planted("KL coefficient", WARN, [{"kl_coefficient": 0.001}], "never gets that far", "lower", config=KL_STEERED),
+    Planted("clipping", WARN, [{"clipped_fraction": 0.41, "active_fraction": 0.5}], "41%", "algorithm.minibatches"),
+    Planted(
+        "clipping",
+        BAD,
+        [{"clipped_fraction": 0.7, "active_fraction": 0.2}],
+        "70%",
+        "algorithm.epochs (now 4)",
+        config={"algorithm": {"epochs": 4}},
+    ),
+    Planted("gated", WARN, [{"gated_fraction": 0.2}], "20%", "mcprl parity"),
+    Planted("gated", BAD, [{"gated_fraction": 0.5, "active_fraction": 0.4}], "50%", "learner.learning_rate"),
+    Planted("ratio spread", WARN, [{"ratio_std": 0.8}], "0.8", "algorithm.ratio_gate to [0.25, 4.0]"),
+    Planted("masked drift", WARN, [{"kl_unmasked": 0.9}], "0.9 over all", "algorithm.masks"),
+    Planted("KL cap", WARN, [{"optimiser_steps_over_cap": 1.0}], "1 optimiser steps", "algorithm.kl.refresh_at_cap"),
+    Planted("gradient spike", WARN, after(5, grad_norm=8.0), "16 times", "learner.max_grad_norm"),
+    Planted("gradient clipped", WARN, [{"grad_norm": 4.0}] * 10, "from about 4 to 1", "learner.max_grad_norm to 8"),
+    Planted("inactive", WARN, [{"active_fraction": 0.4}], "only 40%", "algorithm.dead_groups"),
+    Planted("idle minibatches", WARN, [{"minibatches_without_signal": 2.0}], "2 of 4", "algorithm.minibatches"),
+]
+
+
+def judged(planted: Planted) -> tuple[Verdict, ...]:
+    """The verdicts on the last of the planted steps."""
+    health = Health(make_config(**planted.config))
+    for change in planted.steps[:-1]:
+        health.judge({**HEALTHY, **change})
+    return health.judge({**HEALTHY, **planted.steps[-1]}, planted.skipped)
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=str)
+def test_a_planted_symptom_is_found_and_nothing_else(planted: Planted):
+    found = judged(planted)
+    assert [(verdict.name, verdict.severity) for verdict in found] == [(planted.rule, planted.severity)]
+    assert planted.says in found[0].what
+    assert planted.advises in found[0].fix
+
+
+def test_every_rule_has_a_planted_symptom():
+    assert {planted.rule for planted in PLANTED} == set(RULES)
+
+
+def test_every_setting_that_advice_names_exists():
+    words = " ".join(f"{v.what} {v.fix}" for planted in PLANTED for v in judged(planted))
+    sections = "model|tasks|servers|sampling|episodes|rewards|algorithm|learner|training"
+    named = set(re.findall(rf"\b(?:{sections})(?:\.[a-z_0-9]+)+", words))
+    known = {setting.path for setting in all_settings()}
+    assert len(named) > 25
+    for name in named:
+        assert name in known, name
+
+
+def test_the_page_on_health_names_every_rule():
+    page = (DOCS / "health.md").read_text()
+    rows = set(re.findall(r"^\| ([^|]+?) \|", page, flags=re.MULTILINE))
+    assert set(RULES) <= rows
+
+
+def test_a_healthy_run_gets_one_ok_verdict_a_step():
+    health = Health(make_config())
+    for step in range(60):
+        found = health.judge({**HEALTHY, "reward": 0.2 + 0.01 * step})
+        assert [verdict.severity for verdict in found] == [Severity.OK]
+
+
+def test_the_most_severe_verdict_stands_first():
+    found = Health(make_config()).judge({**HEALTHY, "staleness_mean": 1.5, "kl": 4.0, "clipped_fraction": 0.4})
+    assert [(verdict.name, verdict.severity) for verdict in found] == [("KL", BAD), ("stale", WARN), ("clipping", WARN)]
+
+
+def test_few_groups_are_counted_over_several_steps_and_are_no_catastrophe_before():
+    health = Health(make_config(training={"tasks_per_step": 2}))
+    dead, alive = ({**HEALTHY, **FAILED, "groups": 2.0, "groups_without_variance": n} for n in (2.0, 0.0))
+
+    def severities(steps: Iterable[dict[str, float]]) -> list[Severity]:
+        return [health.judge(step)[0].severity for step in steps]
+
+    # Two of two groups, of four, of six, of eight: that both groups of a step are dead is chance.
+    assert severities([dead, alive, alive, alive]) == [WARN, WARN, Severity.OK, Severity.OK]
+    # From now on the last eight groups count: 0, 2, 4, 6 and 8 of them are dead.
+    assert severities([alive, dead, dead, dead, dead]) == [Severity.OK, Severity.OK, WARN, WARN, BAD]
+
+
+def test_groups_are_not_dead_where_a_value_head_judges_each_episode():
+    health = Health(make_config(algorithm={"advantages": "gae"}))
+    assert health.judge({**HEALTHY, "groups_without_variance": 8.0})[0].severity is Severity.OK
+
+
+def test_ratios_of_stale_episodes_may_differ_before_the_first_step():
+    stale = {**HEALTHY, "parity_logprob_mean_abs_error": 0.4, "staleness_max": 1.0, "staleness_mean": 0.3}
+    assert Health(make_config()).judge(stale)[0].severity is Severity.OK
+
+
+def test_a_bad_step_is_no_step_to_go_back_to():
+    health = Health(make_config())
+    for change in ({}, {}, {"ratio_mean": 3.0}):
+        health.judge({**HEALTHY, **change})
+    assert "weights of step 2," in health.judge({**HEALTHY, "kl": 5.0})[0].fix
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.dictionaries(
+                st.sampled_from(sorted(HEALTHY)),
+                st.one_of(st.floats(), st.sampled_from([0.0, 1.0, -1.0, 1e308, -1e308, 5e-324])),
+            ),
+            st.sampled_from([None, "too few tokens"]),
+        ),
+        max_size=25,
+    ),
+    st.sampled_from([{}, KL_STEERED, {"model": {"dtype": "float32"}}, {"algorithm": {"entropy": 0.1}}]),
+)
+def test_whatever_is_missing_or_no_number_there_are_verdicts_and_no_exception(steps, config):
+    health = Health(make_config(**config))
+    for metrics, skipped in steps:
+        found = health.judge(metrics, skipped)
+        assert found
+        assert all(verdict.what for verdict in found)
+        weights = [(BAD, WARN, Severity.OK).index(verdict.severity) for verdict in found]
+        assert weights == sorted(weights)
+    json.dumps(health.state(), allow_nan=False)
+
+
+@pytest.mark.parametrize("missing", sorted(HEALTHY))
+def test_a_figure_that_is_missing_raises_no_alarm(missing):
+    health = Health(make_config())
+    for _ in range(12):
+        found = health.judge({name: value for name, value in HEALTHY.items() if name != missing})
+    assert [verdict.severity for verdict in found] == [Severity.OK]
+
+
+REMEMBERED = {
+    "critic": "explained_variance",
+    "value loss": "value_loss",
+    "gradient clipped": "grad_norm",
+    "wrong way": "ratio_mean_positive",
+    "reward collapse": "reward",
+    "invalid calls": "valid_call_rate",
+    "dead groups": "groups",
+}
+
+
+@pytest.mark.parametrize("rule", REMEMBERED)
+def test_a_rule_is_silent_about_a_step_that_does_not_know_its_figure_whatever_came_before(rule):
+    planted = next(planted for planted in PLANTED if planted.rule == rule)
+    health = Health(make_config(**planted.config))
+    for change in planted.steps:
+        health.judge({**HEALTHY, **change})
+    unknown = {name: value for name, value in HEALTHY.items() if name != REMEMBERED[rule]}
+    assert [verdict.severity for verdict in health.judge(unknown)] == [Severity.OK]
+
+
+def long_run() -> list[dict[str, float]]:
+    """Sixty steps in which much goes wrong."""
+    return [
+        {
+            **HEALTHY,
+            "reward": 0.6 if step < 30 else 0.05,
+            "kl": 0.01 if step % 7 else 1.0 + step / 20,
+            "entropy": 0.8 * 0.94**step,
+            "grad_norm": 0.5 if step % 11 else 9.0,
+            "groups_without_variance": float(step % 8),
+            "explained_variance": 0.2 - step / 100,
+        }
+        for step in range(60)
+    ]
+
+
+@pytest.mark.parametrize("stop", [1, 9, 33])
+def test_a_run_that_stops_and_goes_on_judges_as_one_that_never_stopped(stop):
+    whole, before, beyond = (Health(make_config()) for _ in range(3))
+    expected = [whole.judge(metrics) for metrics in long_run()]
+    for metrics in long_run()[:stop]:
+        before.judge(metrics)
+    kept = json.loads(json.dumps(before.state(), allow_nan=False))
+    beyond.restore(kept)
+    assert [beyond.judge(metrics) for metrics in long_run()[stop:]] == expected[stop:]
+    assert kept == before.state()
+
+
+def test_what_is_remembered_does_not_grow_with_the_run():
+    health = Health(make_config())
+    for _ in range(10):
+        for metrics in long_run():
+            health.judge(metrics)
+    state = health.state()
+    assert max(map(len, state["windows"].values())) == WINDOW
+    assert len(json.dumps(state)) < 5000
