@@ -291,7 +291,7 @@ class ParityError(ConfigurationError):
 
 
 class NonFiniteError(ConfigurationError):
-    """A loss or a gradient is infinite or not a number. The optimiser step is not made."""
+    """Update after update met a reward, logprob, loss or gradient that is no number. None of them was made."""
 
     code = "E-LEARN-003"
 

@@ -203,7 +203,9 @@ def record(folder: RunFolder, observations: list[Observation]) -> None:
         reward_parts={},
     )
     task = Task(id="t", prompt=({"role": "user", "content": "?"},), goal=Goal())
-    folder.record_step(0, [Group(task=task, trajectories=(trajectory, replace(trajectory, member=1)))], {"reward": 0.0})
+    folder.record_step(
+        0, [Group(task=task, trajectories=(trajectory, replace(trajectory, member=1)))], {"reward": 0.0}, []
+    )
 
 
 @pytest.fixture(scope="module")
