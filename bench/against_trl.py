@@ -102,7 +102,8 @@ def ours(file: Path) -> dict[str, Any]:
     work = Work(prompt_ids=asked["prompt_ids"], completion_ids=asked["completion_ids"])
     few = Work(prompt_ids=work.prompt_ids[:8], completion_ids=[ids[:8] for ids in work.completion_ids])
     config = make_config(asked["dtype"], GROUP)
-    learner = TorchLearner(config, folder=file.parent / "ours", grammars=None)
+    weights = Path(tempfile.mkdtemp(prefix="weights-", dir=file.parent))  # rounds share the folder of the files
+    learner = TorchLearner(config, folder=weights, grammars=None)
     trained = {name: p for name, p in learner.policy.model.named_parameters() if p.requires_grad}
     start = load_file(asked["start"])
 
