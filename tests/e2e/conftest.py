@@ -27,6 +27,10 @@ class FinishedRun:
     def steps(self) -> list[dict[str, float]]:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "health.jsonl").read_text().splitlines()]
+
 
 @pytest.fixture(scope="session")
 def hello_run(root, smollm2, time_server, user_environment, tmp_path_factory) -> FinishedRun:

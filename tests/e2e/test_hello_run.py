@@ -1,5 +1,5 @@
 """`mcprl train recipes/hello-cpu.yaml`: SmolLM2 in vLLM, two MCP servers, and what the run says about itself."""
-# R8, R14, R22, R23
+# R8, R9, R14, R22, R23
 
 import pytest
 
@@ -37,11 +37,30 @@ def test_the_run_itself_prints_alignment_and_parity_within_their_bounds(hello_ru
     assert summary["alignment"] == 1.0
     assert summary["parity_ratio_mean_abs_error"] <= 1e-4
     assert summary["parity_logprob_max_abs_error"] <= 1e-3
-    assert "token alignment         100%" in hello_run.stdout
+    assert "✓  token alignment, worst step    100.00%" in hello_run.stdout
     assert "sampler vs learner      mean |ratio − 1|" in hello_run.stdout
     # On-policy from the first to the last step, not only while the adapter is still the identity.
     assert all(step["parity_logprob_max_abs_error"] <= 1e-3 for step in hello_run.steps)
     assert any(step["grad_norm"] > 0 for step in hello_run.steps)
+
+
+def test_the_run_ends_with_the_measures_of_success(hello_run):
+    rows = [line for line in hello_run.stdout.splitlines() if line.startswith(("✓", "✗"))]
+    for name in (
+        "learnable tokens",
+        "token alignment",
+        "mean ratio",
+        "ratio spread",
+        "KL a token",
+        "active tokens",
+        "valid tool calls",
+        "groups complete",
+        "forced actions",
+    ):
+        assert any(name in row for row in rows), name
+    assert any("forced actions" in row and row.startswith("✓") and "0.00%" in row for row in rows)
+    assert {line["severity"] for line in hello_run.verdicts} <= {"ok", "warn", "bad"}
+    assert {line["step"] for line in hello_run.verdicts} == set(range(len(hello_run.steps)))
 
 
 def test_live_progress_names_what_a_person_wants_to_know(hello_run):
