@@ -259,8 +259,8 @@ def table(size: tuple[int, int], dtype: str, rounds: int, of: dict[str, float]) 
             f"| a whole update of the tree | {of['update_cpu_s']:.2f} | | |",
             "",
             f"Sharing is **{of['sharing']:.2f}×** faster, {of['of_ceiling']:.0%} of the {of['token_ceiling']:.2f}× "
-            f"fewer tokens. A whole update takes **{1.0 + of['overhead']:.2f}×** the time of the bare passes, median of "
-            f"the pairs; counted from within, what is not the model adds {of['around_model']:.1%}.",
+            f"fewer tokens. A whole update takes **{1.0 + of['overhead']:.2f}×** the time of the bare passes, median "
+            f"of the pairs; counted from within, what is not the model adds {of['around_model']:.1%}.",
             "",
             f"Padded against tree: |Δlogprob| ≤ {of['logprob_difference']:.1e}, gradients apart by "
             f"{of['gradient_difference']:.1e} (cosine {of['gradient_cosine']:.7f}); with unequal lengths "
