@@ -6,7 +6,8 @@ A token is scored where the policy had a choice. It carries loss where the batch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +59,11 @@ class TokenColumns:
             columns = [getattr(part, field.name) for part in parts]
             found[field.name] = None if columns[0] is None else torch.cat(columns).to(device)
         return cls(**found)  # pyright: ignore[reportArgumentType]
+
+    def chosen(self, chosen_N: Tensor) -> TokenColumns:
+        """The columns of those tokens only."""
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: c[chosen_N] for name, c in columns.items() if c is not None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

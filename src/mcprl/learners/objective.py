@@ -46,7 +46,7 @@ def policy_outcome(
     """The objective over those scored tokens that carry loss. `weight_N` has an entry for each scored token."""
     carries_N = pack.columns.carries_loss_N
     logprob_N, weight_N = scores.logprob_N[carries_N], weight_N[carries_N]
-    columns = _only(pack.columns, carries_N)
+    columns = pack.columns.chosen(carries_N)
     loss_N, parts = _policy_loss(logprob_N, columns, pack.sequence_N[carries_N], algorithm)
     parts = {"policy_loss": loss_N.detach() * weight_N} | parts
     if columns.reference_logprob_N is not None:
@@ -95,18 +95,3 @@ def _policy_loss(
         loss_N = torch.where(inside_N, loss_N, 0.0)
         parts["gated"] = (~inside_N).float()
     return loss_N, parts
-
-
-def _only(columns: TokenColumns, chosen_N: Tensor) -> TokenColumns:
-    def of(column_N: Tensor | None) -> Tensor | None:
-        return None if column_N is None else column_N[chosen_N]
-
-    return TokenColumns(
-        sampled_logprob_N=columns.sampled_logprob_N[chosen_N],
-        old_logprob_N=columns.old_logprob_N[chosen_N],
-        advantage_N=columns.advantage_N[chosen_N],
-        carries_loss_N=chosen_N[chosen_N],
-        reference_logprob_N=of(columns.reference_logprob_N),
-        old_value_N=of(columns.old_value_N),
-        return_N=of(columns.return_N),
-    )

@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mcprl.algorithms import learnable_tokens, mask_shares, staleness_metrics
+from mcprl.algorithms.columns import floats
 from mcprl.config import RunConfig
 from mcprl.errors import NonFiniteError
 from mcprl.learners.crew import Crew, Solo
@@ -194,4 +195,4 @@ def _column(lesson: Lesson, value_N: Tensor) -> tuple[float, ...]:
     """A number for each token of the trajectory, 0 where nothing was scored."""
     column_T = torch.zeros(len(lesson.scored))
     column_T[lesson.position_N] = value_N.float().cpu()
-    return tuple(cast("list[float]", column_T.tolist()))  # pyright: ignore[reportUnknownMemberType]
+    return tuple(floats(column_T))
