@@ -152,7 +152,7 @@ def deliveries(folder: Path) -> Counter[str]:
 
 
 async def measure(ci: bool, folder: Path) -> dict[str, Any]:
-    phase_s = 30.0 if ci else 120.0
+    phase_s = 20.0 if ci else 120.0
     specs = [
         stdio_spec(
             name, "ledger.py", "--name", name, "--ledger", str(folder / f"{name}.ledger"), settings=ServerSettings()

@@ -40,7 +40,7 @@ from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Group, Task, Trajectory, Turn
 from mcprl.samplers import SampleRequest
 from mcprl.tasks import load_preamble, load_tasks
-from mcprl.training import Stage, open_stage
+from mcprl.training.run import Stage, open_stage
 from servers.harness import run_bench, say
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "finance-cpu.yaml"
@@ -193,7 +193,7 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
         for mode in MODES:
             counted, played[mode] = await validity(stage, with_all_tools, mode)
             figures |= counted
-        figures |= await speeds(stage, played, rounds=3 if ci else 7, seconds=5.0 if ci else 20.0)
+        figures |= await speeds(stage, played, rounds=3 if ci else 7, seconds=3.0 if ci else 20.0)
         figures |= await replay_share(stage, tasks, folder, group_size=2 if ci else 8)
     return {name: round(figure, 4) if isinstance(figure, float) else figure for name, figure in figures.items()}
 

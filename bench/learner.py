@@ -292,7 +292,7 @@ def main() -> int:
     size = CI if arguments.ci else FULL
     rounds = arguments.rounds or (1 if arguments.ci else 3)
     figures = sharing(size, arguments.dtype, rounds, arguments.rows)
-    asked = [*map(str, size), arguments.dtype, "3" if arguments.ci else "5"]
+    asked = [*map(str, size), arguments.dtype, "2" if arguments.ci else "5"]
     figures |= run_side(sys.executable, Path(__file__), "--side", "overhead", *asked)
     missed = missed_bars(figures, bars(ci=arguments.ci, dtype=arguments.dtype, ceiling=figures["token_ceiling"]))
     for sentence in missed:

@@ -32,7 +32,7 @@ def errors_page() -> str:
     """Every error by its code, under the branch that says whose fault it is."""
     from mcprl import errors
 
-    page = GENERATED.format(source="src/mcprl/errors.py") + (
+    page = GENERATED.format(source="src/mcprl/errors/__init__.py") + (
         "# Errors\n\nEvery error has a code, says whose fault it is, and ends with what to do. The code is what to"
         " search this page for; the fault decides what a run does next.\n"
     )

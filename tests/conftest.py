@@ -7,9 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec
+
+# How long an example takes depends on what else the machine does: no test of a property fails by that.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 ROOT = Path(__file__).resolve().parent.parent
 

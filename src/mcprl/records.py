@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Required
 
@@ -157,11 +158,15 @@ class StopReason(StrEnum):
     CUT_BY_LENGTH = "cut_by_length"
     TURN_LIMIT = "turn_limit"
     CONTEXT_LIMIT = "context_limit"
+    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One action of the policy and what followed. `sampled_ids` is what the sampler returned, untouched."""
+    """One action of the policy and what followed. `sampled_ids` is what the sampler returned, untouched.
+
+    `weights_version` is that of its first token: weights may be replaced while a turn is being sampled.
+    """
 
     text: str
     sampled_ids: tuple[int, ...]
@@ -236,9 +241,11 @@ class LostEpisode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All episodes of one task in one step, member 0 to group_size − 1, and the attempts lost on the way.
+    """The episodes of one task in one step, in the order of their members, and the attempts lost on the way.
 
     Group(task=task, trajectories=(t0, t1, t2, t3), lost=())     # whole: four members, four trajectories
+
+    With `episodes.spares`, members are missing: those that the group did not wait for.
     """
 
     task: Task
@@ -248,8 +255,8 @@ class Group:
     def __post_init__(self) -> None:
         if len(self.trajectories) < 2:
             raise ValueError(f"group of task {self.task.id} has {len(self.trajectories)} trajectories; it needs 2")
-        if [t.member for t in self.trajectories] != list(range(len(self.trajectories))):
-            raise ValueError(f"group of task {self.task.id}: members are missing or out of order")
+        if any(one.member >= other.member for one, other in pairwise(self.trajectories)):
+            raise ValueError(f"group of task {self.task.id}: members stand twice or out of order")
         if any(t.task_id != self.task.id for t in self.trajectories):
             raise ValueError(f"group of task {self.task.id} holds a trajectory of another task")
 

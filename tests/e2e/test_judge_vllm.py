@@ -39,8 +39,7 @@ async def test_a_small_model_behind_vllm_gives_grades(smollm2, tmp_path):
     )
     cache = tmp_path / "grades.sqlite"
     async with sampler:
-        assert sampler._client is not None
-        url = f"{str(sampler._client.base_url).rstrip('/')}/v1"
+        url = f"{sampler.url}/v1"
         async with Judge(JudgeConfig(url=url, model="base", deadline_s=120.0, cache=cache)) as judge:
             grades = [await judge.grade(TASK, answer) for answer in ANSWERS]
         async with Judge(JudgeConfig(url=url, model="nobody")) as judge:

@@ -10,7 +10,9 @@ import pytest
 from mcprl.recipe import load_recipe
 from mcprl.records import LostEpisode
 from mcprl.tools import ServerConnection
-from mcprl.training import open_run, read_trajectories, train
+from mcprl.training.loop import train
+from mcprl.training.run import open_run
+from mcprl.training.trajectory_files import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -24,7 +24,8 @@ from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Group, Observation, StopReason, Task, ToolCall, Trajectory, Turn
 from mcprl.tools import ServerSpec, Toolbox, load_server_specs
 from mcprl.tools.cassettes.cassette import Cassette
-from mcprl.training import RunFolder, read_trajectories
+from mcprl.training.folder import RunFolder
+from mcprl.training.trajectory_files import read_trajectories
 
 SERVER = str(Path(__file__).parent / "leaky_server.py")
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "hello-cpu.yaml"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any, cast
 
-from mcprl.chat.parsing import MAX_CALLS, call_of, excerpt, read_value, skip_space, unusable_call
+from mcprl.chat.parsing import MAX_CALLS, call_of, excerpt, read_value, skip_space, uncollected, unusable_call
 from mcprl.chat.problems import Problem
 from mcprl.records import ToolCall
 
@@ -24,6 +24,7 @@ _BEGINS_LIKE_A_CALL = re.compile(r'\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"'
 _BETWEEN_CALLS = re.compile(r"[\s;]*")
 
 
+@uncollected
 def parse_llama_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     """Split a turn into its prose and its calls: one of the two is empty.
 
@@ -52,7 +53,7 @@ def _read_calls(text: str, start: int, first: tuple[object, int] | str) -> list[
     read = first
     while not isinstance(read, str):
         value, end = read
-        calls.append(call_of(value, arguments_in=_ARGUMENTS))
+        calls.append(call_of(value, decoded_from=text[start:end], arguments_in=_ARGUMENTS))
         start = cast("re.Match[str]", _BETWEEN_CALLS.match(text, end)).end()
         if start == len(text):
             return calls

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from mcprl.cli import cassette, config, parity, play, serve, tasks, tools, train, try_
+from mcprl.cli import cassette, config, parity, play, resume, runs, serve, tasks, tools, train, try_
 from mcprl.errors import Fault, McprlError
 from mcprl.monitoring.printable import printable
 
@@ -24,9 +24,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("train")(train.command)
+app.command("resume")(resume.command)
 app.command("try")(try_.command)
 app.command("play")(play.command)
 app.command("parity")(parity.command)
+app.add_typer(runs.app, name="runs")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(serve.app, name="serve")
 app.add_typer(tools.app, name="tools")

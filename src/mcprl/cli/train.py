@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -17,7 +16,10 @@ def command(
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
 ) -> None:
-    """Train a model by a recipe; the run's folder holds the adapter, the metrics and every trajectory."""
+    """Train a model by a recipe; the run's folder holds the adapter, the metrics and every trajectory.
+
+    Ctrl-C or SIGTERM stop it so that `mcprl resume` can go on; a second one stops it at once.
+    """
     from mcprl.recipe import load_recipe
 
     config = load_recipe(recipe, overrides or [])
@@ -25,13 +27,6 @@ def command(
         typer.echo(config.to_yaml(), nl=False)
         return
 
-    from mcprl.monitoring.console import TrainingConsole, print_summary
-    from mcprl.training import open_run, train
+    from mcprl.cli.running import run_to_the_end
 
-    async def run() -> None:
-        with TrainingConsole(config) as console:
-            async with open_run(config, console) as run:
-                summary = await train(run)
-        print_summary(summary, recipe=recipe, config=config, folder=run.folder.path)
-
-    asyncio.run(run())
+    run_to_the_end(config, recipe=recipe)

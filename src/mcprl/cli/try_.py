@@ -40,7 +40,7 @@ async def _play(config: RunConfig, task: Task, episodes: int, adapter: Path | No
     from mcprl.concurrency import run_all
     from mcprl.monitoring.console import StageConsole
     from mcprl.records import Weights
-    from mcprl.training import open_stage
+    from mcprl.training.run import open_stage
 
     with tempfile.TemporaryDirectory(prefix="mcprl-try-") as logs, StageConsole() as console:
         async with open_stage(config, [task], console, logs=Path(logs)) as stage:

@@ -73,6 +73,15 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _stale_tokens_are_corrected(self) -> RunConfig:
+        if self.training.pipeline == "async" and self.algorithm.old_logprobs != "recomputed":
+            raise ValueError(
+                "training.pipeline async trains on tokens of older weights, which algorithm.old_logprobs recomputed "
+                "corrects for"
+            )
+        return self
+
     def to_yaml(self) -> str:
         """The resolved configuration, every default written out."""
         return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -46,6 +46,11 @@ class EpisodesConfig(Section):
     max_attempts: int = Field(
         default=5, ge=1, description="Times an episode may be tried; those the infrastructure failed are run again."
     )
+    spares: int = Field(
+        default=0,
+        ge=0,
+        description="Episodes of a task beyond group_size; the first to finish count, which favours short ones.",
+    )
     injected_errors: float = Field(
         default=0.0,
         ge=0,

@@ -44,6 +44,9 @@ class VllmConfig(Section):
     memory_fraction: float = Field(default=0.5, gt=0, lt=1, description="Share of GPU memory for vLLM.")
     cpu_cache_gib: int = Field(default=1, ge=1, description="GiB of key/value cache where vLLM runs on a CPU.")
     start_deadline_s: float = Field(default=600.0, gt=0, description="Seconds until it must be healthy.")
+    max_restarts: int = Field(
+        default=3, ge=0, description="Times it is started again after it ended, without a turn sampled in between."
+    )
 
 
 # What other trainers let through; their ratios are then those of another distribution than the one sampled from.
@@ -92,4 +95,18 @@ class TrainingConfig(Section):
 
     steps: int = Field(default=100, ge=1, description="Batches to collect and learn from.")
     tasks_per_step: int = Field(default=8, ge=1, description="Groups in a batch.")
+    pipeline: Literal["sync", "async"] = Field(
+        default="sync",
+        description="sync: a step is collected by the weights it trains; async: coming steps are collected meanwhile.",
+    )
+    max_staleness: int = Field(
+        default=1, ge=1, description="With pipeline async: versions that a token's weights may be behind at most."
+    )
+    checkpoint_every: int = Field(default=1, ge=1, description="Steps from one checkpoint to the next.")
+    keep_checkpoints: int = Field(
+        default=3, ge=1, description="Newest checkpoints that are kept; that of the best step is kept besides."
+    )
+    shutdown_s: float = Field(
+        default=10.0, gt=0, description="Seconds after SIGTERM or Ctrl-C until the run has saved itself and ended."
+    )
     outputs: Path = Field(default=Path("outputs"), description="Folder of all runs, seen from where mcprl starts.")

@@ -135,9 +135,11 @@ class Environment:
 
     async def end(self, stop: StopReason) -> None:
         """End the episode from outside, before another turn: the last turn bears what that costs."""
+        state, grade = await self._look(stop, None)
+        # Only now, without a pause: whoever breaks off while the world is asked finds the turns as they were.
         last = self.turns.pop()
         self._parts = self._score(self.turns, None, None)
-        await self._record(last, stop, "")
+        self._append(last, stop, None, state=state, grade=grade)
 
     async def _call(self, call: ToolCall, index: int) -> Observation:
         if self._injection is not None and call.problem is None and call.name in {t.name for t in self._access.tools}:
@@ -152,11 +154,20 @@ class Environment:
         return StopReason.TURN_LIMIT if len(self.turns) + 1 >= self._max_turns else None
 
     async def _record(self, turn: Turn, stop: StopReason | None, prose: str) -> StepResult:
-        before = self.reward
         answer = prose if stop is StopReason.ANSWERED else None
-        state, grade = None, 0.0
-        if stop is not None:
-            state, grade = await self._share_of_state(), await self._grade(answer)
+        state, grade = await self._look(stop, answer)
+        return self._append(turn, stop, answer, state=state, grade=grade)
+
+    async def _look(self, stop: StopReason | None, answer: str | None) -> tuple[float | None, float]:
+        """Where the episode stops: the share of the state that was reached, and the judge's grade."""
+        if stop is None:
+            return None, 0.0
+        return await self._share_of_state(), await self._grade(answer)
+
+    def _append(
+        self, turn: Turn, stop: StopReason | None, answer: str | None, *, state: float | None, grade: float
+    ) -> StepResult:
+        before = self.reward
         self._parts = self._score([*self.turns, turn], answer, stop, state=state, grade=grade)
         gained = weigh(self._parts, self._rewards) - before
         self.turns.append(replace(turn, reward=gained))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from mcprl.chat.turn_grammars import TurnGrammars
 
 __all__ = ["EpisodeRunner", "Leases", "lease_for", "turn_limit"]
+
+# Time beyond its deadline, as a share of it, for asking what an episode that is cut off there left of the world.
+_LAST_LOOK = 0.2
 
 
 class Leases(Protocol):
@@ -49,23 +52,48 @@ class _Columns:
     weights_version: list[int] = field(default_factory=list[int])
 
     def add_context(self, ids: Sequence[int]) -> None:
-        self._add(ids, [0.0] * len(ids), sampled=False, turn=-1, version=-1)
+        self._add(ids, [0.0] * len(ids), [-1] * len(ids), sampled=False, turn=-1)
         self.forced.extend([False] * len(ids))
         self.fixed.extend([False] * len(ids))
 
     def add_turn(self, completion: Completion, turn: int, *, forced: Sequence[bool], fixed: Sequence[bool]) -> None:
-        self._add(
-            completion.token_ids, completion.logprobs, sampled=True, turn=turn, version=completion.weights_version
-        )
+        self._add(completion.token_ids, completion.logprobs, completion.weights_versions, sampled=True, turn=turn)
         self.forced.extend(forced)
         self.fixed.extend(fixed)
 
-    def _add(self, ids: Sequence[int], logprobs: Sequence[float], *, sampled: bool, turn: int, version: int) -> None:
+    def _add(
+        self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, sampled: bool, turn: int
+    ) -> None:
         self.token_ids.extend(ids)
         self.sampled.extend([sampled] * len(ids))
         self.logprobs.extend(logprobs)
         self.turn_index.extend([turn] * len(ids))
-        self.weights_version.extend([version] * len(ids))
+        self.weights_version.extend(versions)
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first so many tokens."""
+        for column in (
+            self.token_ids,
+            self.sampled,
+            self.forced,
+            self.fixed,
+            self.logprobs,
+            self.turn_index,
+            self.weights_version,
+        ):
+            del column[length:]
+
+
+@dataclass(slots=True)
+class _Episode:
+    """An episode while it is alive. `played_s` and `played_tokens` are those of the turns that have ended."""
+
+    columns: _Columns
+    seed_path: tuple[int, str, int]  # step, task, member
+    environment: Environment | None = None
+    grammar: str | None = None
+    played_s: float = 0.0
+    played_tokens: int = 0
 
 
 def lease_for(task: Task, leases: Leases, *, lives_s: float) -> AbstractAsyncContextManager[ToolAccess]:
@@ -109,24 +137,27 @@ class EpisodeRunner:
         """One episode, start to finish. Raises an InfrastructureError where the world failed it."""
         deadline_s = self._config.episodes.deadline_s
         started = time.monotonic()
-        try:
-            async with asyncio.timeout(deadline_s), lease_for(task, self._leases, lives_s=deadline_s) as access:
-                environment = Environment(
-                    task,
-                    access,
-                    preamble=self._preamble,
-                    max_turns=turn_limit(task, self._config.episodes),
-                    rewards=self._config.rewards,
-                    judge=self._judge,
-                    injection=self._injection(task, step, member),
-                )
-                grammar = await self._grammar_of(environment)
-                columns, stop = await self._play(environment, grammar, (step, task.id, member))
-        except TimeoutError as error:
-            raise EpisodeDeadlineError(
-                f"episode {member} of task {task.id} took longer than {deadline_s:g} s",
-                fix="raise episodes.deadline_s, or lower sampling.max_tokens and episodes.max_turns",
-            ) from error
+        async with AsyncExitStack() as leased:
+            episode = _Episode(_Columns(), (step, task.id, member))
+            try:
+                async with asyncio.timeout(deadline_s):
+                    lives_s = deadline_s * (1.0 + _LAST_LOOK)
+                    access = await leased.enter_async_context(lease_for(task, self._leases, lives_s=lives_s))
+                    episode.environment = Environment(
+                        task,
+                        access,
+                        preamble=self._preamble,
+                        max_turns=turn_limit(task, self._config.episodes),
+                        rewards=self._config.rewards,
+                        judge=self._judge,
+                        injection=self._injection(task, step, member),
+                    )
+                    episode.grammar = await self._grammar_of(episode.environment)
+                    stop = await self._play(episode, episode.environment)
+            except TimeoutError as error:
+                stop = await self._end_late(episode, task, error)
+        environment, columns = episode.environment, episode.columns
+        assert environment is not None
         return Trajectory(
             task_id=task.id,
             step=step,
@@ -145,26 +176,46 @@ class EpisodeRunner:
             reward=environment.reward,
             reward_parts=dict(environment.parts),
             duration_s=time.monotonic() - started,
-            grammar=grammar,
+            grammar=episode.grammar,
             stop_token_ids=self._chat.stop_token_ids,
         )
 
-    async def _play(
-        self, environment: Environment, grammar: str | None, seed_path: tuple[int, str, int]
-    ) -> tuple[_Columns, StopReason]:
+    async def _end_late(self, episode: _Episode, task: Task, error: TimeoutError) -> StopReason:
+        """At the deadline: the policy's own where its turns took the time, the world's where it waited for something.
+
+        Turns that ended count, each with what it waited for; the one under way is dropped. Where they make up half of
+        the time or more, the episode was going on, and is too long.
+        """
+        deadline_s, environment = self._config.episodes.deadline_s, episode.environment
+        late = EpisodeDeadlineError(
+            f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, "
+            f"{deadline_s - episode.played_s:.3g} s of it waiting for one answer",
+            fix="look at what answers so slowly, a tool server or the sampler; or raise episodes.deadline_s",
+        )
+        if environment is None or episode.played_s < deadline_s / 2:
+            raise late from error
+        episode.columns.cut(episode.played_tokens)
+        try:
+            async with asyncio.timeout(deadline_s * _LAST_LOOK):
+                await environment.end(StopReason.DEADLINE)
+        except TimeoutError:
+            raise late from error
+        return StopReason.DEADLINE
+
+    async def _play(self, episode: _Episode, environment: Environment) -> StopReason:
         tools = environment.tool_specs
-        columns = _Columns()
+        columns, grammar = episode.columns, episode.grammar
         columns.add_context(self._chat.open(environment.messages, tools))
         if len(columns.token_ids) >= self._config.model.context_tokens:
             raise BadValueError(
-                f"the prompt of task {seed_path[1]} has {len(columns.token_ids)} tokens, "
+                f"the prompt of task {episode.seed_path[1]} has {len(columns.token_ids)} tokens, "
                 f"model.context_tokens is {self._config.model.context_tokens}",
                 fix="raise model.context_tokens, or offer fewer tools",
             )
         while True:
-            turn = len(environment.turns)
+            turn, turn_started = len(environment.turns), time.monotonic()
             prompt_ids = tuple(columns.token_ids)
-            completion = await self._sampler.sample(self._request(prompt_ids, grammar, (*seed_path, turn)))
+            completion = await self._sampler.sample(self._request(prompt_ids, grammar, (*episode.seed_path, turn)))
             forced, fixed = await self._choices(grammar, completion)
             columns.add_turn(completion, turn, forced=forced, fixed=fixed)
             parsed = self._chat.parse(prompt_ids, completion.token_ids, tools)
@@ -175,16 +226,18 @@ class EpisodeRunner:
                     calls=parsed.calls,
                     sampled_ids=completion.token_ids,
                     finish=completion.finish,
-                    weights_version=completion.weights_version,
+                    weights_version=completion.weights_versions[0],
                 )
             )
+            episode.played_s += time.monotonic() - turn_started
+            episode.played_tokens = len(columns.token_ids)
             if result.stop is not None:
-                return columns, result.stop
+                return result.stop
             shown = [_as_message(observation) for observation in result.observations]
             extension = self._chat.extend(prompt_ids, completion.token_ids, shown, tools)
             if len(columns.token_ids) + len(extension) >= self._config.model.context_tokens:
                 await environment.end(StopReason.CONTEXT_LIMIT)
-                return columns, StopReason.CONTEXT_LIMIT
+                return StopReason.CONTEXT_LIMIT
             columns.add_context(extension)
 
     async def _grammar_of(self, environment: Environment) -> str | None:

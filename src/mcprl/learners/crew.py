@@ -26,6 +26,16 @@ class Crew(Protocol):
     """The processes of a learner, seen from one of them. All of them call the same methods in the same order."""
 
     @property
+    def rank(self) -> int:
+        """Which process this is, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
     def device(self) -> torch.device:
         """Where this process computes."""
         ...
@@ -47,10 +57,6 @@ class Crew(Protocol):
         """Add the gradients of a pack. Over all processes they add up."""
         ...
 
-    def step(self, optimisation: Optimisation) -> float:
-        """One optimiser step with the gradients at hand; the norm that they had. No step where that is no number."""
-        ...
-
     def everywhere(self, holds: bool) -> bool:
         """Whether something holds on every process."""
         ...
@@ -67,6 +73,8 @@ class Crew(Protocol):
 class Solo:
     """One process."""
 
+    rank, size = 0, 1
+
     def __init__(self) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.loading_device = self.device
@@ -79,9 +87,6 @@ class Solo:
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # pyright: ignore[reportUnknownMemberType]
-
-    def step(self, optimisation: Optimisation) -> float:
-        return optimisation.step()
 
     def everywhere(self, holds: bool) -> bool:
         return holds

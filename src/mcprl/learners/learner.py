@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mcprl.config import RunConfig
-from mcprl.records import Batch, Columns, Readings, Trajectory, Update
+from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 
 if TYPE_CHECKING:
     from mcprl.chat.grammars import Grammars
@@ -30,6 +30,24 @@ class Learner(Protocol):
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
         """The policy's logprob of every sampled token, and 0 elsewhere; one column a trajectory."""
+        ...
+
+    async def save_state(self, folder: Path) -> None:
+        """Write all that the next update depends on into an existing folder, as safetensors and JSON.
+
+        The caller makes the files durable.
+        """
+        ...
+
+    async def load_state(self, folder: Path) -> Weights:
+        """Become what `save_state` wrote. The version of the weights it held, written for the sampler again.
+
+        Raises OtherStateError where it was written under settings that do not fit.
+        """
+        ...
+
+    async def state_bytes(self) -> int:
+        """How large the files of `save_state` will be, once an update has been made."""
         ...
 
 

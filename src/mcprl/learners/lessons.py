@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenColumns:
-    """What the objective knows of each scored token; float32, but for the mask. None: the objective does not ask.
+    """What the objective knows of each scored token; float32, but for mask and version. None: it does not ask.
 
     Two sampled tokens of a good episode, the second with one text to choose from (masks text):
 
@@ -40,6 +40,7 @@ class TokenColumns:
         old_logprob_N        [-0.3, -1.2]      what ratios are against
         advantage_N          [0.71, 0.0]
         carries_loss_N       [True, False]
+        weights_version_N    [3, 4]            of the weights that sampled it
         reference_logprob_N, old_value_N, return_N     None
     """
 
@@ -47,6 +48,7 @@ class TokenColumns:
     old_logprob_N: Tensor
     advantage_N: Tensor
     carries_loss_N: Tensor
+    weights_version_N: Tensor
     reference_logprob_N: Tensor | None = None
     old_value_N: Tensor | None = None
     return_N: Tensor | None = None
@@ -123,6 +125,7 @@ def make_lessons(batch: Batch) -> list[Lesson]:
             old_logprob_N=sampled_N if readings.logprobs is None else column(readings.logprobs[i]),
             advantage_N=column(batch.advantages[i]),
             carries_loss_N=column(batch.learnable[i]).bool(),
+            weights_version_N=column(trajectory.weights_version).long(),
             reference_logprob_N=None if (c := readings.reference_logprobs) is None else column(c[i]),
             old_value_N=None if readings.values is None else column(readings.values[i]),
             return_N=None if batch.returns is None else column(batch.returns[i]),
@@ -141,6 +144,7 @@ def plain_lessons(trajectories: Sequence[Trajectory], scored: Sequence[tuple[boo
             old_logprob_N=zero_N,
             advantage_N=zero_N,
             carries_loss_N=torch.ones(len(zero_N), dtype=torch.bool),
+            weights_version_N=zero_N.long(),
         )
         lessons.append(_lesson(trajectory, mask, columns))
     return lessons

@@ -49,6 +49,9 @@ def load_policy(config: RunConfig, device: torch.device) -> Policy:
             task_type="CAUSAL_LM",
         )
         model = get_peft_model(base, adapter)
+        # A set, written in the order of its hashes: two equal runs would leave two files.
+        resolved = model.peft_config["default"]
+        resolved.target_modules = sorted(resolved.target_modules)
     policy = Policy(
         model, critic=algorithm.advantages == "gae", entropy_gradient=algorithm.entropy > 0, autocast=autocast
     ).to(device)
@@ -114,7 +117,7 @@ def _silence_dropout(base: Any) -> None:
 def save_weights(
     policy: Policy, version: int, folder: Path, *, model_path: str, state: Mapping[str, Tensor] | None = None
 ) -> Weights:
-    """Write a version of the weights so that its folder is either absent or whole.
+    """Write a version of the weights so that its folder is either absent or whole; one that is there is replaced.
 
     `state` are its tensors by name, where the policy holds no more than a share of each.
     """
@@ -124,10 +127,21 @@ def save_weights(
     model: Any = policy.model
     if isinstance(model, PeftModel):
         model.save_pretrained(str(partial), selected_adapters=["default"], state_dict=state)  # pyright: ignore
-        partial.rename(folder)
+        _put_in_place(partial, folder)
         return Weights(version=version, adapter=folder)
     model.save_pretrained(partial, state_dict=state)
     # A folder that samplers and users can load by itself.
     AutoTokenizer.from_pretrained(model_path).save_pretrained(partial)  # pyright: ignore[reportUnknownMemberType]
-    partial.rename(folder)
+    _put_in_place(partial, folder)
     return Weights(version=version, model=folder)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    replaced = folder.with_name(f"{folder.name}.replaced")
+    if replaced.exists():
+        shutil.rmtree(replaced)
+    if folder.exists():  # of a process that went further than the state it is resumed from
+        folder.rename(replaced)
+    partial.rename(folder)
+    if replaced.exists():
+        shutil.rmtree(replaced)

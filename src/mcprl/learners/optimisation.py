@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mcprl.config import RunConfig
 from mcprl.learners.policy import Policy
+from mcprl.learners.state import State, own_part
 
 __all__ = ["Optimisation", "Undo", "learning_rate_share"]
 
@@ -36,18 +37,26 @@ def learning_rate_share(step: int, *, schedule: str, warmup: int, total: int) ->
             return 1.0
 
 
+# What AdamW keeps of each parameter, in the order in which it makes them.
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
 class Optimisation:
-    """The optimiser of a policy and the schedule of its learning rate."""
+    """The optimiser of a policy and the schedule of its learning rate.
+
+    `named` has what is trained by name, in the order of the optimiser's groups; of several processes, each its share.
+    """
 
     def __init__(self, policy: Policy, config: RunConfig) -> None:
         learner, algorithm = config.learner, config.algorithm
-        critic = [] if policy.value_head is None else list(policy.value_head.parameters())
-        own = {id(parameter) for parameter in critic}
-        rest = [p for p in policy.parameters() if p.requires_grad and id(p) not in own]
-        groups: list[dict[str, Any]] = [{"params": rest, "lr": learner.learning_rate}]
+        own = set[int]() if policy.value_head is None else {id(p) for p in policy.value_head.parameters()}
+        trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        rest = {name: p for name, p in trained.items() if id(p) not in own}
+        critic = {name: p for name, p in trained.items() if id(p) in own}
+        groups: list[dict[str, Any]] = [{"params": list(rest.values()), "lr": learner.learning_rate}]
         if critic:
-            groups.append({"params": critic, "lr": algorithm.critic.learning_rate})
-        self.parameters: list[Tensor] = [*rest, *critic]
+            groups.append({"params": list(critic.values()), "lr": algorithm.critic.learning_rate})
+        self.named: dict[str, Tensor] = {**rest, **critic}
         self.optimiser = AdamW(groups, weight_decay=learner.weight_decay)
         total = config.training.steps * algorithm.epochs * algorithm.minibatches
 
@@ -56,6 +65,10 @@ class Optimisation:
 
         self.schedule = LambdaLR(self.optimiser, share)
         self._max_norm = learner.max_grad_norm
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return list(self.named.values())
 
     @property
     def learning_rate(self) -> float:
@@ -67,7 +80,7 @@ class Optimisation:
 
     def gradients_are_finite(self) -> bool:
         """Whether every number of every gradient is one."""
-        norms = torch._foreach_norm([_own_part(p.grad) for p in self.parameters if p.grad is not None])  # pyright: ignore
+        norms = torch._foreach_norm([own_part(p.grad) for p in self.parameters if p.grad is not None])  # pyright: ignore
         return bool(torch.stack(list(norms)).isfinite().all()) if norms else True
 
     def step(self) -> float:
@@ -84,45 +97,58 @@ class Optimisation:
             self.schedule.step()
         return float(norm)
 
+    def state(self) -> State:
+        """The tensors in use themselves, not copies of them."""
+        tensors = {f"policy/{name}": own_part(parameter) for name, parameter in self.named.items()}
+        held: dict[Tensor, dict[str, Tensor]] = self.optimiser.state
+        for name, parameter in self.named.items():
+            moments = held.get(parameter, {})
+            tensors |= {f"adamw/{kind}/{name}": own_part(moment) for kind, moment in moments.items()}
+        rates = [float(group["lr"]) for group in self.optimiser.param_groups]
+        return State(tensors=tensors, facts={"rates": rates, "schedule": self.schedule.state_dict()})
+
+    def expected(self) -> dict[str, Tensor]:
+        """The tensors of the state after the first update, without their numbers."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.named.items():
+            form = own_part(parameter).to("meta")
+            tensors |= {f"policy/{name}": form, f"adamw/step/{name}": torch.empty((), device="meta")}
+            tensors |= {f"adamw/{kind}/{name}": form for kind in _MOMENTS[1:]}
+        return tensors
+
+    @torch.no_grad()
+    def become(self, state: State) -> None:
+        """Take a state over. Gradients are forgotten."""
+        held: dict[Tensor, dict[str, Tensor]] = self.optimiser.state
+        for name, parameter in self.named.items():
+            own_part(parameter).copy_(state.tensors[f"policy/{name}"])
+            present = held.pop(parameter, {})
+            moments = {kind: state.tensors.get(f"adamw/{kind}/{name}") for kind in _MOMENTS}
+            put = {k: _moment(k, present.get(k), parameter, m) for k, m in moments.items() if m is not None}
+            if put:
+                held[parameter] = put
+        self.schedule.load_state_dict(dict(state.facts["schedule"]))
+        for group, rate in zip(self.optimiser.param_groups, state.facts["rates"], strict=True):
+            group["lr"] = rate
+        self.forget_gradients()
+
 
 class Undo:
     """All that an update changes, as it was before: kept in the CPU's memory, so that a GPU has room for the update."""
 
     def __init__(self, optimisation: Optimisation) -> None:
         self._optimisation = optimisation
-        self._parameters = [_kept(parameter) for parameter in optimisation.parameters]
-        state: dict[Tensor, dict[str, Any]] = optimisation.optimiser.state
-        self._state = {p: {name: (value, _kept(value)) for name, value in own.items()} for p, own in state.items()}
-        self._schedule = optimisation.schedule.state_dict()
-        self._rates = [group["lr"] for group in optimisation.optimiser.param_groups]
+        self._before = optimisation.state().copied()
 
-    @torch.no_grad()
     def apply(self) -> None:
         """Make the update not to have been."""
-        optimiser = self._optimisation.optimiser
-        for parameter, before in zip(self._optimisation.parameters, self._parameters, strict=True):
-            _own_part(parameter).copy_(before)
-        optimiser.state.clear()
-        for parameter, own in self._state.items():
-            optimiser.state[parameter] = {name: _restored(value, before) for name, (value, before) in own.items()}
-        self._optimisation.schedule.load_state_dict(self._schedule)
-        for group, rate in zip(optimiser.param_groups, self._rates, strict=True):
-            group["lr"] = rate
-        self._optimisation.forget_gradients()
+        self._optimisation.become(self._before)
 
 
-def _own_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, without its gradient: all of it, or its share."""
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _kept(value: Any) -> Any:
-    return _own_part(value).to("cpu", copy=True) if isinstance(value, Tensor) else value
-
-
-def _restored(value: Any, before: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return before
-    _own_part(value).copy_(before)
-    return value
+def _moment(kind: str, present: Tensor | None, parameter: Tensor, before: Tensor) -> Tensor:
+    """The tensor in use with its value of before; a new one where none is in use."""
+    if present is None and kind == "step":
+        return before.to("cpu", copy=True)
+    moment = torch.zeros_like(parameter) if present is None else present
+    own_part(moment).copy_(before)
+    return moment

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mcprl.config import KlConfig, LearnerConfig
 from mcprl.learners.policy import Policy
+from mcprl.learners.state import State, own_part
 
 __all__ = ["Reference"]
 
@@ -80,6 +81,22 @@ class Reference:
         for live, kept in pairs.values():
             kept.copy_(live)
         return sum(not bool((live.to(kept.device) == kept).all()) for live, kept in pairs.values())
+
+    def state(self) -> State:
+        """What it has become: the tensors in use themselves. Of the untouched model there is nothing to keep."""
+        if self._kl.reference == "base":
+            return State(tensors={}, facts={})
+        tensors = {f"reference/{name}": own_part(kept) for name, (_, kept) in self._pairs().items()}
+        return State(tensors=tensors, facts={"reference_updates": self._updates})
+
+    @torch.no_grad()
+    def become(self, state: State) -> None:
+        """Take a state over."""
+        if self._kl.reference == "base":
+            return
+        self._updates = state.facts["reference_updates"]
+        for name, own in self.state().tensors.items():
+            own.copy_(state.tensors[name])
 
     @torch.no_grad()
     def _average(self) -> None:

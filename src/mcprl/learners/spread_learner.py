@@ -23,7 +23,7 @@ from mcprl.errors import LearnerLostError, McprlError
 from mcprl.learners.messages import SOCKET_VARIABLE, Answer, Plan, receive, send
 from mcprl.learners.team import require_shareable
 from mcprl.processes import ChildProcess, free_port
-from mcprl.records import Batch, Columns, Readings, Trajectory, Update
+from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 
 if TYPE_CHECKING:
     from mcprl.chat.grammars import Grammars
@@ -82,6 +82,18 @@ class SpreadLearner:
     async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
         """The policy's logprob of every sampled token, forced ones too, and 0 elsewhere; one column a trajectory."""
         return await self._ask(("score", tuple(trajectories)))
+
+    async def save_state(self, folder: Path) -> None:
+        """Each process writes its share of what the next update depends on; to be called between updates only."""
+        await self._ask(_with_folder("save_state", folder))
+
+    async def load_state(self, folder: Path) -> Weights:
+        """Become what as many processes wrote. The version of the weights it held, written for the sampler again."""
+        return await self._ask(_with_folder("load_state", folder))
+
+    async def state_bytes(self) -> int:
+        """How large the files of `save_state` will be, once an update has been made; those of all processes."""
+        return await self._ask(("state_bytes",))
 
     async def close(self) -> None:
         """End all processes. Safe to call again."""
@@ -191,6 +203,10 @@ class SpreadLearner:
 
 
 _INTERRUPTED = LearnerLostError("the run stopped waiting for them", fix="start the run again")
+
+
+def _with_folder(method: str, folder: Path) -> tuple[str, Path]:
+    return method, folder.resolve()
 
 
 def _remoteness(error: McprlError) -> int:

@@ -43,6 +43,7 @@ class Seen:
             "logprob": scores.logprob_N,
             "sampled": columns.sampled_logprob_N,
             "carries": carries_N,
+            "version": columns.weights_version_N,
             "old": columns.old_logprob_N[carries_N],
             "advantage": columns.advantage_N[carries_N],
             "entropy": scores.entropy_N[carries_N],
@@ -59,9 +60,13 @@ class Seen:
 
 
 class Tally:
-    """Grows pack by pack while an update is made, and is the same on every process."""
+    """Grows pack by pack while an update is made, and is the same on every process.
 
-    def __init__(self) -> None:
+    `version` is that of the learner's weights before the update.
+    """
+
+    def __init__(self, version: int) -> None:
+        self._version = version
         self.minibatches_without_signal = 0
         self.steps_over_cap = 0
         self._alignments: list[float] = []
@@ -71,11 +76,12 @@ class Tally:
         self._minibatch: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._imitation: list[float] = []
         self._sampled_tokens = 0
-        self._parity: dict[str, float] | None = None
+        self._parity: dict[str, float] = {}
 
     @property
-    def knows_parity(self) -> bool:
-        return self._parity is not None
+    def looked_at_parity(self) -> bool:
+        """Whether tokens were scored before any step; they may all have been stale."""
+        return bool(self._parity)
 
     @property
     def steps_made(self) -> int:
@@ -104,10 +110,15 @@ class Tally:
         return float(torch.cat(self._minibatch[name]).mean())
 
     def check_parity(self, max_parity_error: float) -> None:
-        """After the first minibatch, before any step: sampler and learner hold the same weights and must agree."""
-        if self._parity is not None or self.steps_made:
+        """After a minibatch, until one told or a step was made: where the learner's present weights sampled a token,
+        sampler and learner must agree about it. About tokens of older weights they rightly do not."""
+        if self._parity.get("parity_tokens") or self.steps_made:
             return
-        self._parity = parity_metrics(self._column("logprob"), self._column("sampled"))
+        fresh_N = self._column("version") == self._version
+        self._parity = {"parity_tokens": float(fresh_N.sum())}
+        if not fresh_N.any():
+            return
+        self._parity |= parity_metrics(self._column("logprob")[fresh_N], self._column("sampled")[fresh_N])
         worst = self._parity["parity_logprob_max_abs_error"]
         if not worst <= max_parity_error:
             raise ParityError(
@@ -137,7 +148,7 @@ class Tally:
             "alignment": min(self._alignments),
             "learnable_tokens": float(carries_N.sum()),
             "entropy": float(self._column("entropy").mean()),
-            **(self._parity or {}),
+            **self._parity,
             **ratios,
             "kl": float(moved_N[carries_N].mean()),
             # A forced token has probability 1 under any policy: it adds nothing but itself to the number of tokens.

@@ -85,9 +85,6 @@ class Team:
     def own(self, packs: Sequence[Any]) -> list[Any]:
         return deal(packs, self.rank, self.size)
 
-    def step(self, optimisation: Optimisation) -> float:
-        return optimisation.step()
-
     def everywhere(self, holds: bool) -> bool:
         flag = torch.tensor(int(holds))
         _dist.all_reduce(flag, op=_dist.ReduceOp.MIN, group=self._talk)

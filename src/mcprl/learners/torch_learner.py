@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from mcprl.algorithms import learnable_tokens, mask_shares, staleness_metrics
 from mcprl.algorithms.columns import floats
 from mcprl.config import RunConfig
+from mcprl.durable import storage_faults
 from mcprl.errors import NonFiniteError
 from mcprl.learners.crew import Crew, Solo
 from mcprl.learners.lessons import Lesson, plain_lessons, scored_tokens
@@ -22,6 +25,16 @@ from mcprl.learners.packing import Packer
 from mcprl.learners.policy import Policy
 from mcprl.learners.reference import Reference
 from mcprl.learners.replay import Replayer
+from mcprl.learners.state import (
+    Origin,
+    State,
+    file_bytes,
+    random_state,
+    read_state,
+    require_fit,
+    restore_random_state,
+    write_state,
+)
 from mcprl.learners.tally import Tally
 from mcprl.learners.updating import SpoiltError, make_update
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
@@ -51,6 +64,7 @@ class TorchLearner:
         self._replayer = Replayer(grammars)
         self._packer = Packer(config.learner, self._replayer, self._crew.device)
         policy, kl = load_policy(config, self._crew.loading_device), config.algorithm.kl
+        self._origin = Origin.of(config, policy, self._crew.size)
         self.reference = Reference(policy, kl, config.learner) if kl.needs_reference else None
         self.policy, self._optimisation = self._crew.share(policy, self.reference, config)
 
@@ -69,6 +83,56 @@ class TorchLearner:
         """
         lessons = plain_lessons(trajectories, [t.sampled for t in trajectories])
         return (await asyncio.to_thread(self._survey, self.policy, lessons))[0]
+
+    async def save_state(self, folder: Path) -> None:
+        """Write all that the next update depends on into an existing folder; to be called between updates only.
+
+        The tensors are written from where they are: no second copy of them is made in the memory that holds them.
+        """
+        await asyncio.to_thread(self._save_state, folder)
+
+    async def load_state(self, folder: Path) -> Weights:
+        """Become what `save_state` wrote. The version of the weights it held, written for the sampler again."""
+        return await asyncio.to_thread(self._load_state, folder)
+
+    async def state_bytes(self) -> int:
+        """How large the files of `save_state` will be, once an update has been made; those of all processes."""
+        return await asyncio.to_thread(self._state_bytes)
+
+    def _save_state(self, folder: Path) -> None:
+        with storage_faults(f"writing the learner's state to {folder}", SafetensorError):
+            write_state(self._state(), self._origin, folder, self._crew.rank)
+
+    def _load_state(self, folder: Path) -> Weights:
+        with storage_faults(f"reading the learner's state in {folder}", SafetensorError):
+            state, saved = read_state(self._origin, folder, self._crew.rank)
+        require_fit(state, self._expected(), saved, self._origin)
+        self._optimisation.become(state)
+        if self.reference is not None:
+            self.reference.become(state)
+        self._spoilt_in_a_row = state.facts["spoilt_in_a_row"]
+        version = state.facts["version"]
+        self._weights = self._write_weights(version) if version else Weights(version=0)
+        restore_random_state(state, self._crew.device)
+        return self._weights
+
+    def _state_bytes(self) -> int:
+        facts = len(json.dumps(self._state().facts)) + len(json.dumps(self._origin.settings))
+        return sum(self._crew.gather(file_bytes(self._expected()) + facts))
+
+    def _state(self) -> State:
+        own = {"version": self._weights.version, "spoilt_in_a_row": self._spoilt_in_a_row}
+        state = State(tensors={}, facts=own) | self._optimisation.state() | random_state(self._crew.device)
+        return state if self.reference is None else state | self.reference.state()
+
+    def _expected(self) -> dict[str, Tensor]:
+        """The tensors of the state after the first update, for their shapes."""
+        return self._state().tensors | self._optimisation.expected()
+
+    def _write_weights(self, version: int) -> Weights:
+        folder = self._folder / f"v{version}"
+        with storage_faults(f"writing {folder}", SafetensorError):
+            return self._crew.save(self.policy, version, folder, model_path=self._config.model.path)
 
     def _read(self, trajectories: Sequence[Trajectory]) -> Readings:
         algorithm = self._config.algorithm
@@ -122,9 +186,7 @@ class TorchLearner:
         spoilt_before = self._spoilt_in_a_row
         metrics, skipped = self._learn_from(batch, known["learnable_share"])
         if skipped is None:
-            version = self._weights.version + 1
-            folder, path = self._folder / f"v{version}", self._config.model.path
-            self._weights = self._crew.save(self.policy, version, folder, model_path=path)
+            self._weights = self._write_weights(self._weights.version + 1)
         metrics |= {
             **known,
             "learning_rate": rate,
@@ -142,7 +204,8 @@ class TorchLearner:
         if reason is not None:
             return {}, reason
         try:
-            tally = make_update(batch, self._config, self.policy, self._optimisation, self._packer, self._crew)
+            parts = self.policy, self._optimisation, self._packer, self._crew
+            tally = make_update(batch, self._config, *parts, version=self._weights.version)
         except SpoiltError as fault:
             return {}, self._note_spoilt(str(fault))
         self._spoilt_in_a_row = 0

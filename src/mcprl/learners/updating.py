@@ -33,10 +33,17 @@ class SpoiltError(Exception):
 
 
 def make_update(
-    batch: Batch, config: RunConfig, policy: Policy, optimisation: Optimisation, packer: Packer, crew: Crew
+    batch: Batch,
+    config: RunConfig,
+    policy: Policy,
+    optimisation: Optimisation,
+    packer: Packer,
+    crew: Crew,
+    *,
+    version: int,
 ) -> Tally:
-    """Move the policy by a batch. What was seen on the way is in the tally."""
-    update = _OngoingUpdate(batch, config, policy, optimisation, packer, crew)
+    """Move the policy, whose weights are of this version, by a batch. What was seen on the way is in the tally."""
+    update = _OngoingUpdate(batch, config, policy, optimisation, packer, crew, Tally(version))
     undo = Undo(optimisation)
     try:
         update.run()
@@ -48,7 +55,14 @@ def make_update(
 
 class _OngoingUpdate:
     def __init__(
-        self, batch: Batch, config: RunConfig, policy: Policy, optimisation: Optimisation, packer: Packer, crew: Crew
+        self,
+        batch: Batch,
+        config: RunConfig,
+        policy: Policy,
+        optimisation: Optimisation,
+        packer: Packer,
+        crew: Crew,
+        tally: Tally,
     ) -> None:
         self._batch = batch
         self._config = config
@@ -59,7 +73,7 @@ class _OngoingUpdate:
         self._lessons = make_lessons(batch)
         masks = [learnable_tokens(t, config.algorithm.masks) for t in batch.demonstrations]
         self._demonstrations = plain_lessons(batch.demonstrations, masks) if batch.demonstration_weight > 0 else []
-        self.tally = Tally()
+        self.tally = tally
 
     def run(self) -> None:
         spoilt = first_spoilt(self._lessons)
@@ -76,7 +90,7 @@ class _OngoingUpdate:
         moves = bool(demonstrations) or (learnable and self._has_signal(lessons))
         if not moves:
             self.tally.minibatches_without_signal += 1
-            if self.tally.knows_parity or not learnable:
+            if self.tally.looked_at_parity or not learnable:
                 return  # else the first tokens are scored all the same, for parity
         self._optimisation.forget_gradients()
         loss = 0.0
@@ -103,7 +117,7 @@ class _OngoingUpdate:
         return any(bool(lesson.columns.advantage_N.any()) for lesson in lessons)
 
     def _step(self, lessons: Sequence[Lesson]) -> None:
-        norm = self._crew.step(self._optimisation)
+        norm = self._optimisation.step()
         if not math.isfinite(norm):
             raise SpoiltError(f"the norm of the gradients is not a finite number after {_named(lessons)}")
         self.tally.add_step(norm)

@@ -56,10 +56,10 @@ async def _serve(rank: int) -> None:
     await send(writer, answer := await _attempt(load(), first=rank == 0))
     while answer.error is None:
         try:
-            method, argument = cast("tuple[str, Any]", await receive(reader))
+            method, *arguments = cast("tuple[str, Any]", await receive(reader))
         except asyncio.IncompleteReadError:
             break
-        await send(writer, answer := await _attempt(getattr(learner, method)(argument), first=rank == 0))
+        await send(writer, answer := await _attempt(getattr(learner, method)(*arguments), first=rank == 0))
     writer.close()
 
 

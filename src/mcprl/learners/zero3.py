@@ -17,6 +17,7 @@ from mcprl.errors import MissingExtraError
 from mcprl.learners.optimisation import Optimisation
 from mcprl.learners.policy import Policy
 from mcprl.learners.reference import Reference
+from mcprl.learners.state import State
 from mcprl.learners.team import Team
 from mcprl.records import Weights
 
@@ -40,17 +41,24 @@ def zero3_settings(config: RunConfig) -> dict[str, Any]:
 
 
 class _ZeroOptimisation(Optimisation):
-    """AdamW inside DeepSpeed's engine. `parameters` are the shares of this process: its 32-bit ones, and those used."""
+    """AdamW inside DeepSpeed's engine. `named` are the shares that it moves, flat and numbered: the engine cuts them as
+    it likes. What the policy computes with follows them."""
 
     def __init__(self, policy: Policy, config: RunConfig) -> None:
         super().__init__(policy, config)
-        self._trained = self.parameters
         self._engine: Any = None
 
     def enter(self, engine: Any) -> None:
         self._engine = engine
-        used = [cast("Any", parameter).ds_tensor for parameter in self._trained]
-        self.parameters = [*engine.optimizer.fp32_partitioned_groups_flat, *used]
+        shares: list[Tensor] = engine.optimizer.fp32_partitioned_groups_flat
+        self.named = {f"share-{number}": share for number, share in enumerate(shares)}
+
+    @torch.no_grad()
+    def become(self, state: State) -> None:
+        super().become(state)
+        used: list[Tensor] = self._engine.optimizer.fp16_partitioned_groups_flat  # in 32 bits too, in spite of the name
+        for own, share in zip(used, self.parameters, strict=True):
+            own.copy_(share)
 
     def forget_gradients(self) -> None:
         self._engine.optimizer.zero_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from mcprl.monitoring.printable import printable
 from mcprl.monitoring.severities import verdict_mark, verdict_words
 from mcprl.monitoring.success_table import closing_verdicts, success_table
 from mcprl.records import LostEpisode, Trajectory
-from mcprl.training import Summary
+from mcprl.training.summary import Summary
 from mcprl.verdicts import Severity, Verdict
 
 __all__ = ["StageConsole", "TrainingConsole", "print_summary"]
@@ -71,6 +72,7 @@ class TrainingConsole:
         self._rows: list[tuple[str | Text, ...]] = []
         self._verdicts: Sequence[Verdict] = ()
         self._step_seconds: list[float] = []
+        self._finished = Counter[int]()  # episodes of each step that is not done
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -102,10 +104,15 @@ class TrainingConsole:
         if isinstance(outcome, LostEpisode):
             self._say(f"lost to infrastructure, run again: {outcome.task_id}/{outcome.member} ({outcome.reason})")
             return
-        steps = self._config.training.steps
-        self._progress.update(self._bar, description=f"step {step + 1}/{steps}: episodes", advance=1)
-        if self._progress.tasks[self._bar].finished:
-            self._progress.update(self._bar, description=f"step {step + 1}/{steps}: update")
+        self._finished[step] += 1
+        # With an asynchronous pipeline, episodes of coming steps finish too: the bar is that of the first one.
+        self._show_episodes(min(self._finished))
+
+    def _show_episodes(self, step: int) -> None:
+        finished = self._finished[step]
+        doing = "episodes" if finished < self._episodes_per_step else "update"
+        description = f"step {step + 1}/{self._config.training.steps}: {doing}"
+        self._progress.update(self._bar, description=description, completed=finished)
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
         self._step_seconds.append(metrics["step_s"])
@@ -113,7 +120,9 @@ class TrainingConsole:
         self._rows.append(row)
         known = {(verdict.severity, verdict.name) for verdict in self._verdicts}
         self._verdicts = verdicts
+        del self._finished[step]
         self._progress.reset(self._bar, total=self._episodes_per_step)
+        self._show_episodes(step + 1)
         if self._console.is_terminal:
             self._live.update(self._panel())
             return
@@ -200,9 +209,10 @@ def _closing_lines(figures: Mapping[str, Any], config: RunConfig, folder: Path) 
         figures[name] for name in ("episodes_lost_to_infrastructure", "updates_skipped", "groups_dropped")
     )
     wanted = config.training.steps * config.training.tasks_per_step
+    waiting = "to collect" if config.training.pipeline == "sync" else "waiting for episodes"
     lines = {
         "updates": f"{figures['updates']} in {_duration(figures['seconds'])}: "
-        f"{figures['collect_s']:.0f} s to collect, {figures['update_s']:.0f} s to learn"
+        f"{figures['wait_s']:.0f} s {waiting}, {figures['update_s']:.0f} s to learn"
         + (f"; {skipped} skipped" if skipped else ""),
         # Other tasks are played for groups that are left out, so with these there are more than were to be.
         "groups complete": f"{figures['groups_complete'] - dropped} of {wanted}"

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mcprl.monitoring.severities import STYLES, verdict_words
-from mcprl.training import Summary
 from mcprl.training.success import SuccessMetric
+from mcprl.training.summary import Summary
 from mcprl.verdicts import Severity
 
 __all__ = ["closing_verdicts", "success_table"]

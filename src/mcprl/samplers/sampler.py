@@ -30,12 +30,16 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A sampled turn. `logprobs[i]` is that of `token_ids[i]` under the distribution it was drawn from."""
+    """A sampled turn. `logprobs[i]` is that of `token_ids[i]` under the distribution it was drawn from.
+
+    `weights_versions[i]` is the version that drew it: where weights are replaced while a turn is being sampled, its
+    tokens have several.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: FinishReason
-    weights_version: int
+    weights_versions: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.logprobs) != len(self.token_ids):
@@ -43,6 +47,8 @@ class Completion:
                 f"the sampler returned {len(self.token_ids)} tokens and {len(self.logprobs)} logprobs",
                 fix="use a sampler that returns the logprob of every sampled token",
             )
+        if len(self.weights_versions) != len(self.token_ids):
+            raise ValueError("a completion needs the version of the weights for each of its tokens")
 
 
 class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):

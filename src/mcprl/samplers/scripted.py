@@ -38,7 +38,7 @@ class ScriptedSampler:
             token_ids=ids,
             logprobs=(self._logprob,) * len(ids),
             finish=FinishReason.LENGTH if cut else FinishReason.STOP,
-            weights_version=self._weights.version,
+            weights_versions=(self._weights.version,) * len(ids),
         )
 
     async def publish(self, weights: Weights) -> Weights:

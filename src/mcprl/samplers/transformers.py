@@ -90,7 +90,10 @@ class TransformersSampler:
             self._model = None  # before the new ones are read: there need not be room for both
             self._model = self._read_model(str(weights.model or self._config.path))
         if weights.adapter is not None:
-            self._model = PeftModel.from_pretrained(self._model, str(weights.adapter)).eval()  # pyright: ignore[reportUnknownMemberType]
+            # PEFT draws the numbers that the adapter's own then replace: not out of the learner's generator.
+            devices = [self._device] if self._device.type == "cuda" else []
+            with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
+                self._model = PeftModel.from_pretrained(self._model, str(weights.adapter)).eval()  # pyright: ignore[reportUnknownMemberType]
         self._weights = weights
 
     def _check_same_model(self, folder: Path) -> None:
@@ -137,7 +140,10 @@ class TransformersSampler:
                 finish = FinishReason.STOP
             inputs = torch.tensor([[token]], device=self._device)
         return Completion(
-            token_ids=tuple(ids), logprobs=tuple(logprobs), finish=finish, weights_version=self._weights.version
+            token_ids=tuple(ids),
+            logprobs=tuple(logprobs),
+            finish=finish,
+            weights_versions=(self._weights.version,) * len(ids),
         )
 
     def _ends_in_stop_text(self, ids: list[int], stop: tuple[str, ...]) -> bool:

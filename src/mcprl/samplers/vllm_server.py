@@ -11,10 +11,13 @@ from importlib import metadata
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
 from mcprl.errors import MissingExtraError
 
-__all__ = ["BASE_NAME", "server_argv", "server_env"]
+__all__ = ["BASE_NAME", "MAX_ADAPTERS", "server_argv", "server_env"]
 
 BASE_NAME = "base"
 """The name that the server gives the model it was started with."""
+
+MAX_ADAPTERS = 3
+"""Adapters that the server holds at once: the version in force, the one being published, one that turns still use."""
 
 _MIN_BATCHED_TOKENS = 4096
 _WORKER_EXTENSION = "mcprl.samplers.vllm_worker.WholeWeights"
@@ -50,7 +53,7 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
     else:
         flags.append("--enable-lora")
         arguments["--max-lora-rank"] = max(8, learner.lora_rank)
-        arguments["--max-loras"] = 2  # the version in use and the one being published
+        arguments["--max-loras"] = MAX_ADAPTERS
     if _runs_on_cpu():
         # On a CPU compilation costs minutes and gains nothing, and the cache wants blocks of 32.
         flags.append("--enforce-eager")

@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mcprl.canonical import canonical_json
 from mcprl.errors import BadValueError, TaskFileError
 from mcprl.records import Task
 
-__all__ = ["Dealer", "refuse_other_state", "refuse_too_few", "state_of"]
+__all__ = ["Deal", "Dealer", "refuse_other_state", "refuse_too_few", "state_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deal:
+    """The tasks of a step, and those that may stand in for some of them.
+
+    Deal(tasks=(a, b), stand_ins=(d, c, e))
+    """
+
+    tasks: tuple[Task, ...]
+    stand_ins: tuple[Task, ...] = ()
 
 
 class Dealer(Protocol):

@@ -1,9 +1,4 @@
-"""Training: a run put together, its loop, and the folder it leaves behind."""
+"""Training: a run put together, its loop, the folder it leaves behind, and how it goes on after it ended too soon.
 
-from mcprl.training.journal import RunFolder, read_trajectories
-from mcprl.training.loop import train
-from mcprl.training.run import Run, Stage, open_run, open_stage
-from mcprl.training.summary import Summary
-from mcprl.training.watching import Watcher
-
-__all__ = ["Run", "RunFolder", "Stage", "Summary", "Watcher", "open_run", "open_stage", "read_trajectories", "train"]
+Nothing is imported here: to look at a run's folder one needs neither torch nor a model.
+"""

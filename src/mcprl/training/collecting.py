@@ -14,7 +14,7 @@ from mcprl.algorithms import has_variance
 from mcprl.config import AlgorithmConfig
 from mcprl.episodes import Collector
 from mcprl.records import Group, LostEpisode, Trajectory
-from mcprl.tasks import Dealer
+from mcprl.tasks import Deal
 
 __all__ = ["CollectedStep", "collect_step"]
 
@@ -42,21 +42,21 @@ class CollectedStep:
 
 
 async def collect_step(
-    order: Dealer,
+    deal: Deal,
     collector: Collector,
     step: int,
     algorithm: AlgorithmConfig,
     on_finished: Callable[[Trajectory | LostEpisode], None],
 ) -> CollectedStep:
-    """Deal and collect a step, and fill it up where that is asked for.
+    """Collect a step as it was dealt, and fill it up where that is asked for.
 
     The batch is never larger than the deal. It is smaller where rounds or tasks run out, but never empty: where no
     group at all has variance, it is the deal as it was, and the learner says that there was no signal.
     """
-    dealt = await collector.collect(order.deal(step), step, on_finished)
+    dealt = await collector.collect(deal.tasks, step, on_finished)
     if algorithm.dead_groups == "keep":
         return CollectedStep(groups=dealt, dropped=(), all_groups=dealt, refill_rounds=0, refilled=0)
-    played, others, rounds = dealt, order.stand_ins(step), 0
+    played, others, rounds = dealt, deal.stand_ins, 0
     live = _with_variance(dealt)
     while len(live) < len(dealt) and others and rounds < algorithm.max_refills:
         missing = len(dealt) - len(live)

@@ -1,119 +1,248 @@
-"""The folder of a run: resolved configuration, metrics line by line, trajectories as Parquet, weights, logs.
+"""The episode journal: every finished episode is durable before it is used, so that no crash makes it be played again.
 
-outputs/hello-cpu/
-  config.yaml                     every setting as it was in force
-  metrics.jsonl                   one object a step
-  health.jsonl                    the verdicts on each step
-  tool_stats.json                 what happened to the tool calls, for `mcprl tools stats`
-  trajectories/step-00000.parquet one row an episode
-  weights/v1, v2, …               the last versions of the weights
-  adapter/ or model/              the last of them, once the run has ended
-  logs/                           vLLM and the tool servers
-  summary.json                    what the run showed, once it has ended
+journal/step-00012.jsonl has one line an episode, in the order in which they finished: the SHA-256 of the JSON's bytes
+in hex, a space, the trajectory as JSON. A line counts where it ends in a newline and its checksum holds, so the line
+that a kill tore is never taken for an episode, nor is one that the disk spoiled.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import asyncio
+import hashlib
+import math
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from types import TracebackType
+from typing import Self
 
-import pyarrow
-import pyarrow.parquet
-from pydantic import TypeAdapter
+from mcprl.durable import storage_faults, sync_folder
+from mcprl.errors import StorageError
+from mcprl.records import Trajectory
+from mcprl.training.trajectory_files import decode_trajectory, encode_trajectory
 
-from mcprl.config import RunConfig
-from mcprl.records import Group, Trajectory, Turn, Weights
-from mcprl.verdicts import Verdict
+__all__ = ["EpisodeJournal"]
 
-__all__ = ["RunFolder", "read_trajectories"]
+Key = tuple[str, int]
+"""Task id and member: which episode of a step it is."""
 
-# pyarrow ships no types.
-_ARROW, _PARQUET = cast("Any", pyarrow), cast("Any", pyarrow.parquet)
-_KEPT_VERSIONS = 2
-_TURNS = TypeAdapter(tuple[Turn, ...])
-_TRAJECTORY = TypeAdapter(Trajectory)
+_LINE_START = re.compile(rb"[0-9a-f]{64} \{")
 
 
-class RunFolder:
-    """Writes what a run leaves behind."""
+_FILE_NAME = re.compile(r"step-(\d+)\.jsonl")
+_MAX_OPEN_FILES = 4
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.weights = path / "weights"
-        self.logs = path / "logs"
-        self._metrics = path / "metrics.jsonl"
-        self._health = path / "health.jsonl"
 
-    @classmethod
-    def create(cls, config: RunConfig) -> RunFolder:
-        """A new folder for the run: its name, with a number where that is taken."""
-        config.training.outputs.mkdir(parents=True, exist_ok=True)
-        number = 1
-        while True:
-            path = config.training.outputs / (config.name if number == 1 else f"{config.name}-{number}")
-            try:
-                path.mkdir()
-            except FileExistsError:
-                number += 1
-                continue
-            break
-        folder = cls(path)
-        for inner in (folder.weights, folder.logs, path / "trajectories"):
-            inner.mkdir()
-        (path / "config.yaml").write_text(config.to_yaml())
-        return folder
+@dataclass(slots=True)
+class _Addition:
+    """A trajectory on its way to the disk. Whoever added it awaits `written`; `refusal` is why it was left out."""
 
-    def record_step(
-        self, step: int, groups: Sequence[Group], metrics: Mapping[str, float], verdicts: Sequence[Verdict]
+    trajectory: Trajectory
+    written: asyncio.Future[None]
+    refusal: ValueError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What a file holds: its episodes, where the last of them ends, and the lines before that which are none."""
+
+    episodes: dict[Key, Trajectory]
+    end: int
+    damaged: list[int]  # numbers of lines, from 1
+    torn: bool  # something stands behind `end`
+
+
+class EpisodeJournal:
+    """Appends to the files of a journal, and reads what earlier processes appended.
+
+    Additions that wait for the disk share one write and one fsync. `problems` has a sentence for each line that was no
+    whole episode. Open files belong to the writer thread alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.problems: list[str] = []
+        self._folder = folder
+        self._first_step = 0
+        self._waiting: list[_Addition] = []
+        self._writing: asyncio.Task[None] | None = None
+        # A thread of its own: those that asyncio shares out may all be busy sampling.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._descriptors: dict[int, int] = {}
+        self._keys: dict[int, set[Key]] = {}
+        self._failure: StorageError | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Make a step durable: its trajectories, the verdicts on it, then the line that says it happened."""
-        rows = [_row(t) for group in groups for t in group.trajectories]
-        path = self.path / "trajectories" / f"step-{step:05d}.parquet"
-        _PARQUET.write_table(_ARROW.Table.from_pylist(rows), path)
-        with self._health.open("a") as file:
-            file.writelines(json.dumps({"step": step, **asdict(verdict)}) + "\n" for verdict in verdicts)
-        with self._metrics.open("a") as file:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
+        await self.close()
 
-    def drop_old_weights(self, newest: Weights) -> None:
-        """Keep the last versions only; the sampler has let go of the others."""
-        for folder in self.weights.glob("v*"):
-            if int(folder.name.removeprefix("v")) <= newest.version - _KEPT_VERSIONS:
-                shutil.rmtree(folder)
+    async def add(self, trajectory: Trajectory) -> None:
+        """Append an episode; it is durable when this returns.
 
-    def finish(self, weights: Weights, summary: Mapping[str, Any]) -> None:
-        """The last weights in their place, and what the run showed."""
-        if weights.adapter is not None:
-            shutil.copytree(weights.adapter, self.path / "adapter")
-        if weights.model is not None:
-            shutil.copytree(weights.model, self.path / "model")
-        (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        Raises StorageError where the disk failed, now or at an earlier addition; ValueError where the journal has the
+        episode already, or was told to forget its step.
+        """
+        addition = _Addition(trajectory, asyncio.get_running_loop().create_future())
+        self._waiting.append(addition)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_what_waits())
+        await addition.written
+
+    def finished(self, step: int) -> dict[Key, Trajectory]:
+        """What earlier processes finished of a step, in that order. Ask before the first addition to the step."""
+        return self._read(step).episodes
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that have a file."""
+        return sorted(int(path.stem.removeprefix("step-")) for path in self._folder.glob("step-*.jsonl"))
+
+    def forget_before(self, step: int) -> None:
+        """Remove the files of steps that a checkpoint covers."""
+        self._first_step = max(self._first_step, step)
+        with storage_faults(f"removing old files of {self._folder}"):
+            for path in self._folder.iterdir():
+                name = _FILE_NAME.fullmatch(path.name)
+                if name is not None and int(name[1]) < step:
+                    path.unlink()
+        self._thread.submit(self._close_before, step)
+
+    async def close(self) -> None:
+        """Wait for the additions under way and close all files. A closed journal takes no more."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        self._thread.submit(self._close_before, math.inf)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _write_what_waits(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting, []
+            written = asyncio.get_running_loop().run_in_executor(self._thread, self._write, group)
+            await asyncio.wait([written])
+            failure = written.exception()
+            for addition in group:
+                if addition.written.done():  # whoever added it was cancelled
+                    continue
+                if (problem := addition.refusal or failure) is not None:
+                    addition.written.set_exception(problem)
+                else:
+                    addition.written.set_result(None)
+        self._writing = None
+
+    def _write(self, group: Sequence[_Addition]) -> None:
+        """In the writer thread: append a group and wait for the disk, once for each step in it."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            for step in dict.fromkeys(addition.trajectory.step for addition in group):
+                self._append(step, [addition for addition in group if addition.trajectory.step == step])
+        except StorageError as failure:
+            # The file may end in half a line, and whatever followed it would be lost with it.
+            self._failure = failure
+            raise
+
+    def _append(self, step: int, additions: Sequence[_Addition]) -> None:
+        if step < self._first_step:
+            for addition in additions:
+                addition.refusal = ValueError(f"the journal has forgotten step {step}")
+            return
+        with storage_faults(f"writing {self._path(step)}"):
+            descriptor = self._open(step)
+            lines: dict[Key, bytes] = {}
+            for addition in additions:
+                key = _key(addition.trajectory)
+                if key in self._keys[step] or key in lines:
+                    addition.refusal = ValueError(f"the journal has member {key[1]} of {key[0]} in step {step} already")
+                else:
+                    lines[key] = _line(addition.trajectory)
+            unwritten = b"".join(lines.values())
+            while unwritten:
+                unwritten = unwritten[os.write(descriptor, unwritten) :]
+            os.fsync(descriptor)
+            self._keys[step] |= lines.keys()
+
+    def _open(self, step: int) -> int:
+        """The descriptor of a step's file, which ends in a whole line or is empty."""
+        if step in self._descriptors:
+            return self._descriptors[step]
+        contents = self._read(step)
+        if len(self._descriptors) >= _MAX_OPEN_FILES:
+            self._close_before(sorted(self._descriptors)[1])
+        self._keys[step] = set(contents.episodes)
+        self._descriptors[step] = os.open(self._path(step), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        if contents.torn:
+            os.ftruncate(self._descriptors[step], contents.end)
+        sync_folder(self._folder)
+        return self._descriptors[step]
+
+    def _close_before(self, step: float) -> None:
+        for old in [old for old in self._descriptors if old < step]:
+            del self._keys[old]
+            os.close(self._descriptors.pop(old))
+
+    def _read(self, step: int) -> _Contents:
+        path = self._path(step)
+        with storage_faults(f"reading {path}"):
+            contents = _parse(path.read_bytes() if path.exists() else b"", step)
+        found = [f"line {number} is damaged" for number in contents.damaged]
+        if contents.torn:
+            found.append("the last line is torn")
+        for words in found:
+            problem = f"{path}: {words}; its episode is played again"
+            if problem not in self.problems:  # a file is read once for its episodes, and once before it is appended to
+                self.problems.append(problem)
+        return contents
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:05d}.jsonl"
 
 
-def _row(trajectory: Trajectory) -> dict[str, Any]:
-    """One episode as Parquet columns; turns and reward parts are JSON, since they have no fixed shape."""
-    row = {name: getattr(trajectory, name) for name in trajectory.__dataclass_fields__}
-    row["turns"] = json.dumps(trajectory.turns, default=_as_json_object)
-    row["reward_parts"] = json.dumps(dict(trajectory.reward_parts))
-    row["stop"] = trajectory.stop.value
-    return row
+def _key(trajectory: Trajectory) -> Key:
+    return trajectory.task_id, trajectory.member
 
 
-def _as_json_object(value: Any) -> dict[str, Any]:
-    # Python's own JSON, both ways: pydantic's has a limit of nesting, and a policy nests its arguments as it likes.
-    if isinstance(value, Mapping):
-        return dict(cast("Mapping[str, Any]", value))
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+def _line(trajectory: Trajectory) -> bytes:
+    encoded = encode_trajectory(trajectory)
+    return _checksum(encoded) + b" " + encoded + b"\n"
 
 
-def read_trajectories(path: Path) -> list[Trajectory]:
-    """The trajectories of a Parquet file, as they were written."""
-    rows: list[dict[str, Any]] = _PARQUET.read_table(path).to_pylist()
-    for row in rows:
-        row["turns"] = _TURNS.validate_python(json.loads(row["turns"]))
-        row["reward_parts"] = json.loads(row["reward_parts"])
-    return [_TRAJECTORY.validate_python(row) for row in rows]
+def _checksum(encoded: bytes) -> bytes:
+    return hashlib.sha256(encoded).hexdigest().encode()
+
+
+def _parse(data: bytes, step: int) -> _Contents:
+    """What the bytes of a step's file hold. Any bytes will do."""
+    episodes: dict[Key, Trajectory] = {}
+    damaged: list[int] = []
+    end = position = known_damage = 0
+    *lines, _unended = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        position += len(line) + 1
+        start, trajectory = _episode_in(line, step)
+        if start != 0:
+            damaged.append(number)
+        if trajectory is not None:
+            episodes.setdefault(_key(trajectory), trajectory)
+            end, known_damage = position, len(damaged)
+    return _Contents(episodes=episodes, end=end, damaged=damaged[:known_damage], torn=len(data) > end)
+
+
+def _episode_in(line: bytes, step: int) -> tuple[int | None, Trajectory | None]:
+    """The episode of a line and where it starts: not at 0 where the newline before it is damaged."""
+    for match in _LINE_START.finditer(line):
+        checksum, _, encoded = line[match.start() :].partition(b" ")
+        if checksum != _checksum(encoded):
+            continue
+        try:
+            trajectory = decode_trajectory(encoded)
+        except ValueError:  # whole, but not what an episode is to this version of mcprl
+            continue
+        if trajectory.step == step:
+            return match.start(), trajectory
+    return None, None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import shutil
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +27,18 @@ from mcprl.episodes import (
 from mcprl.learners import Learner, open_learner
 from mcprl.records import Task, Weights
 from mcprl.samplers import Sampler
-from mcprl.tasks import Dealer, load_preamble, load_tasks, make_order
+from mcprl.tasks import Deal, Dealer, load_preamble, load_tasks, make_order
 from mcprl.tools import Catalog, Toolbox, open_toolbox
 from mcprl.tools.keys import load_keys
-from mcprl.training.journal import RunFolder
+from mcprl.training.checkpoints import Checkpoints, forecast
+from mcprl.training.folder import RunFolder
+from mcprl.training.health import Health
+from mcprl.training.journal import EpisodeJournal
+from mcprl.training.occupancy import MeteredSampler, Occupancy
+from mcprl.training.resuming import Standing, take_up
+from mcprl.training.shutdown import Shutdown
+from mcprl.training.state import deals_of, read_state
+from mcprl.training.summary import Summary
 from mcprl.training.watching import Watcher
 
 if TYPE_CHECKING:
@@ -47,50 +57,116 @@ class Stage:
     toolbox: Toolbox
     chat: Chat
     grammars: Grammars | None
-    sampler: Sampler
+    sampler: MeteredSampler
     runner: EpisodeRunner
     demonstrator: Demonstrator | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Run:
-    """A training run, open: everything the loop needs."""
+    """A training run, open: everything the loop needs, and where it stands.
+
+    `step` counts the steps done, `saved_step` those that the newest checkpoint covers. `learning` is True from the
+    beginning of an update until the step it belongs to is certain.
+    """
 
     config: RunConfig
     folder: RunFolder
+    checkpoints: Checkpoints
+    journal: EpisodeJournal
     watcher: Watcher
+    shutdown: Shutdown
     order: Dealer
     toolbox: Toolbox
     collector: Collector
-    sampler: Sampler
+    sampler: MeteredSampler
     learner: Learner
-    weights: Weights
     demonstrator: Demonstrator | None
+    weights: Weights
     kl_coefficient: float
+    health: Health
+    summary: Summary
+    step: int = 0
+    saved_step: int = 0
+    open_deals: Mapping[int, Deal] = field(default_factory=dict[int, Deal])
+    learning: bool = False
+    learner_occupancy: Occupancy = field(default_factory=Occupancy)
+    step_ended: float = field(default_factory=time.monotonic)
+    save_s: float = 0.0
 
 
 @asynccontextmanager
-async def open_run(config: RunConfig, watcher: Watcher) -> AsyncGenerator[Run]:
-    """Everything started and checked, in a folder of its own; everything ended on leaving."""
+async def open_run(
+    config: RunConfig,
+    watcher: Watcher,
+    *,
+    folder: RunFolder | None = None,
+    standing: Standing | None = None,
+    shutdown: Shutdown | None = None,
+) -> AsyncGenerator[Run]:
+    """Everything started and checked, in a folder of its own; everything ended on leaving.
+
+    With `standing`, the run in `folder` goes on from there. Without `shutdown`, nothing asks it to stop.
+    """
     tasks = load_tasks(config.tasks.train)
     order = make_order(tasks, config)
-    folder = RunFolder.create(config)
-    async with open_stage(config, tasks, watcher, logs=folder.logs) as stage:
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(folder or RunFolder.create(config))
+        journal = EpisodeJournal(folder.journal)
+        stack.push_async_callback(journal.close)
+        stage = await stack.enter_async_context(open_stage(config, tasks, watcher, logs=folder.logs))
         watcher.stage("loading the learner")
-        async with open_learner(config, folder=folder.weights, grammars=stage.grammars) as learner:
-            yield Run(
-                config=config,
-                folder=folder,
-                watcher=watcher,
-                order=order,
-                toolbox=stage.toolbox,
-                collector=Collector(stage.runner, config.episodes),
-                sampler=stage.sampler,
-                learner=learner,
-                weights=Weights(version=0),
-                demonstrator=stage.demonstrator,
-                kl_coefficient=config.algorithm.kl.coefficient,
-            )
+        learner = await stack.enter_async_context(open_learner(config, folder=folder.weights, grammars=stage.grammars))
+        run = Run(
+            config=config,
+            folder=folder,
+            checkpoints=Checkpoints(folder.checkpoints),
+            journal=journal,
+            watcher=watcher,
+            shutdown=shutdown or Shutdown(config.training.shutdown_s),
+            order=order,
+            toolbox=stage.toolbox,
+            collector=Collector(stage.runner, config.episodes, journal),
+            sampler=stage.sampler,
+            learner=learner,
+            demonstrator=stage.demonstrator,
+            weights=Weights(version=0),
+            kl_coefficient=config.algorithm.kl.coefficient,
+            health=Health(config),
+            summary=Summary(),
+        )
+        watcher.stage(await _forecast(run))
+        if standing is not None:
+            await _restore(run, standing, tasks)
+        run.step_ended = time.monotonic()
+        yield run
+
+
+async def _forecast(run: Run) -> str:
+    """What the checkpoints will take of the disk. Raises NoRoomError where it has less."""
+    there = sum(checkpoint.bytes for checkpoint in run.checkpoints.all())  # of a run that is resumed
+    free = shutil.disk_usage(run.folder.path).free + there
+    kept = run.config.training.keep_checkpoints + len(Health.KEPT_STEPS)
+    return forecast(await run.learner.state_bytes(), kept, free)
+
+
+async def _restore(run: Run, standing: Standing, tasks: Sequence[Task]) -> None:
+    """Let the run stand where its checkpoint says."""
+    take_up(run.folder, standing)
+    metrics, verdicts = run.folder.cut_to(standing.step)
+    for of_step, on_step in zip(metrics, verdicts, strict=True):
+        run.summary.add(of_step, on_step)
+    run.step = run.saved_step = standing.step
+    if standing.checkpoint is None:
+        return
+    run.watcher.stage(f"going on after step {standing.step}")
+    state = read_state(standing.checkpoint.path)
+    run.order.restore(state.order)
+    run.health.restore(state.health)
+    run.kl_coefficient = state.kl_coefficient
+    run.open_deals = deals_of(state.open_deals, tasks) if standing.journal_fits else {}
+    run.weights = await run.learner.load_state(standing.checkpoint.path)
+    await run.sampler.publish(run.weights)
 
 
 @asynccontextmanager
@@ -122,7 +198,7 @@ async def open_stage(
             )
             demonstrator.require_solutions(tasks)
         watcher.stage(f"starting the sampler ({config.sampling.engine})")
-        sampler = await stack.enter_async_context(make_sampler(config, logs, grammars))
+        sampler = await stack.enter_async_context(MeteredSampler(make_sampler(config, logs, grammars)))
         runner = EpisodeRunner(
             config,
             chat=chat,

@@ -61,7 +61,7 @@ class Summary:
             "valid_call_rate_last": last["valid_call_rate"],
             **{name: value for name, value in worst.items() if value is not None},
             "seconds": self._sum("step_s"),
-            "collect_s": self._sum("collect_s"),
+            "wait_s": self._sum("wait_s"),
             "update_s": self._sum("update_s"),
             "sampled_tokens": int(self._sum("sampled_tokens")),
             "success": [asdict(metric) for metric in self.success],

@@ -23,6 +23,10 @@ from time import time
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import pytest
+
+from mcprl.servers.upstream import UNSAID_WAIT_S
+
 
 class Trouble(Enum):
     """What can go wrong with a request."""
@@ -48,8 +52,14 @@ class Trouble(Enum):
     RAW = auto()  # 200, and the bytes in `raw_body`
 
 
-BUSY_S = 7
+BUSY_S = 60
 """What Retry-After says, as seconds and as a date."""
+BUSY = {
+    Trouble.BUSY: BUSY_S,
+    Trouble.BUSY_UNTIL: pytest.approx(BUSY_S, abs=BUSY_S / 2),  # the date is nearer when it is read
+    Trouble.BUSY_UNSAID: UNSAID_WAIT_S,
+}
+"""How long each trouble asks one to wait."""
 HUGE_BYTES = 9 * 1024 * 1024
 MOVED_TO = "/moved/elsewhere"
 

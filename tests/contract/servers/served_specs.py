@@ -5,6 +5,8 @@ import sys
 from mcprl.config import RetrySettings, ServerSettings
 from mcprl.tools import ServerSpec
 
+SHORT_BUT_ENOUGH_S = 2.5
+"""For calls that are never answered, on a server whose other calls must be, however busy the machine."""
 NO_PATIENCE = RetrySettings(attempts=1, max_wait_s=0.0)
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from local_upstream import BUSY_S, LocalUpstream, Status, Trouble
+from local_upstream import BUSY, LocalUpstream, Status, Trouble
 from market_upstreams import FMP, POLYGON, Live, Said
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from served_specs import served_spec
+from served_specs import SHORT_BUT_ENOUGH_S, served_spec
 
 from mcprl.errors import CallDeadlineError, Fault, ServerBusyError, ServerFaultError, ServerStartError
 from mcprl.records import ToolCall
@@ -22,7 +22,6 @@ FAULTS = [
     Trouble.TRUNCATED, Trouble.MALFORMED, Trouble.NOT_A_NUMBER, Trouble.WRONG_TYPE, Trouble.HOLLOW, Trouble.DISGUISED,
     Trouble.HUGE,
 ]  # fmt: skip
-BUSY = {Trouble.BUSY: BUSY_S, Trouble.BUSY_UNTIL: BUSY_S, Trouble.BUSY_UNSAID: 1}
 SERVERS = [FMP, POLYGON]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -46,7 +45,7 @@ def logs(tmp_path_factory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["stdio", "http"])
 async def lease(request, live: Live, upstream: LocalUpstream, logs: Path):
     """One process for all tests of a server and a transport; none of them may harm it."""
-    spec = served_spec(live.name, request.param, env=live.environment(upstream), call_deadline_s=2)
+    spec = served_spec(live.name, request.param, env=live.environment(upstream), call_deadline_s=SHORT_BUT_ENOUGH_S)
     async with Toolbox([spec], log_dir=logs) as toolbox, toolbox.lease(None) as lease:
         yield lease
         assert toolbox.restarts == 0
@@ -95,7 +94,7 @@ async def test_no_fault_of_the_upstream_is_the_policys_whatever_the_tool(live, u
 async def test_an_upstream_that_asks_to_wait_is_waited_for_as_long_as_it_asks(live, upstream, lease, trouble):
     with upstream.failing(trouble), pytest.raises(ServerBusyError) as caught:
         await call(lease, live.calls[0])
-    assert caught.value.retry_after_s == pytest.approx(BUSY[trouble], abs=1.5)
+    assert caught.value.retry_after_s == BUSY[trouble]
     assert live.key not in str(caught.value)
 
 

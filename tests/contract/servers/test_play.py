@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import mcprl
+from mcprl.cli import main
 from mcprl.records import Task
 from mcprl.tasks import load_tasks
 
@@ -23,10 +26,23 @@ episodes: {max_turns: {easy: 2}}
 """
 
 
-def play(*arguments: str, typed: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mcprl", "play", *arguments]
-    keys = "".join(f"{line}\n" for line in typed)
-    return subprocess.run(command, input=keys, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
+def keys(typed: list[str]) -> str:
+    return "".join(f"{line}\n" for line in typed)
+
+
+@pytest.fixture
+def play(monkeypatch, capsys) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`mcprl play` in this process, which has imported already what a new one would import for seconds."""
+
+    def run(*arguments: str, typed: list[str]) -> subprocess.CompletedProcess[str]:
+        command = ["mcprl", "play", *arguments]
+        monkeypatch.setattr(sys, "argv", command)
+        monkeypatch.setattr(sys, "stdin", io.StringIO(keys(typed)))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return subprocess.CompletedProcess(command, ended.value.code or 0, *capsys.readouterr())
+
+    return run
 
 
 def typed_solution(task: Task) -> list[str]:
@@ -53,10 +69,12 @@ def recipe(tmp_path) -> Path:
     return tmp_path / "play.yaml"
 
 
-def test_a_task_of_the_shipped_market_is_played_to_a_full_reward():
+def test_a_task_of_the_shipped_market_is_played_to_a_full_reward_from_a_shell():
     tasks = load_tasks(MARKET / "train.jsonl")
     task = next(task for task in tasks if task.goal.state and task.solution)
-    result = play(task.id, typed=typed_solution(task))
+    command = [sys.executable, "-m", "mcprl", "play", task.id]
+    typed = keys(typed_solution(task))
+    result = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stderr
     assert task.prompt[-1]["content"].split()[0] in result.stdout
     assert "the episode is over: answered" in result.stdout
@@ -65,7 +83,7 @@ def test_a_task_of_the_shipped_market_is_played_to_a_full_reward():
     assert "+1.000" in result.stdout
 
 
-def test_the_person_sees_prompt_tools_observation_and_the_parts_of_the_reward(recipe):
+def test_the_person_sees_prompt_tools_observation_and_the_parts_of_the_reward(play, recipe):
     result = play("--recipe", str(recipe), typed=["find_person name=Ana", "answer She is in Lima."])
     assert result.returncode == 0, result.stderr
     for shown in ("Where is Ana?", "find_person", "Ana: Lima, America/Lima", "reward of this turn", "efficiency"):
@@ -73,7 +91,7 @@ def test_the_person_sees_prompt_tools_observation_and_the_parts_of_the_reward(re
     assert result.stdout.rstrip().endswith("solved")
 
 
-def test_a_typing_mistake_costs_no_turn_and_a_wrong_call_costs_one(recipe):
+def test_a_typing_mistake_costs_no_turn_and_a_wrong_call_costs_one(play, recipe):
     typed = ["find_persn name=Ana", "find_person who=Ana", "find_person name=Ana", "answer Lima"]
     result = play("--recipe", str(recipe), typed=typed)
     assert "did you mean 'find_person'" in result.stdout
@@ -81,7 +99,7 @@ def test_a_typing_mistake_costs_no_turn_and_a_wrong_call_costs_one(recipe):
     assert result.stdout.rstrip().endswith("not solved")
 
 
-def test_questions_are_answered_and_leaving_shows_what_was_reached(recipe):
+def test_questions_are_answered_and_leaving_shows_what_was_reached(play, recipe):
     result = play("--recipe", str(recipe), typed=["tools", "schema find_person", "solution"])
     assert result.returncode == 0, result.stderr
     assert '"required"' in result.stdout
@@ -89,7 +107,7 @@ def test_questions_are_answered_and_leaving_shows_what_was_reached(recipe):
     assert "not solved" in result.stdout
 
 
-def test_a_task_of_another_world_is_refused(recipe):
+def test_a_task_of_another_world_is_refused(play, recipe):
     lines = (MARKET / "train.jsonl").read_text().splitlines()
     task = next(json.loads(line) for line in lines if '"fmp_get_quote"' in line)
     task["tools"], task["calls"], task["state"] = ["find_person"], [], []
@@ -100,7 +118,7 @@ def test_a_task_of_another_world_is_refused(recipe):
     assert "serves no offline world" in result.stderr
 
 
-def test_an_unknown_task_is_refused_with_the_nearest_one():
+def test_an_unknown_task_is_refused_with_the_nearest_one(play):
     result = play("train-post-price-0001", typed=[])
     assert result.returncode == 2
     assert "did you mean 'train-post-price-001'" in result.stderr

@@ -26,7 +26,7 @@ def upstream(monkeypatch):
 class LiveWorkspace:
     """`async with` of a live chat whose clock the test moves."""
 
-    def __init__(self, upstream, deadline_s=5.0):
+    def __init__(self, upstream, deadline_s=30.0):
         self.now = 0.0
         self._upstream = Upstream("slack", upstream.url, deadline_s=deadline_s)
         self.chat = LiveChat(self._upstream, clock=lambda: self.now)
@@ -101,7 +101,7 @@ async def test_a_listing_that_fails_fails_for_all_who_wait_and_the_next_one_star
 
 
 async def test_a_failed_listing_that_nobody_waits_for_any_more_troubles_nobody(upstream):
-    async with LiveWorkspace(upstream, deadline_s=0.2) as workspace:
+    async with LiveWorkspace(upstream, deadline_s=2.0) as workspace:
         with upstream.failing(Trouble.SILENT):
             waiting = asyncio.create_task(workspace.chat.channels())
             await asyncio.sleep(0)

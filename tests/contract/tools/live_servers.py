@@ -16,7 +16,7 @@ def script_spec(script: str, *args: str, name: str = "faulty") -> ServerSpec:
     return ServerSpec(name=name, command=sys.executable, args=(str(HERE / script), *args))
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for something that no event announces, such as the end of a process."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the operating system sends no asyncio event

@@ -193,18 +193,18 @@ async def test_a_server_whose_port_never_answers_is_given_up_and_ended(tmp_path)
     script = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     spec = ServerSpec(
         name="deaf", url="http://127.0.0.1:{port}/mcp",
-        settings=ServerSettings(start=(sys.executable, "-c", script, "{port}"), start_deadline_s=1.0),
+        settings=ServerSettings(start=(sys.executable, "-c", script, "{port}"), start_deadline_s=3.0),
     )  # fmt: skip
-    with pytest.raises(ServerStartError, match="server 'deaf' did not start: it was not ready within 1 s"):
+    with pytest.raises(ServerStartError, match="server 'deaf' did not start: it was not ready within 3 s"):
         await ServerConnection(spec, log=tmp_path / "server.log").__aenter__()
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 async def test_a_stdio_server_that_never_shakes_hands_is_given_up_and_ended(tmp_path):
     script = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    settings = ServerSettings(start_deadline_s=1.0)
+    settings = ServerSettings(start_deadline_s=3.0)
     spec = ServerSpec(name="deaf", command=sys.executable, args=("-c", script), settings=settings)
-    with pytest.raises(ServerStartError, match="it was not ready within 1 s"):
+    with pytest.raises(ServerStartError, match="it was not ready within 3 s"):
         await ServerConnection(spec, log=tmp_path / "logs" / "server.log").__aenter__()
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
@@ -236,7 +236,8 @@ async def test_a_server_started_by_someone_else_is_found_again_after_it_came_bac
             await guest.call("crash", {}, 20.0)
         with pytest.raises(ServerLostError, match="server 'guest' went away") as lost:
             await guest.call("echo", {"text": "x"}, 20.0)
-        assert not lost.value.delivered
+        # A connection that the dying process had still accepted breaks while it is read, and tells nothing.
+        assert not lost.value.delivered or "(ReadError)" in lost.value.what
         assert await text(owned, "echo", {"text": "x"}) == "x"
         assert await text(guest, "echo", {"text": "x"}) == "x"
         assert owned.restarts == 1

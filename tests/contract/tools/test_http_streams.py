@@ -4,7 +4,6 @@
 
 import asyncio
 import json
-import time
 from contextlib import suppress
 from functools import partial
 
@@ -272,7 +271,9 @@ async def test_without_a_session_404_is_no_lost_session():
 
 
 @pytest.mark.parametrize("behaviour", ["reset", "500", "silence"])
-async def test_a_notification_that_fails_or_is_never_answered_holds_up_nothing(behaviour):
+async def test_a_notification_that_fails_or_is_never_answered_holds_up_nothing(behaviour, monkeypatch):
+    monkeypatch.setattr("mcprl.tools.transports.http._NOTIFY_S", 300.0)  # it is not given up, and still in nobody's way
+
     async def handler(upcall):
         if upcall.method == "POST" and upcall.rpc_method == "notifications/roots/list_changed":
             got.append(1)
@@ -289,9 +290,8 @@ async def test_a_notification_that_fails_or_is_never_answered_holds_up_nothing(b
     async with upstream("legacy", handler) as served, client_of(served.url) as client:
         await client.session.send_notification(RootsListChangedNotification())
         await eventually(lambda: got == [1])
-        started = time.perf_counter()
-        await call_echo(client)
-        assert time.perf_counter() - started < 3
+        async with asyncio.timeout(30):
+            await call_echo(client)
 
 
 async def test_answers_that_come_while_the_session_is_ended_do_no_harm():

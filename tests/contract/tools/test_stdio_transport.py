@@ -204,13 +204,16 @@ async def test_calls_in_flight_end_at_once_when_the_server_is_killed(faulty):
     assert faulty.ended.is_set()
 
 
-async def test_a_server_that_does_not_read_delays_only_those_who_call_it_and_only_until_their_deadlines(flooding):
+async def test_a_server_that_does_not_read_delays_only_those_who_call_it_and_only_until_their_deadlines(
+    flooding, monkeypatch
+):
+    # How long the SDK waits for a cancellation to be written. Of 5 s, a busy machine may take as much itself.
+    monkeypatch.setattr("mcp.shared.jsonrpc_dispatcher._ABANDON_WRITE_TIMEOUT", 300.0)
     await flooding.text("deaf")
-    started = asyncio.get_running_loop().time()
     calls = [asyncio.wait_for(flooding.client.call_tool("echo", {"text": "x" * 100_000}), 0.5) for _ in range(20)]
-    results = await asyncio.gather(*calls, return_exceptions=True)
+    async with asyncio.timeout(DEADLINE_S):
+        results = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(result) for result in results} == {TimeoutError}
-    assert asyncio.get_running_loop().time() - started < 4.0, "the SDK waits 5 s for a cancellation to be written"
     assert not flooding.ended.is_set()
 
 

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import pytest_asyncio
 from live_servers import is_alive, script_spec
 
 from mcprl.errors import (
@@ -23,15 +24,20 @@ from mcprl.errors import (
 from mcprl.records import ToolCall
 from mcprl.tools import Toolbox, load_server_specs
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 def call(name, /, **arguments):
     return ToolCall(name=name, arguments=arguments)
 
 
-@pytest.fixture
-async def lease(stdio_spec, tmp_path):
-    async with Toolbox([stdio_spec], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lease(tmp_path_factory):
+    """One process for all tests that only call it; none of them may harm it."""
+    specs = [script_spec("faulty_server.py")]
+    async with Toolbox(specs, log_dir=tmp_path_factory.mktemp("logs")) as toolbox, toolbox.lease(None) as lease:
         yield lease
+        assert toolbox.restarts == 0
 
 
 async def test_tools_of_several_servers_make_one_catalog_and_answer_in_one_lease(time_spec, directory_spec, tmp_path):
@@ -148,7 +154,7 @@ async def test_every_kind_of_content_becomes_text(lease, tool, text):
     assert (observation.text, observation.fault) == (text, None)
 
 
-async def test_a_lease_of_a_tool_that_no_server_lists_is_refused(lease, stdio_spec, tmp_path):
+async def test_a_lease_of_a_tool_that_no_server_lists_is_refused(stdio_spec, tmp_path):
     async with Toolbox([stdio_spec], log_dir=tmp_path) as toolbox:
         with pytest.raises(UnknownToolError, match=r"E-TOOL-003 no server lists a tool 'ecko'.*did you mean 'echo'"):
             async with toolbox.lease(["ecko"]):
@@ -179,7 +185,7 @@ async def test_no_servers_are_an_empty_catalog(tmp_path):
         await Toolbox([], log_dir=tmp_path).__aenter__()
 
 
-def test_servers_do_not_outlive_a_loop_that_is_interrupted(stdio_spec, tmp_path):
+async def test_servers_do_not_outlive_a_loop_that_is_interrupted(stdio_spec, tmp_path):
     # An interrupted `asyncio.run` cancels every task at once, the owners of the connections among them.
     script = f"""
 import asyncio, os, signal
@@ -194,6 +200,7 @@ async def main():
         await asyncio.Event().wait()
 asyncio.run(main())
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", script]
+    run = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=240)
     assert "KeyboardInterrupt" in run.stderr
     assert not is_alive(int(run.stdout))

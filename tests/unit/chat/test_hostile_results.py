@@ -225,6 +225,6 @@ def test_every_text_of_a_value_is_defused_keys_too(chat_of):
 def test_a_megabyte_of_markers_is_defused_in_seconds(chat_of, untraced):
     control = chat_of("llama-3")._control_text
     for flood in ("<|eot_id|>" * 100_000, "<|reserved_special_token_" * 40_000, "<" * 1_000_000):
-        started = time.perf_counter()
+        started = time.thread_time()
         control.defused(flood)
-        assert time.perf_counter() - started < 10
+        assert time.thread_time() - started < 10

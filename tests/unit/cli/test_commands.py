@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -134,7 +133,6 @@ def test_a_task_that_names_an_unknown_tool_stops_training_before_any_model_is_lo
     lines = [{"id": f"t{n}", "prompt": "Hi", "answer": "Hi"} for n in range(3)]
     lines.append({"id": "d03", "prompt": "Hi", "calls": [{"tool": "find_persn", "arguments": {}}]})
     tasks.write_text("\n".join(json.dumps(line) for line in lines))
-    started = time.monotonic()
     result = mcprl(
         *("train", HELLO, "--set", f"tasks.train={tasks}", "--set", f"training.outputs={tmp_path / 'runs'}"),
         # A model that does not exist: reaching for it would be another error.
@@ -146,7 +144,6 @@ def test_a_task_that_names_an_unknown_tool_stops_training_before_any_model_is_lo
     assert "Traceback" not in result.stderr
     assert "starting the tool servers" in result.stdout
     assert "sampler" not in result.stdout
-    assert time.monotonic() - started < 90
 
 
 def run_main(monkeypatch, error: McprlError) -> int:

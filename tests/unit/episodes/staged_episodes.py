@@ -121,7 +121,7 @@ class RecordingSampler:
             token_ids=ids,
             logprobs=tuple(-0.125 * (1 + i % 7) for i in range(len(ids))),
             finish=FinishReason.LENGTH if cut else FinishReason.STOP,
-            weights_version=self._version,
+            weights_versions=(self._version,) * len(ids),
         )
 
 

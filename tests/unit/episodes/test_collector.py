@@ -41,9 +41,25 @@ class Runner:
         return made_trajectory(task.id, member, attempt=attempt, step=step, reward=float(member))
 
 
-async def collect(play: Play, *tasks: str, heard: list | None = None, **settings):
+class KeptInMemory:
+    """A journal without a disk. An episode is kept when it has been waited for `permission`."""
+
+    def __init__(self, *kept: Trajectory) -> None:
+        self.kept = list(kept)
+        self.permission = asyncio.Event()
+        self.permission.set()
+
+    async def add(self, trajectory: Trajectory) -> None:
+        await self.permission.wait()
+        self.kept.append(trajectory)
+
+    def finished(self, step: int) -> dict[tuple[str, int], Trajectory]:
+        return {(t.task_id, t.member): t for t in self.kept if t.step == step}
+
+
+async def collect(play: Play, *tasks: str, heard: list | None = None, journal: KeptInMemory | None = None, **settings):
     runner = Runner(play)
-    collector = Collector(runner, EpisodesConfig(**({"group_size": 3} | settings)))
+    collector = Collector(runner, EpisodesConfig(**({"group_size": 3} | settings)), journal)
     outcomes = heard if heard is not None else []
     return runner, await collector.collect([make_task(name) for name in tasks], 4, outcomes.append)
 
@@ -184,3 +200,62 @@ async def test_cancelling_a_step_ends_its_episodes():
 async def test_without_trouble_each_member_runs_once():
     runner, _ = await collect(at_once, "a")
     assert runner.started == [("a", 0, 0), ("a", 1, 0), ("a", 2, 0)]
+
+
+async def test_episodes_that_the_journal_has_are_used_and_not_played_again():
+    kept = [made_trajectory("a", 2, step=4, reward=9.0), made_trajectory("b", 0, step=4)]
+    journal, heard = KeptInMemory(*kept, made_trajectory("a", 0, step=3)), []
+    runner, groups = await collect(at_once, "a", "b", heard=heard, journal=journal)
+    assert sorted(runner.started) == [("a", 0, 0), ("a", 1, 0), ("b", 1, 0), ("b", 2, 0)]
+    assert [t.reward for t in groups[0].trajectories] == [0.0, 1.0, 9.0]
+    assert sorted((t.task_id, t.member) for t in heard) == [(name, member) for name in "ab" for member in range(3)]
+    assert len(journal.finished(4)) == 6
+    assert len(journal.kept) == 7  # none was kept twice
+
+
+async def test_an_episode_counts_as_finished_only_once_it_is_kept():
+    journal, heard = KeptInMemory(), []
+    journal.permission.clear()
+    collecting = asyncio.create_task(collect(at_once, "a", heard=heard, journal=journal))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert heard == []
+    assert not collecting.done()
+    journal.permission.set()
+    _, groups = await collecting
+    assert tuple(journal.kept) == groups[0].trajectories
+
+
+async def test_with_spares_the_first_to_finish_make_the_group_and_the_others_are_ended():
+    async def two_hang(task: str, member: int, attempt: int) -> None:
+        if member in (0, 3):
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(10):
+        runner, groups = await collect(two_hang, "a", spares=2)
+    assert [t.member for t in groups[0].trajectories] == [1, 2, 4]
+    assert sorted(runner.cancelled) == [("a", 0, 0), ("a", 3, 0)]
+
+
+async def test_draining_starts_nothing_more_and_waits_for_what_is_alive():
+    release, started = asyncio.Event(), asyncio.Event()
+
+    async def hold(task: str, member: int, attempt: int) -> None:
+        started.set()
+        await release.wait()
+
+    runner, journal = Runner(hold), KeptInMemory()
+    collector = Collector(runner, EpisodesConfig(group_size=3, max_concurrent=1), journal)
+    collecting = asyncio.create_task(collector.collect([make_task("a")], 0, lambda _: None))
+    await started.wait()
+    draining = asyncio.create_task(collector.drain())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not draining.done()
+    release.set()
+    async with asyncio.timeout(10):
+        await draining
+    assert len(journal.kept) == len(runner.started) == 1
+    collecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await collecting

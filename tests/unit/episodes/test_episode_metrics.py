@@ -66,6 +66,7 @@ def test_every_figure_is_the_one_counted_by_hand(groups):
             "stop_cut_by_length": 0.25,
             "stop_turn_limit": 0.25,
             "stop_context_limit": 0.0,
+            "stop_deadline": 0.0,
         }
     )
 

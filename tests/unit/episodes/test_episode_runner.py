@@ -156,10 +156,49 @@ async def test_an_episode_past_its_deadline_is_lost_and_gives_its_tools_back(sta
         return ""
 
     tools = FunctionTools(echo=lambda text: text)
-    runner, sampler = stage(never, tools=tools, deadline_s=0.05)
-    with pytest.raises(EpisodeDeadlineError, match=r"episode 2 of task task took longer than 0\.05 s"):
+    runner, sampler = stage(never, tools=tools, deadline_s=1.5)
+    with pytest.raises(EpisodeDeadlineError, match=r"episode 2 of task task took longer than 1\.5 s"):
         await play(runner, member=2)
     assert len(sampler.requests) == 1
+    assert tools.open_leases == 0
+
+
+async def test_an_episode_whose_own_turns_took_the_time_ends_at_its_deadline_and_is_scored(stage):
+    async def slow() -> str:
+        await asyncio.sleep(1.8)  # more than half of the deadline, in a turn that ends
+        return "slept"
+
+    async def never() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    tools = FunctionTools(slow=slow, never=never, _look=lambda: "blue")
+    runner, sampler = stage(calling("slow"), calling("never"), tools=tools, deadline_s=3.0)
+    trajectory = await play(runner, state=(ExpectedState(tool="_look", texts=(Contains(text="blue"),)),))
+    assert trajectory.stop is StopReason.DEADLINE
+    assert [turn.observations[0].text for turn in trajectory.turns] == ["slept"]
+    assert trajectory.sampled[-1]  # the turn under way is gone, and so is what was shown before it
+    assert sum(trajectory.sampled) == len(trajectory.turns[0].sampled_ids)
+    assert trajectory.reward_parts["unanswered"] == 1.0
+    assert trajectory.reward_parts["state"] == 1.0  # the world was still asked
+    assert sum(turn.reward for turn in trajectory.turns) == pytest.approx(trajectory.reward)
+    assert len(sampler.requests) == 2
+    assert tools.open_leases == 0
+
+
+async def test_an_episode_whose_last_look_at_the_world_never_ends_is_lost(stage):
+    async def slow() -> str:
+        await asyncio.sleep(1.8)
+        return "slept"
+
+    async def never() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    tools = FunctionTools(slow=slow, never=never, _look=never)
+    runner, _ = stage(calling("slow"), calling("never"), tools=tools, deadline_s=3.0)
+    with pytest.raises(EpisodeDeadlineError):
+        await play(runner, state=(ExpectedState(tool="_look", texts=(Contains(text="blue"),)),))
     assert tools.open_leases == 0
 
 
@@ -191,7 +230,7 @@ async def test_an_episode_also_leases_the_tools_that_its_goal_asks_about_the_wor
     runner, _ = stage(f"Hello.{END}", tools=tools, deadline_s=77.0)
     blue = ExpectedState(tool="_look", texts=(Contains(text="blue"),))
     trajectory = await play(runner, tools=("echo",), answer=None, state=[blue, blue])
-    assert (tools.leased, tools.probes, tools.lives_s) == ([("echo",)], [("_look",)], [77.0])
+    assert (tools.leased, tools.probes, tools.lives_s) == ([("echo",)], [("_look",)], [pytest.approx(77.0 * 1.2)])
     assert trajectory.reward_parts["state"] == trajectory.reward == 1.0
 
 

@@ -15,7 +15,8 @@ from mcprl.goals import Contains, ExpectedCall, Goal
 from mcprl.records import Group, StopReason, Task, Trajectory
 from mcprl.samplers.scripted import ScriptedSampler
 from mcprl.tools import Toolbox
-from mcprl.training import RunFolder, read_trajectories
+from mcprl.training.folder import RunFolder
+from mcprl.training.trajectory_files import read_trajectories
 
 FIND = {"name": "find_person", "arguments": {"name": "Grace"}}
 CONVERT = {

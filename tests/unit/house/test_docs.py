@@ -28,7 +28,7 @@ def test_the_site_builds_without_a_warning():
 
 def test_marked_snippets_run_and_others_are_counted(tmp_path: Path):
     page = tmp_path / "page.md"
-    page.write_text("<!-- run -->\n```bash\ncd src && ls mcprl/errors.py\n```\n\n```bash\nexit 1\n```\n")
+    page.write_text("<!-- run -->\n```bash\ncd src && ls mcprl/records.py\n```\n\n```bash\nexit 1\n```\n")
     result = docs("snippets", str(page))
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1 snippets executed, 1 not executed, 0 failed" in result.stdout

@@ -20,6 +20,7 @@ BASE = {
     "seeds",
     "processes",
     "concurrency",
+    "durable",
     "redact",
     "verdicts",
     "world",

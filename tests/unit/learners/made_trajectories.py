@@ -16,7 +16,6 @@ from mcprl.algorithms import Masks, make_batch
 from mcprl.config import AlgorithmConfig, LearnerConfig, ModelConfig, RunConfig, ServersConfig, TasksConfig
 from mcprl.goals import Goal
 from mcprl.learners import TorchLearner
-from mcprl.learners.crew import Solo
 from mcprl.learners.layout import lay_out_rows, lay_out_tree
 from mcprl.learners.lessons import Lesson, Pack, make_pack, plain_lessons
 from mcprl.learners.policy import Policy
@@ -154,18 +153,15 @@ def plain_pack(
     return make_pack(lessons, layout, admissible_NW, device), lessons
 
 
-class _KeepsGradients(Solo):
-    """Looks at the gradients where another would make a step of them."""
+def gradient_of(learner: TorchLearner, batch: Batch) -> tuple[float, Tensor]:
+    """The loss of a batch's first minibatch and the gradient that a step would be made of. No step is made, then or
+    later."""
+    optimisation: Any = learner._optimisation
+    kept: list[Tensor] = []
 
-    def __init__(self) -> None:
-        self.kept: list[Tensor] = []
-
-    def step(self, optimisation: Any) -> float:
-        self.kept.append(flat([p.grad for p in optimisation.parameters]).clone())
+    def step() -> float:
+        kept.append(flat([p.grad for p in optimisation.parameters]).clone())
         return 0.0
 
-
-def gradient_of(learner: TorchLearner, batch: Batch) -> tuple[float, Tensor]:
-    """The loss of a batch's first minibatch and the gradient that a step would be made of."""
-    learner._crew = crew = _KeepsGradients()
-    return learner._update(batch).metrics["loss"], crew.kept[0]
+    optimisation.step = step
+    return learner._update(batch).metrics["loss"], kept[0]

@@ -7,6 +7,7 @@ The processes here are stand-ins that speak the protocol and compute nothing: wh
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from made_trajectories import make_config
 
-from mcprl.errors import BadValueError, LearnerLostError, ParityError
+from mcprl.errors import BadValueError, LearnerLostError, ParityError, StorageError
 from mcprl.learners import spread_learner
 from mcprl.learners.messages import Answer
 from mcprl.learners.spread_learner import SpreadLearner
@@ -74,6 +75,21 @@ async def test_all_processes_hear_the_same_and_the_first_one_answers(learner, tm
     assert running(pids) == []
 
 
+async def test_a_state_is_saved_by_all_processes_into_one_folder(learner, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    async with learner(ANSWER, ANSWER) as held:
+        await held.save_state(Path("state"))
+        heard = [pickle.loads((tmp_path / "scripts" / f"heard-{rank}").read_bytes()) for rank in (0, 1)]
+        assert heard == [("save_state", tmp_path / "state")] * 2
+
+
+async def test_a_disk_without_room_in_one_process_arrives_as_a_fault_of_storage(learner):
+    full = StorageError("writing failed: No space left on device", fix="free space")
+    async with learner(ANSWER, ANSWER, answers=(Answer(), Answer(error=full))) as held:
+        with pytest.raises(StorageError, match="No space left"):
+            await held.save_state(Path("state"))
+
+
 async def test_an_error_of_mcprl_arrives_as_it_was_and_ends_those_who_wait_for_its_process(learner):
     own = ParityError("they differ", fix="use the same dtype")
     async with learner(WAIT, ANSWER, answers=(Answer(), Answer(error=own))) as held:
@@ -92,8 +108,12 @@ async def test_a_process_that_ends_is_named_with_its_exit_code_and_the_end_of_it
             await held.read(())
 
 
-async def test_a_killed_process_is_blamed_and_not_the_one_that_failed_by_it(learner):
-    async with learner(DIE, "time.sleep(0.2); " + KILLED) as held:
+async def test_a_killed_process_is_blamed_and_not_the_one_that_failed_by_it(learner, tmp_path):
+    failing = 'os.open(folder / "alive", os.O_WRONLY); ' + DIE
+    killed_later = '(folder / "alive").read_bytes(); ' + KILLED  # to the end, which is that of the other process
+    made = learner(failing, killed_later)
+    os.mkfifo(tmp_path / "scripts" / "alive")
+    async with made as held:
         with pytest.raises(LearnerLostError, match=r"process 1 of 2 .* exit code -9.*lack of memory"):
             await held.read(())
 

@@ -74,7 +74,7 @@ async def test_sampler_and_learner_agree_again_after_the_new_weights_are_publish
         after = await sampler.sample(request((9, 8, 7, 6), seed=99))
     trajectory = make_trajectory([9, 8, 7, 6, *after.token_ids], "cccc" + "s" * len(after.token_ids), temperature=0.8)
     assert list(after.logprobs) == pytest.approx(naive_logprobs(learner.policy, trajectory)[4:], abs=1e-5)
-    assert after.weights_version == 1
+    assert set(after.weights_versions) == {1}
     assert max(abs(a - b) for a, b in zip(after.logprobs, before.logprobs, strict=True)) > 1e-3
 
 
@@ -184,7 +184,6 @@ def test_the_saved_adapter_is_whole_and_is_the_learners_policy(tiny_model, make_
     learner = make_learner()
     batch = ragged_batch(tiny_model)
     first = learner._update(batch).weights
-    learner._config = make_config(max_parity_error=100.0)  # the second update is off-policy on purpose
     second = learner._update(batch).weights
     assert (first.version, second.version) == (1, 2)
     assert sorted(path.name for path in learner._folder.iterdir()) == ["v1", "v2"]

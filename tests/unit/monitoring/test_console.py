@@ -13,7 +13,7 @@ from rich.console import Console
 from mcprl.config import ModelConfig, RunConfig, ServersConfig, TasksConfig
 from mcprl.monitoring.console import StageConsole, TrainingConsole, print_summary
 from mcprl.records import LostEpisode
-from mcprl.training import Summary
+from mcprl.training.summary import Summary
 from mcprl.verdicts import Severity, Verdict
 
 CONFIG = RunConfig.model_validate(
@@ -44,7 +44,7 @@ METRICS = {
     "alignment": 1.0,
     "parity_ratio_mean_abs_error": 3.1e-06,
     "parity_logprob_max_abs_error": 4.2e-05,
-    "collect_s": 20.0,
+    "wait_s": 20.0,
     "update_s": 10.0,
     "sampled_tokens": 640.0,
 }

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
-from vllm_stand_in import FULL, LORA, REQUEST, altered, answering, make_sampler, response
+from vllm_stand_in import FULL, GENERATE, LORA, REQUEST, altered, answering, make_sampler, response, standing_in
 
 from mcprl.errors import BadValueError, SamplerLostError
 from mcprl.records import Weights
+from mcprl.samplers.vllm_turns import read_completion
 
 
 @pytest.mark.parametrize(("learner", "kind"), [(LORA, "model"), (FULL, "adapter")])
@@ -34,43 +36,43 @@ def whole_weights_answer(path: str, body: dict, **objections: list[str]) -> byte
     if path == "/collective_rpc":
         wrong = objections.get(body["method"], [])
         return response("200 OK", json.dumps({"results": [{"objections": []}, {"objections": wrong}]}))
-    if path == "/reset_prefix_cache":
-        return response("200 OK", json.dumps({"success": "keeps_its_cache" not in objections}))
-    spans = [{"version": version, "start": 0, "end": 1} for version in objections.get("versions", ["7"])]
-    return response("200 OK", json.dumps(altered(weight_versions=spans) if "generate" in path else {}))
+    spans = [{"version": "7", "start": 0, "end": 2}]
+    return response("200 OK", json.dumps(altered(weight_versions=spans) if path == GENERATE else {}))
 
 
-async def test_whole_weights_are_loaded_at_rest_and_the_cache_is_forgotten_before_the_server_goes_on(tmp_path, whole):
+CHANGE = ["/pause?mode=keep&clear_cache=true", "load_model_folder", "/update_weight_version", "/resume"]
+
+
+async def test_whole_weights_are_loaded_at_rest_with_an_empty_cache_before_the_server_goes_on(tmp_path, whole):
     async with answering(tmp_path, whole_weights_answer, FULL) as (sampler, seen):
         assert await sampler.publish(whole) == whole
         assert await sampler.publish(whole) == whole  # in force already
         await sampler.publish(Weights(version=0))
-    load = "load_model_folder"
-    change = ["/pause?mode=wait&clear_cache=false", load, "/reset_prefix_cache", "/update_weight_version", "/resume"]
-    assert [body.get("method", path) for path, body in seen] == ["compare_model_folder", *change, *change]
-    folders = [body["kwargs"]["folder"] for _, body in seen if body.get("method") == load]
+    assert [body.get("method", path) for path, body in seen] == ["compare_model_folder", *CHANGE, *CHANGE]
+    folders = [body["kwargs"]["folder"] for _, body in seen if body.get("method") == "load_model_folder"]
     assert folders == [str(whole.model), None]
     assert [body["new_version"] for path, body in seen if path == "/update_weight_version"] == ["1", "0"]
 
 
-@pytest.mark.parametrize(("named", "version"), [("default", 0), ("7", 7)])
-async def test_where_all_weights_are_trained_the_server_says_which_version_sampled(tmp_path, named, version):
-    def answer(path: str, body: dict) -> bytes:
-        return whole_weights_answer(path, body, versions=[named])
+@pytest.mark.parametrize(
+    ("spans", "versions"),
+    [
+        ([("default", 0, 2)], (0, 0)),
+        ([("7", 0, 2)], (7, 7)),
+        ([("default", 0, 1), ("1", 1, 2)], (0, 1)),
+        ([("1", 0, 1), ("1", 1, 1), ("3", 1, 2)], (1, 3)),
+    ],
+)
+async def test_where_all_weights_are_trained_the_server_says_which_version_sampled_each_token(spans, versions):
+    said = [{"version": version, "start": start, "end": end} for version, start, end in spans]
+    assert read_completion(altered(weight_versions=said), REQUEST, None).weights_versions == versions
 
-    async with answering(tmp_path, answer, FULL) as (sampler, seen):
-        done = await sampler.sample(REQUEST)
-    assert done.weights_version == version
-    assert seen[0][1]["model"] == "base"
 
-
-async def test_a_turn_sampled_by_two_versions_is_refused(tmp_path):
-    def answer(path: str, body: dict) -> bytes:
-        return whole_weights_answer(path, body, versions=["7", "8"])
-
-    async with answering(tmp_path, answer, FULL) as (sampler, _):
-        with pytest.raises(SamplerLostError, match=r"by weights \['7', '8'\]"):
-            await sampler.sample(REQUEST)
+@pytest.mark.parametrize("spans", [[], [("7", 0, 1)], [("7", 1, 2)], [("7", 0, 3)], [("7", 0, 1), ("8", 0, 2)]])
+async def test_a_turn_whose_tokens_have_no_version_or_several_is_refused(spans):
+    said = [{"version": version, "start": start, "end": end} for version, start, end in spans]
+    with pytest.raises(SamplerLostError, match="does not say by which weights"):
+        read_completion(altered(weight_versions=said), REQUEST, None)
 
 
 async def test_another_model_is_refused_before_the_server_comes_to_rest(tmp_path, whole):
@@ -84,33 +86,33 @@ async def test_another_model_is_refused_before_the_server_comes_to_rest(tmp_path
         assert (await sampler.sample(REQUEST)).token_ids == (7, 8)
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [("load_model_folder", "lacks weights .* among them a, b, c"), ("keeps_its_cache", "did not forget")],
-)
-async def test_after_a_publication_that_failed_half_way_nothing_is_sampled(tmp_path, whole, fault, reason):
+@pytest.mark.parametrize("fault", ["lacking", "failing"])
+async def test_a_publication_that_fails_half_way_ends_the_server_and_the_old_weights_stay_in_force(
+    tmp_path, whole, fault
+):
+    """Some layers may be new and others old: nothing is ever sampled from those."""
+    later = replace(whole, version=2)
+
     def answer(path: str, body: dict) -> bytes:
-        return whole_weights_answer(path, body, **{fault: ["a", "b", "c", "d"]})
-
-    async with answering(tmp_path, answer, FULL) as (sampler, seen):
-        with pytest.raises(SamplerLostError, match=reason):
-            await sampler.publish(whole)
-        asked = len(seen)
-        assert "/resume" not in {path for path, _ in seen}
-        for attempt in (sampler.sample(REQUEST), sampler.publish(Weights(version=0))):
-            with pytest.raises(SamplerLostError, match="a mixture of two versions"):
-                await attempt
-        assert len(seen) == asked
-
-
-async def test_a_server_that_fails_while_it_loads_is_not_sampled_from_again(tmp_path, whole):
-    def answer(path: str, body: dict) -> bytes:
-        if body.get("method") == "load_model_folder":
-            return response("500 Oops", "shapes differ", "text/plain")
+        if body.get("method") == "load_model_folder" and stand_in.starts == 1 and sampler_has_version_1:
+            if fault == "failing":
+                return response("500 Oops", "shapes differ", "text/plain")
+            return whole_weights_answer(path, body, load_model_folder=["a", "b", "c", "d"])
         return whole_weights_answer(path, body)
 
-    async with answering(tmp_path, answer, FULL) as (sampler, _):
-        with pytest.raises(SamplerLostError, match="shapes differ"):
-            await sampler.publish(whole)
-        with pytest.raises(SamplerLostError, match="a mixture of two versions"):
-            await sampler.sample(REQUEST)
+    sampler_has_version_1 = False
+    async with standing_in(tmp_path, answer, FULL) as (sampler, stand_in):
+        await sampler.publish(whole)
+        sampler_has_version_1 = True
+        with pytest.raises(
+            SamplerLostError, match={"lacking": "among them a, b, c", "failing": "shapes differ"}[fault]
+        ):
+            await sampler.publish(later)
+        assert (await sampler.sample(REQUEST)).weights_versions == (7, 7)
+        assert await sampler.publish(later) == later
+    assert (stand_in.starts, sampler.restarts) == (2, 1)
+    asked = [body.get("method", path) for path, body in stand_in.seen]
+    check = "compare_model_folder"
+    assert asked == [check, *CHANGE, check, *CHANGE[:2], *CHANGE, GENERATE, check, *CHANGE]
+    restored = [body["new_version"] for path, body in stand_in.seen if path == "/update_weight_version"]
+    assert restored == ["1", "1", "2"]

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-import httpx2
 import pytest
 from vllm_stand_in import ANSWER, FULL, LORA, MODEL, REQUEST, SAMPLING, altered, answering, make_sampler, response
 
@@ -24,9 +24,11 @@ from mcprl.errors import (
     SamplerLostError,
     SamplerStartError,
 )
+from mcprl.processes import ChildProcess
 from mcprl.records import FinishReason, Weights
-from mcprl.samplers import vllm
+from mcprl.samplers import vllm_process
 from mcprl.samplers.vllm_server import server_argv, server_env
+from mcprl.samplers.vllm_turns import read_completion
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_adapters_may_change_while_the_server_runs(installed, tuning):
     learner = LearnerConfig(tuning=tuning)
     argv, env = server_argv(MODEL, SAMPLING, learner, port=1), server_env(SAMPLING, learner)
     assert "--enable-lora" in argv
-    assert option(argv, "--max-loras") == "2"
+    assert option(argv, "--max-loras") == "3"
     assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert "--worker-extension-cls" not in argv
     assert "VLLM_SERVER_DEV_MODE" not in env
@@ -114,7 +116,7 @@ def test_for_whole_weights_the_server_takes_no_adapters_and_listens_to_this_mach
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
     assert option(argv, "--host") == "127.0.0.1"
     module, name = option(argv, "--worker-extension-cls").rsplit(".", 1)
-    source = Path(vllm.__file__).with_name(module.rsplit(".", 1)[1] + ".py")
+    source = Path(vllm_process.__file__).with_name(module.rsplit(".", 1)[1] + ".py")
     assert f"class {name}:" in source.read_text()
 
 
@@ -125,55 +127,55 @@ async def test_without_vllm_the_error_names_the_extra_to_install(installed, tmp_
 
 
 def test_an_answer_becomes_a_completion():
-    done = vllm._read_completion(ANSWER, REQUEST, 3)
+    done = read_completion(ANSWER, REQUEST, 3)
     assert (done.token_ids, done.logprobs) == ((7, 8), (-0.5, -0.25))
-    assert (done.finish, done.weights_version) == (FinishReason.STOP, 3)
+    assert (done.finish, done.weights_versions) == (FinishReason.STOP, (3, 3))
 
 
 def test_a_turn_that_was_cut_says_so():
-    assert vllm._read_completion(altered(finish_reason="length"), REQUEST, 0).finish is FinishReason.LENGTH
+    assert read_completion(altered(finish_reason="length"), REQUEST, 0).finish is FinishReason.LENGTH
 
 
 def test_a_turn_that_was_broken_off_is_no_turn():
     with pytest.raises(SamplerLostError, match="broke a turn off \\(abort\\)"):
-        vllm._read_completion(altered(finish_reason="abort"), REQUEST, 0)
+        read_completion(altered(finish_reason="abort"), REQUEST, 0)
 
 
 def test_under_a_grammar_a_turn_ends_only_in_the_stops_that_were_asked_for():
     held = replace(REQUEST, grammar="{}")
     own = altered(stop_reason=None)
-    assert vllm._read_completion(own, replace(held, stop_token_ids=(8,)), 0).finish is FinishReason.STOP
-    assert vllm._read_completion(altered(finish_reason="length", stop_reason=None), held, 0)
-    assert vllm._read_completion(ANSWER, held, 0).finish is FinishReason.STOP  # by its stop text
-    assert vllm._read_completion(own, REQUEST, 0).finish is FinishReason.STOP  # nothing was held
+    assert read_completion(own, replace(held, stop_token_ids=(8,)), 0).finish is FinishReason.STOP
+    assert read_completion(altered(finish_reason="length", stop_reason=None), held, 0)
+    assert read_completion(ANSWER, held, 0).finish is FinishReason.STOP  # by its stop text
+    assert read_completion(own, REQUEST, 0).finish is FinishReason.STOP  # nothing was held
     with pytest.raises(InadmissibleTokenError, match="E-SAMP-002 vLLM ended a turn with token 8"):
-        vllm._read_completion(own, held, 0)
+        read_completion(own, held, 0)
 
 
 def test_an_answer_without_logprobs_is_refused():
     with pytest.raises(MissingLogprobError, match="returned no logprobs"):
-        vllm._read_completion(altered(logprobs=None), REQUEST, 0)
+        read_completion(altered(logprobs=None), REQUEST, 0)
 
 
 @pytest.mark.parametrize("ids", [[7], [7, 9], [8, 7], [7, 8, 9]])
 def test_logprobs_of_other_tokens_than_those_returned_are_refused(ids):
     with pytest.raises(MissingLogprobError, match="belong to other tokens"):
-        vllm._read_completion(altered(token_ids=ids), REQUEST, 0)
+        read_completion(altered(token_ids=ids), REQUEST, 0)
 
 
 def test_a_prompt_that_was_not_read_whole_is_refused():
     with pytest.raises(SamplerLostError, match="read 2 prompt tokens of 3"):
-        vllm._read_completion(ANSWER | {"usage": {"prompt_tokens": 2}}, REQUEST, 0)
+        read_completion(ANSWER | {"usage": {"prompt_tokens": 2}}, REQUEST, 0)
 
 
 def test_an_answer_without_tokens_is_refused():
     with pytest.raises(MissingLogprobError, match="0 tokens"):
-        vllm._read_completion(altered(token_ids=[], logprobs={"content": []}), REQUEST, 0)
+        read_completion(altered(token_ids=[], logprobs={"content": []}), REQUEST, 0)
 
 
 def replace_program(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     argv = [sys.executable, "-c", program]
-    monkeypatch.setattr(vllm, "server_argv", lambda *_args, **_options: argv)
+    monkeypatch.setattr(vllm_process, "server_argv", lambda *_args, **_options: argv)
 
 
 async def test_a_server_that_leaves_at_its_start_is_an_error_with_the_end_of_its_log(monkeypatch, tmp_path):
@@ -185,10 +187,19 @@ async def test_a_server_that_leaves_at_its_start_is_an_error_with_the_end_of_its
 
 async def test_a_server_that_never_becomes_healthy_is_ended_at_its_deadline(monkeypatch, tmp_path):
     replace_program(monkeypatch, "import threading; threading.Event().wait()")
+    started: list[ChildProcess] = []
+    start = ChildProcess.start
+
+    async def noted(argv: list[str], **options: Any) -> ChildProcess:
+        started.append(await start(argv, **options))
+        return started[-1]
+
+    monkeypatch.setattr(ChildProcess, "start", noted)
     sampler = make_sampler(tmp_path, SamplingConfig(vllm=VllmConfig(start_deadline_s=0.3)))
     with pytest.raises(SamplerStartError, match=r"not healthy after 0\.3 s"):
         await sampler.__aenter__()
-    assert sampler._process.exit_code is not None
+    [process] = started
+    assert process.exit_code is not None
 
 
 async def test_before_it_is_entered_nothing_can_be_sampled(tmp_path):
@@ -251,16 +262,6 @@ async def test_a_server_that_hangs_up_is_lost(tmp_path):
             await sampler.sample(REQUEST)
 
 
-async def test_a_server_that_is_not_there_is_lost(tmp_path):
-    sampler = make_sampler(tmp_path)
-    async with answering(tmp_path, lambda *_: None) as (gone, _):
-        url = gone._client.base_url
-    async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
-        sampler._client = client
-        with pytest.raises(SamplerLostError, match="ConnectError"):
-            await sampler.sample(REQUEST)
-
-
 async def test_each_version_is_loaded_under_a_name_of_its_own_before_the_last_is_forgotten(tmp_path):
     def answer(path: str, _body: dict) -> bytes:
         return response("200 OK", json.dumps(ANSWER)) if "generate" in path else response("200 OK", "ok", "text/plain")
@@ -270,7 +271,7 @@ async def test_each_version_is_loaded_under_a_name_of_its_own_before_the_last_is
             await sampler.publish(Weights(version=version, adapter=tmp_path / f"v{version}"))
         done = await sampler.sample(REQUEST)
         await sampler.publish(Weights(version=0))
-    assert done.weights_version == 2
+    assert done.weights_versions == (2, 2)
     assert [(path, body.get("lora_name") or body.get("model")) for path, body in seen] == [
         ("/v1/load_lora_adapter", "v1"),
         ("/v1/load_lora_adapter", "v2"),

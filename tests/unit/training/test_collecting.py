@@ -15,7 +15,7 @@ from mcprl.episodes import Collector
 from mcprl.errors import GroupIncompleteError, ServerLostError
 from mcprl.goals import Goal
 from mcprl.records import LostEpisode, StopReason, Task, Trajectory
-from mcprl.tasks import Curriculum, TaskOrder
+from mcprl.tasks import Curriculum, Deal, TaskOrder
 from mcprl.training.collecting import collect_step
 
 REFILL = AlgorithmConfig(dead_groups="refill", max_refills=2)
@@ -69,7 +69,8 @@ def ids(groups) -> list[str]:
 def collect(order, runner: Runner, algorithm: AlgorithmConfig, *, step: int = 3, heard: list | None = None):
     collector = Collector(runner, EpisodesConfig(group_size=2, max_attempts=2))
     outcomes = heard if heard is not None else []
-    return collect_step(order, collector, step, algorithm, outcomes.append)
+    deal = Deal(tasks=order.deal(step), stand_ins=order.stand_ins(step))
+    return collect_step(deal, collector, step, algorithm, outcomes.append)
 
 
 @st.composite

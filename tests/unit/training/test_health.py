@@ -107,7 +107,7 @@ PLANTED = [
         config={"algorithm": {"kl": {"cap": 0.2}}},
         skipped="too far from the reference",
     ),
-    Planted("stale", WARN, [{"staleness_mean": 1.5, "staleness_max": 3.0}], "1.5 updates old", "old_logprobs"),
+    Planted("stale", WARN, [{"staleness_mean": 1.5, "staleness_max": 3.0}], "1.5 updates old", "max_staleness"),
     Planted("stale", BAD, [{"staleness_mean": 6.0, "staleness_max": 9.0}], "6.0 updates old", "episodes.deadline_s"),
     Planted("importance", WARN, [{"importance_cut_fraction": 0.2}], "20% of tokens", "algorithm.max_importance"),
     Planted("importance", BAD, [{"importance_cut_fraction": 0.4}], "40% of tokens", "mcprl parity"),
@@ -148,15 +148,13 @@ PLANTED = [
     Planted("unanswered", WARN, [{"stop_cut_by_length": 0.6}], "60%) turns are cut", "sampling.max_tokens"),
     Planted("unanswered", BAD, [{"stop_turn_limit": 0.9}], "95% of episodes end", "episodes.max_turns"),
     Planted("unanswered", WARN, [{"stop_context_limit": 0.5}], "outgrow the context", "model.context_tokens"),
-    Planted(
-        "reward collapse", BAD, [{"reward": 0.6}] * 5 + [{"reward": 0.1}] * 3, "best at step 5", "weights of step 5"
-    ),
+    Planted("reward collapse", BAD, [{"reward": 0.6}] * 5 + [{"reward": 0.1}] * 3, "best at step 5", "--from 5"),
     Planted(
         "reward collapse",
         WARN,
         [{"reward": 0.6}] * 5 + [{"reward": 0.1}] * 3,
         "harder tasks",
-        "weights of step 5",
+        "--from 5",
         config={"tasks": {"order": "curriculum"}},
     ),
     Planted("entropy collapse", WARN, after(3, entropy=0.15), "to 0.15 from 0.8", "algorithm.entropy (now 0)"),
@@ -167,14 +165,14 @@ PLANTED = [
         BAD,
         after(3, entropy=4.0),
         "bonus outweighs",
-        "algorithm.entropy (now 0.1), and go back to the weights of step 3",
+        "algorithm.entropy (now 0.1), and go back to step 3",
         config={"algorithm": {"entropy": 0.1}},
     ),
     Planted("critic", WARN, [{"explained_variance": -0.3}] * 8, "-0.30", "algorithm.critic.learning_rate"),
     Planted("value loss", WARN, [{}] * 8 + [{"value_loss": 0.5}] * 3, "0.5", "algorithm.critic.learning_rate"),
     Planted("KL", WARN, after(4, kl=0.7, kl_unmasked=0.7), "KL is 0.7", "go back to step 4"),
     Planted("KL", WARN, [{"kl": 0.7, "kl_unmasked": 0.7}], "KL is 0.7", "lower learner.learning_rate (now 2e-05)"),
-    Planted("KL", BAD, after(4, kl=3.5), "KL is 3.5", "go back to the weights of step 4, the last with KL below 0.5"),
+    Planted("KL", BAD, after(4, kl=3.5), "KL is 3.5", "go back to step 4, the last with KL below 0.5"),
     Planted("KL", BAD, [{"kl": 3.5}], "KL is 3.5", "start again"),
     Planted("ratio", WARN, [{"ratio_mean": 1.3}], "1.3, outside 0.8 to 1.2", "learner.max_grad_norm"),
     Planted("ratio", BAD, [{"ratio_mean": 0.4}], "0.4, outside", "learner.learning_rate"),
@@ -278,16 +276,16 @@ def test_groups_are_not_dead_where_a_value_head_judges_each_episode():
     assert health.judge({**HEALTHY, "groups_without_variance": 8.0})[0].severity is Severity.OK
 
 
-def test_ratios_of_stale_episodes_may_differ_before_the_first_step():
-    stale = {**HEALTHY, "parity_logprob_mean_abs_error": 0.4, "staleness_max": 1.0, "staleness_mean": 0.3}
-    assert Health(make_config()).judge(stale)[0].severity is Severity.OK
+def test_where_all_tokens_are_stale_nothing_is_known_of_parity():
+    stale = {name: value for name, value in HEALTHY.items() if not name.startswith("parity_")}
+    assert Health(make_config()).judge({**stale, "staleness_mean": 1.0})[0].severity is Severity.OK
 
 
 def test_a_bad_step_is_no_step_to_go_back_to():
     health = Health(make_config())
     for change in ({}, {}, {"ratio_mean": 3.0}):
         health.judge({**HEALTHY, **change})
-    assert "weights of step 2," in health.judge({**HEALTHY, "kl": 5.0})[0].fix
+    assert "go back to step 2," in health.judge({**HEALTHY, "kl": 5.0})[0].fix
 
 
 @settings(max_examples=300, deadline=None)

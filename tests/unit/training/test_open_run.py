@@ -22,9 +22,10 @@ from mcprl.config import (
 )
 from mcprl.errors import BadValueError, TaskFileError, UnknownToolError
 from mcprl.records import LostEpisode, Trajectory
-from mcprl.training import open_run, read_trajectories, train
 from mcprl.training import run as run_module
-from mcprl.training.run import make_sampler
+from mcprl.training.loop import train
+from mcprl.training.run import make_sampler, open_run
+from mcprl.training.trajectory_files import read_trajectories
 
 TINY_QWEN3 = Path(__file__).resolve().parents[3] / ".cache" / "models" / "tiny-qwen3"
 

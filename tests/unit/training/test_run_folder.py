@@ -1,148 +1,68 @@
-"""The folder of a run: its name, and that what is read back is what was written."""
+"""The folder of a run: its name and lock, what each step leaves in it, and what a resumed run finds there."""
 # R27, R28
 
 from __future__ import annotations
 
+import errno
 import json
-from dataclasses import replace
+import math
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from plain_trajectory import make_trajectory
 
 from mcprl.config import RunConfig
-from mcprl.errors import Fault
+from mcprl.errors import NoRunError, RunInUseError, StorageError
 from mcprl.goals import Goal
 from mcprl.recipe import load_recipe
-from mcprl.records import FinishReason, Group, Observation, StopReason, Task, ToolCall, Trajectory, Turn, Weights
-from mcprl.training import RunFolder, read_trajectories
+from mcprl.records import Group, Task, Weights
+from mcprl.training.folder import RunFolder
+from mcprl.training.trajectory_files import read_trajectories
 from mcprl.verdicts import Severity, Verdict
 
 RECIPE = Path(__file__).resolve().parents[3] / "recipes" / "hello-cpu.yaml"
-
-numbers = st.floats(allow_nan=False, allow_infinity=False)
-seconds = st.floats(min_value=0.0, max_value=1e6)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | numbers | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-calls = st.builds(
-    ToolCall,
-    name=st.text(max_size=8),
-    arguments=st.dictionaries(st.text(max_size=6), values, max_size=3),
-    problem=st.none() | st.text(max_size=12),
-)
-observations = st.builds(
-    Observation,
-    tool=st.text(max_size=8),
-    server=st.none() | st.text(max_size=8),
-    text=st.text(max_size=30),
-    fault=st.sampled_from([None, Fault.POLICY]),
-    latency_s=seconds,
-)
+BAD = Verdict(severity=Severity.BAD, what="all is lost", fix="begin anew", name="loss")
+FINE = Verdict(severity=Severity.OK, what="all is well", fix="")
 
 
-@st.composite
-def trajectories(draw: st.DrawFn) -> Trajectory:
-    kinds = draw(st.text(alphabet="csfx", max_size=10))
-    count = len(kinds)
-    column = st.lists(st.integers(-1, 10), min_size=count, max_size=count).map(tuple)
-    turns = st.builds(
-        Turn,
-        text=st.text(max_size=30),
-        sampled_ids=st.lists(st.integers(0, 200_000), max_size=4).map(tuple),
-        finish=st.sampled_from(FinishReason),
-        weights_version=st.integers(0, 99),
-        calls=st.lists(calls, max_size=2).map(tuple),
-        observations=st.lists(observations, max_size=2).map(tuple),
-        reward=numbers,
-    )
-    return Trajectory(
-        task_id="task",
-        step=draw(st.integers(0, 10**6)),
-        member=0,
-        attempt=draw(st.integers(0, 9)),
-        temperature=draw(st.floats(0.01, 2.0)),
-        token_ids=tuple(draw(st.lists(st.integers(0, 200_000), min_size=count, max_size=count))),
-        sampled=tuple(kind != "c" for kind in kinds),
-        forced=tuple(kind == "f" for kind in kinds),
-        fixed=tuple(kind == "x" for kind in kinds),
-        logprobs=tuple(draw(st.floats(-50.0, 0.0)) if kind != "c" else 0.0 for kind in kinds),
-        turn_index=draw(column),
-        weights_version=draw(column),
-        turns=tuple(draw(st.lists(turns, max_size=3))),
-        stop=draw(st.sampled_from(StopReason)),
-        reward=draw(numbers),
-        reward_parts=draw(st.dictionaries(st.text(max_size=6), numbers, max_size=3)),
-        duration_s=draw(seconds),
-        grammar=draw(st.none() | st.text(max_size=30)),
-        stop_token_ids=tuple(draw(st.lists(st.integers(0, 200_000), max_size=3))),
-    )
-
-
-def group_of(made: list[Trajectory]) -> Group:
+def make_group(step: int = 0) -> Group:
     task = Task(id="task", prompt=({"role": "user", "content": "?"},), goal=Goal())
-    return Group(task=task, trajectories=tuple(replace(t, member=i) for i, t in enumerate(made)))
+    return Group(task=task, trajectories=tuple(make_trajectory(step=step, member=member) for member in range(2)))
 
 
 def make_config(outputs: Path, name: str = "hello") -> RunConfig:
     return load_recipe(RECIPE, [f"training.outputs={outputs}", f"name={name}"])
 
 
+def make_weights(folder: RunFolder, version: int, text: str = "w") -> Path:
+    path = folder.weights / f"v{version}"
+    (path / "inner").mkdir(parents=True)
+    (path / "inner" / "weights").write_text(text)
+    return path
+
+
+def record(folder: RunFolder, steps: int) -> None:
+    for step in range(steps):
+        folder.record_step(step, [make_group(step)], {"reward": step / 4, "loss": -0.5}, [BAD, FINE])
+
+
+def contents(folder: RunFolder) -> dict[str, bytes]:
+    """Everything in the folder but the lock, empty folders too."""
+    return {
+        str(path.relative_to(folder.path)): path.read_bytes() if path.is_file() else b""
+        for path in folder.path.rglob("*")
+        if path.name != "lock"
+    }
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(make_config(tmp_path))
-
-
-@given(st.lists(st.lists(trajectories(), min_size=2, max_size=3), min_size=1, max_size=2))
-@settings(deadline=None, max_examples=60)
-def test_trajectories_read_back_are_those_written(tmp_path_factory, made):
-    folder = RunFolder.create(make_config(tmp_path_factory.mktemp("outputs")))
-    groups = [group_of(members) for members in made]
-    folder.record_step(3, groups, {}, [])
-    read = read_trajectories(folder.path / "trajectories" / "step-00003.parquet")
-    assert read == [t for group in groups for t in group.trajectories]
-    for trajectory in read:
-        assert isinstance(trajectory.stop, StopReason)
-        assert all(isinstance(turn, Turn) for turn in trajectory.turns)
-
-
-@pytest.mark.parametrize("levels", [100, 220, 400])
-def test_arguments_nested_as_deep_as_a_policy_likes_are_recorded(folder, levels):
-    nested: object = "core"
-    for _ in range(levels):
-        nested = [nested]
-    turn = Turn(
-        text="",
-        sampled_ids=(1,),
-        finish=FinishReason.STOP,
-        weights_version=0,
-        calls=(ToolCall(name="f", arguments={"x": nested}),),
-        observations=(Observation(tool="f", server=None, text="no", fault=Fault.POLICY),),
-    )
-    made = Trajectory(
-        task_id="task",
-        step=0,
-        member=0,
-        attempt=0,
-        temperature=1.0,
-        token_ids=(0, 1),
-        sampled=(False, True),
-        forced=(False, False),
-        fixed=(False, False),
-        logprobs=(0.0, -1.0),
-        turn_index=(-1, 0),
-        weights_version=(-1, 0),
-        turns=(turn,),
-        stop=StopReason.ANSWERED,
-        reward=0.0,
-        reward_parts={},
-    )
-    folder.record_step(0, [group_of([made, made])], {}, [])
-    read = read_trajectories(folder.path / "trajectories" / "step-00000.parquet")
-    assert json.dumps(read[0].turns[0].calls[0].arguments) == json.dumps({"x": nested})
+def folder(tmp_path: Path):
+    with RunFolder.create(make_config(tmp_path)) as folder:
+        yield folder
 
 
 def test_a_second_run_of_a_name_gets_a_number_and_touches_nothing_of_the_first(tmp_path):
@@ -154,21 +74,79 @@ def test_a_second_run_of_a_name_gets_a_number_and_touches_nothing_of_the_first(t
     assert (made[0].path / "mark").exists()
 
 
-def test_a_folder_is_ready_for_weights_logs_and_trajectories(folder):
-    assert {path.name for path in folder.path.iterdir()} == {"config.yaml", "logs", "trajectories", "weights"}
-    assert (folder.weights, folder.logs) == (folder.path / "weights", folder.path / "logs")
+def test_a_folder_is_ready_for_all_that_a_run_writes(folder):
+    inner = {"weights", "logs", "checkpoints", "journal", "trajectories"}
+    assert {path.name for path in folder.path.iterdir()} == {"config.yaml", "lock", *inner}
+    named = (folder.weights, folder.logs, folder.checkpoints, folder.journal)
+    assert [path.relative_to(folder.path).as_posix() for path in named] == ["weights", "logs", "checkpoints", "journal"]
 
 
 def test_outputs_that_can_be_no_folder_are_an_error_and_no_endless_search(tmp_path):
     (tmp_path / "outputs").symlink_to(tmp_path / "nowhere" / "at all")
-    with pytest.raises(OSError, match="outputs"):
+    with pytest.raises(StorageError, match="outputs"):
         RunFolder.create(make_config(tmp_path / "outputs"))
 
 
-def test_the_configuration_in_the_folder_is_that_of_the_run(tmp_path):
+def test_the_configuration_in_the_folder_is_that_of_the_run_and_can_be_replaced(tmp_path):
     config = make_config(tmp_path)
     folder = RunFolder.create(config)
-    assert load_recipe(folder.path / "config.yaml") == config
+    assert load_recipe(folder.config_file) == config
+    other = load_recipe(folder.config_file, ["training.steps=77"])
+    folder.rewrite_config(other)
+    assert load_recipe(folder.config_file) == other != config
+
+
+def test_a_folder_that_is_open_is_refused_to_others_with_the_process_that_has_it(folder):
+    with pytest.raises(RunInUseError, match=rf"process {os.getpid()}\b"):
+        RunFolder.open(folder.path)
+    folder.close()
+    with RunFolder.open(folder.path), pytest.raises(RunInUseError):
+        RunFolder.open(folder.path)
+
+
+def test_a_folder_is_free_again_once_it_is_closed_or_gone(tmp_path):
+    path = RunFolder.create(make_config(tmp_path)).path
+    folder = RunFolder.open(path)
+    folder.close()
+    folder.close()
+    with RunFolder.open(path):
+        pass
+    RunFolder.open(path)
+
+
+def test_the_lock_of_a_process_ends_with_it(tmp_path):
+    path = RunFolder.create(make_config(tmp_path)).path
+    code = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", code, str(path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(RunInUseError):
+            RunFolder.open(path)
+        holder.kill()
+    RunFolder.open(path).close()
+
+
+def test_a_child_that_outlives_the_run_does_not_hold_its_lock(folder):
+    with subprocess.Popen(["sleep", "600"], close_fds=False) as child:
+        folder.close()
+        RunFolder.open(folder.path).close()
+        child.kill()
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty"])
+def test_a_folder_without_a_configuration_is_no_run_and_stays_as_it_is(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NoRunError, match=name):
+        RunFolder.open(tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_a_step_leaves_its_trajectories(folder):
+    group = make_group(3)
+    folder.record_step(3, [group, group], {}, [])
+    read = read_trajectories(folder.path / "trajectories" / "step-00003.parquet")
+    assert read == [*group.trajectories, *group.trajectories]
 
 
 def test_each_step_adds_one_line_of_metrics(folder):
@@ -181,37 +159,9 @@ def test_each_step_adds_one_line_of_metrics(folder):
     ]
 
 
-def test_only_the_last_two_versions_are_kept(folder):
-    for version in range(1, 6):
-        (folder.weights / f"v{version}").mkdir()
-        folder.drop_old_weights(Weights(version=version, adapter=folder.weights / f"v{version}"))
-        kept = sorted(path.name for path in folder.weights.iterdir())
-        assert kept == [f"v{v}" for v in range(max(1, version - 1), version + 1)]
-
-
-def test_the_end_of_a_run_leaves_the_last_adapter_and_the_summary(folder):
-    adapter = folder.weights / "v3"
-    adapter.mkdir()
-    (adapter / "weights").write_text("w")
-    folder.finish(Weights(version=3, adapter=adapter), {"updates": 3})
-    assert (folder.path / "adapter" / "weights").read_text() == "w"
-    assert json.loads((folder.path / "summary.json").read_text()) == {"updates": 3}
-
-
-def test_the_end_of_a_run_that_trained_all_weights_leaves_a_model(folder):
-    model = folder.weights / "v3"
-    model.mkdir()
-    (model / "weights").write_text("w")
-    folder.finish(Weights(version=3, model=model), {})
-    assert (folder.path / "model" / "weights").read_text() == "w"
-    assert not (folder.path / "adapter").exists()
-
-
 def test_the_verdicts_on_each_step_are_recorded_in_words(folder):
-    bad = Verdict(severity=Severity.BAD, what="all is lost", fix="begin anew", name="loss")
-    fine = Verdict(severity=Severity.OK, what="all is well", fix="")
-    folder.record_step(0, [], {}, [bad, fine])
-    folder.record_step(1, [], {}, [fine])
+    folder.record_step(0, [], {}, [BAD, FINE])
+    folder.record_step(1, [], {}, [FINE])
     lines = [json.loads(line) for line in (folder.path / "health.jsonl").read_text().splitlines()]
     assert [(line["step"], line["severity"], line["fix"]) for line in lines] == [
         (0, "bad", "begin anew"),
@@ -220,6 +170,171 @@ def test_the_verdicts_on_each_step_are_recorded_in_words(folder):
     ]
 
 
+def test_the_line_of_metrics_is_written_last_and_each_file_is_synced_before_the_next(folder, monkeypatch):
+    names = ("step-00000.parquet", "health.jsonl", "metrics.jsonl")
+    seen: list[tuple[str, list[str]]] = []
+    real_sync = os.fsync
+
+    def sync(descriptor: int) -> None:
+        real_sync(descriptor)
+        there = {path.name for path in folder.path.rglob("*") if path.name in names}
+        seen.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, [name for name in names if name in there]))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    folder.record_step(0, [make_group()], {}, [FINE])
+    assert [name.strip(".").removesuffix(".partial") for name, _ in seen] == [
+        "step-00000.parquet",
+        "trajectories",
+        "health.jsonl",
+        "hello",
+        "metrics.jsonl",
+        "hello",
+    ]
+    assert [len(there) for _, there in seen] == [0, 1, 2, 2, 3, 3]
+
+
+def test_a_full_disk_is_told_as_one(folder):
+    (folder.path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match=r"metrics\.jsonl failed: No space left"):
+        folder.record_step(0, [], {}, [])
+
+
+def test_cutting_gives_back_the_steps_that_stay_and_leaves_what_they_had_left(folder):
+    record(folder, 3)
+    as_it_was = contents(folder)
+    record_more = {"reward": math.nan, "loss": math.inf}
+    for step in (3, 4):
+        folder.record_step(step, [make_group(step)], record_more, [FINE])
+    folder.finish(Weights(version=2, adapter=make_weights(folder, 2)), {"updates": 5})
+    shutil.rmtree(folder.weights / "v2")
+    metrics, verdicts = folder.cut_to(3)
+    assert metrics == [{"reward": step / 4, "loss": -0.5} for step in range(3)]
+    assert verdicts == [[BAD, FINE]] * 3
+    assert contents(folder) == as_it_was
+
+
+def test_cutting_where_nothing_is_too_much_changes_nothing(folder):
+    record(folder, 2)
+    as_it_was = contents(folder)
+    assert folder.cut_to(2) == folder.cut_to(2)
+    assert contents(folder) == as_it_was
+
+
+def test_a_run_can_be_cut_to_its_very_beginning(folder):
+    assert folder.cut_to(0) == ([], [])
+    record(folder, 2)
+    assert folder.cut_to(0) == ([], [])
+    assert list((folder.path / "trajectories").iterdir()) == []
+    assert (folder.path / "metrics.jsonl").read_bytes() == b""
+
+
+def test_metrics_that_are_no_numbers_are_given_back_as_they_are(folder):
+    folder.record_step(0, [], {"loss": math.nan, "kl": -math.inf}, [])
+    (metrics,), _ = folder.cut_to(1)
+    assert math.isnan(metrics["loss"])
+    assert metrics["kl"] == -math.inf
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "health.jsonl"])
+@pytest.mark.parametrize("remains", [b'{"step": 2, "los', b"\0\0\0\0\n", b'{"step": 2}\n\0\0', b"[]\n"])
+def test_what_a_crash_tore_is_cut_off(folder, name, remains):
+    record(folder, 2)
+    as_it_was = contents(folder)
+    with (folder.path / name).open("ab") as file:
+        file.write(remains)
+    (folder.path / "trajectories" / "step-00002.parquet").write_bytes(b"PAR")
+    (folder.path / "trajectories" / ".step-00001.parquet.partial").write_bytes(b"PAR")
+    (folder.path / "adapter.partial").mkdir()
+    (folder.path / "model").mkdir()
+    folder.cut_to(2)
+    assert contents(folder) == as_it_was
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "health.jsonl"])
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_damage_in_the_steps_that_stay_is_an_error_and_changes_nothing(folder, name, line):
+    for step in range(4):
+        folder.record_step(step, [make_group(step)], {"loss": 0.0}, [FINE])
+    path = folder.path / name
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:line]) + b'{"step": rot}\n' + b"".join(lines[line + 1 :]))
+    before = contents(folder)
+    with pytest.raises(NoRunError, match=name):
+        folder.cut_to(3)
+    assert contents(folder) == before
+
+
+def test_a_step_that_is_missing_is_an_error(folder):
+    record(folder, 3)
+    with pytest.raises(NoRunError, match="first 5 steps"):
+        folder.cut_to(5)
+    (folder.path / "metrics.jsonl").unlink()
+    with pytest.raises(NoRunError, match="first 3 steps"):
+        folder.cut_to(3)
+
+
+def test_only_the_last_three_versions_are_kept(folder):
+    for version in range(1, 6):
+        (folder.weights / f"v{version}").mkdir()
+        folder.drop_old_weights(Weights(version=version, adapter=folder.weights / f"v{version}"))
+        kept = sorted(path.name for path in folder.weights.iterdir())
+        assert kept == [f"v{v}" for v in range(max(1, version - 2), version + 1)]
+
+
+def test_what_a_crash_left_of_weights_is_dropped_but_not_what_is_being_written(folder):
+    for name in ("v1", "v2", "v2.partial", "v4.partial", "v4.replaced", "v4", "v5.partial", "notes"):
+        (folder.weights / name).mkdir()
+    folder.drop_old_weights(Weights(version=4, adapter=folder.weights / "v4"))
+    assert sorted(path.name for path in folder.weights.iterdir()) == ["notes", "v2", "v4", "v5.partial"]
+
+
+def test_the_end_of_a_run_leaves_the_last_adapter_and_the_summary(folder):
+    folder.finish(Weights(version=3, adapter=make_weights(folder, 3)), {"updates": 3})
+    assert (folder.path / "adapter" / "inner" / "weights").read_text() == "w"
+    assert json.loads((folder.path / "summary.json").read_text()) == {"updates": 3}
+
+
+def test_the_end_of_a_run_that_trained_all_weights_leaves_a_model(folder):
+    folder.finish(Weights(version=3, model=make_weights(folder, 3)), {})
+    assert (folder.path / "model" / "inner" / "weights").read_text() == "w"
+    assert not (folder.path / "adapter").exists()
+
+
 def test_a_run_that_never_learned_leaves_no_adapter(folder):
     folder.finish(Weights(version=0), {})
     assert not (folder.path / "adapter").exists()
+    assert (folder.path / "summary.json").exists()
+
+
+class FailingSync:
+    """Stands in for `os.fsync`: works a number of times, then fails."""
+
+    def __init__(self) -> None:
+        self.working = 0
+        self._sync = os.fsync
+
+    def __call__(self, descriptor: int) -> None:
+        if self.working == 0:
+            raise OSError(errno.EIO, "Input/output error")
+        self.working -= 1
+        self._sync(descriptor)
+
+
+def test_an_end_that_was_broken_off_anywhere_is_repeated(folder, monkeypatch):
+    folder.finish(Weights(version=2, adapter=make_weights(folder, 2, "old")), {"updates": 2})
+    new = Weights(version=3, adapter=make_weights(folder, 3, "new"))
+    summary, weights = folder.path / "summary.json", folder.path / "adapter" / "inner" / "weights"
+    disk = FailingSync()
+    monkeypatch.setattr(os, "fsync", disk)
+    for working in range(6):  # a file, its folder, the folder around it, its new name; the summary, its name
+        disk.working = working
+        with pytest.raises(StorageError):
+            folder.finish(new, {"updates": 3})
+        # The name of the summary may be there before it is synced; all that comes before it is whole then.
+        assert summary.exists() == (working == 5)
+        assert working < 4 or weights.read_text() == "new"
+    disk.working = 6
+    folder.finish(new, {"updates": 3})
+    assert weights.read_text() == "new"
+    assert json.loads(summary.read_text()) == {"updates": 3}
+    assert not [path for path in folder.path.rglob("*") if "partial" in path.name]

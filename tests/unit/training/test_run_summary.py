@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from healthy_steps import HEALTHY
 
-from mcprl.training import Summary
+from mcprl.training.summary import Summary
 from mcprl.verdicts import Severity, Verdict
 
 STEP = {
@@ -27,7 +27,7 @@ STEP = {
     "parity_logprob_max_abs_error": 1e-5,
     "kl": 0.01,
     "step_s": 3.0,
-    "collect_s": 2.0,
+    "wait_s": 2.0,
     "update_s": 1.0,
     "sampled_tokens": 100.0,
 }
@@ -44,7 +44,7 @@ def test_counts_and_seconds_are_summed():
     found = summary_of({}, {"optimiser_steps": 0.0, "step_s": 4.5}, {"episodes_lost_to_infrastructure": 0.0})
     assert (found["updates"], found["optimiser_steps"], found["episodes"], found["groups_complete"]) == (3, 4, 24, 6)
     assert (found["episodes_lost_to_infrastructure"], found["sampled_tokens"]) == (2, 300)
-    assert (found["seconds"], found["collect_s"], found["update_s"]) == (10.5, 6.0, 3.0)
+    assert (found["seconds"], found["wait_s"], found["update_s"]) == (10.5, 6.0, 3.0)
 
 
 def test_what_is_learnt_is_told_by_the_first_and_the_last_step():

@@ -27,9 +27,16 @@ _REMEMBERED = ("reward", "valid_call_rate", "explained_variance", "value_loss")
 class Health:
     """Judges the steps of a run, one after the other."""
 
+    KEPT_STEPS = ("best_reward_step", "healthy_step")
+
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._past = Past()
+
+    @property
+    def steps_to_return_to(self) -> set[int]:
+        """The steps that advice may name: that of the best reward, and the last one that was sound."""
+        return {step for name in self.KEPT_STEPS if (step := getattr(self._past, name)) is not None}
 
     def judge(self, metrics: Mapping[str, float], skipped: str | None = None) -> tuple[Verdict, ...]:
         """The verdicts on the next step, the most severe first; a single one, OK, where nothing is wrong.

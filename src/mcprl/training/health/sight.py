@@ -94,4 +94,4 @@ def roll_back(sight: Sight, step: int | None, why: str) -> str:
     """Where to go on from, and with what."""
     if step is None:
         return f"start again, since no step so far was sound, and {gentler(sight.config)}"
-    return f"go back to the weights of step {step}, {why}, and {gentler(sight.config)}"
+    return f"go back to step {step}, {why} (`mcprl resume RUN --from {step}`), and {gentler(sight.config)}"

@@ -188,7 +188,7 @@ def inactive(sight: Sight) -> Verdict | None:
 
 def idle_minibatches(sight: Sight) -> Verdict | None:
     idle, made = sight.now("minibatches_without_signal"), sight.now("optimiser_steps")
-    if idle is None or not made or dead_groups(sight) is not None:
+    if idle is None or idle < 0 or made is None or made <= 0 or dead_groups(sight) is not None:
         return None
     if idle / (idle + made) < _IDLE_MINIBATCHES:
         return None

@@ -31,8 +31,8 @@ _ALWAYS_NUMBERS = (
 _SKIPS_SEEN, _SKIPS_BAD = 5, 3
 # Weights are cut where sampler and learner differ twofold on a token; in bfloat16 alone that is one token in a hundred.
 _CUT_WARN, _CUT_BAD = 0.1, 0.3
-# Updates between sampling and learning. The clip corrects for about one; after four, most ratios are outside of it.
-_STALE_WARN, _STALE_BAD = 1.0, 4.0
+# Updates between sampling and learning. One is what a pipeline is for; after four, most ratios are outside of the clip.
+_STALE_WARN, _STALE_BAD = 1.5, 4.0
 # A gradient of a real loss is never that small.
 _NO_GRADIENT = 1e-10
 
@@ -86,9 +86,9 @@ def misaligned(sight: Sight) -> Verdict | None:
 
 
 def parity(sight: Sight) -> Verdict | None:
-    """Before the first step both hold the same weights, so every ratio is 1; not so where episodes are stale."""
+    """Before the first step both hold the same weights, so every ratio is 1. Only tokens of these weights are asked."""
     error = sight.now("parity_logprob_mean_abs_error")
-    if error is None or (sight.now("staleness_max") or 0.0) > 0:
+    if error is None:
         return None
     what = f"before the first step sampler and learner disagree by {error:.2g} nats a token"
     if error > ROUNDING_MEAN or (sight.now("parity_outside_share") or 0.0) > ROUNDING_OUTSIDE:
@@ -131,8 +131,8 @@ def stale(sight: Sight) -> Verdict | None:
         severity=severity,
         what=f"episodes are {staleness:.1f} updates old when they are learned from (at most "
         f"{sight.now('staleness_max') or staleness:.0f}): collecting is slower than learning",
-        fix="shorten the longest episodes (episodes.deadline_s, episodes.max_turns), or set algorithm.old_logprobs to "
-        "recomputed",
+        fix=f"lower training.max_staleness (now {sight.config.training.max_staleness}), or shorten the longest "
+        "episodes (episodes.deadline_s, episodes.max_turns)",
     )
 
 

@@ -1,0 +1,225 @@
+"""kill -9 of a trainer, at seeded places of every phase: the resumed run ends as the one that was never killed.
+
+A small run (tiny model, transformers sampler, a real MCP server; a curriculum, a moving reference, an adaptive KL
+coefficient, a schedule, a value head) is killed at a place, resumed and killed again at another, three to five times,
+and then resumed to its end. What it leaves is compared with what the same run leaves that was never killed: every
+tensor of the last checkpoint (weights, moments, reference, value head, state of the random generator), the state of the
+run (cursor, curriculum, KL coefficient, versions), the adapter, all columns of all episodes but times, all metrics but
+times. The process logs each episode that the journal says is durable; it must be in the record with all that it held.
+
+  points         kills, over all chains of kills
+  phases         how many of them in each phase
+  chains, identical  chains, and those that ended like the run that was never killed
+  finished_lost  episodes that were durable before a kill and are not in the record as they were
+  used_twice     episodes that are in the record twice
+  played_again   episodes that were played again after they were durable
+  point_s        seconds a point, resuming included
+  vllm_chains, vllm_points, vllm_finished_lost, vllm_used_twice, vllm_played_again
+                 the same with vLLM, for which no equality to the last bit is claimed; full size, or --vllm alone
+
+    python bench/crash.py [--ci | --vllm]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from crashing.evidence import differences, evidence, finished_lost, played_again, recorded_twice
+from crashing.places import PLACES, Place
+from crashing.small_runs import VARIANTS
+from servers.harness import run_bench, say
+
+HERE = Path(__file__).resolve().parent
+POINTS, CI_POINTS = 100, 12
+VLLM_CHAINS, VLLM_KILLS = 3, 2
+SEED = 3
+KILLED = -9
+BARS = dict.fromkeys(("different", "finished_lost", "used_twice", "played_again"), ("==", 0))
+VLLM_BARS = dict.fromkeys(("vllm_finished_lost", "vllm_used_twice", "vllm_played_again"), ("==", 0))
+ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(slots=True)
+class Found:
+    """What the chains showed so far."""
+
+    phases: Counter[str] = field(default_factory=Counter[str])
+    chains: int = 0
+    different: int = 0
+    finished_lost: int = 0
+    used_twice: int = 0
+    played_again: int = 0
+
+    @property
+    def points(self) -> int:
+        return self.phases.total()
+
+    def look_at(self, run: Path, log: Path) -> None:
+        lost, twice, again = finished_lost(run, log), recorded_twice(run), played_again(log)
+        for words, names in (("lost", lost), ("used twice", twice), ("played again", again)):
+            if names:
+                say(f"{words.upper()}: {names}")
+        self.chains += 1
+        self.finished_lost += len(lost)
+        self.used_twice += len(twice)
+        self.played_again += len(again)
+
+
+class Trainer:
+    """Has processes train, one after the other."""
+
+    def __init__(self, nursery: asyncio.subprocess.Process, engine: str) -> None:
+        self._nursery = nursery
+        self._engine = engine
+
+    async def train(self, folder: Path, variant: str, place: Place | None = None, nth: int = 1) -> int:
+        """Begin the run in a folder, or go on with it. The exit status of the process."""
+        run = run_in(folder, variant)
+        job = {
+            "place": None if place is None else place.name,
+            "time": nth,
+            "variant": variant,
+            "folder": str(folder),
+            "run": str(run) if (run / "config.yaml").exists() else None,
+            "log": str(folder / "finished.txt"),
+            "engine": self._engine,
+        }
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        self._nursery.stdin.write(json.dumps(job).encode() + b"\n")
+        status = int(await self._nursery.stdout.readline())
+        if status not in (0, KILLED):
+            raise RuntimeError(f"exit status {status} of {job}:\n{(folder / 'finished.txt.output').read_text()}")
+        return status
+
+
+def run_in(folder: Path, variant: str) -> Path:
+    return folder / "outputs" / variant
+
+
+def has_checkpoint(run: Path) -> bool:
+    return any((run / "checkpoints").glob("step-?????"))
+
+
+@asynccontextmanager
+async def open_trainer(engine: str) -> AsyncGenerator[Trainer]:
+    nursery = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(HERE / "crashing" / "nursery.py"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **ENVIRONMENT},
+    )
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    try:
+        await nursery.stdout.readline()
+        yield Trainer(nursery, engine)
+    finally:
+        nursery.stdin.close()
+        await nursery.wait()
+
+
+def endless_places(draw: random.Random, *phases: str) -> Any:
+    """All places of these phases in a drawn order, the phases in turns, again and again."""
+    by_phase = {phase: [place for place in PLACES if place.phase == phase] for phase in phases}
+    queues: dict[str, list[Place]] = {phase: [] for phase in phases}
+    while True:
+        for phase in phases:
+            if not queues[phase]:
+                queues[phase] = draw.sample(by_phase[phase], len(by_phase[phase]))
+            yield queues[phase].pop()
+
+
+async def break_and_resume(trainer: Trainer, found: Found, folder: Path, variant: str, places: list[Any]) -> None:
+    """One chain: kill, resume and kill again, and at last resume to the end."""
+    for place, nth in places:
+        if place.phase == "restoring" and not has_checkpoint(run_in(folder, variant)):
+            continue  # there is nothing to restore
+        if await trainer.train(folder, variant, place, nth) != KILLED:
+            say(f"{variant}: ended before it came to {place.name} for time {nth}")
+            return
+        found.phases[place.phase] += 1
+        say(f"{variant}: killed {place.name}, time {nth}")
+    if await trainer.train(folder, variant) == KILLED:
+        raise RuntimeError(f"the process that was to end the run in {folder} was killed")
+
+
+async def measure(ci: bool, folder: Path) -> dict[str, Any]:
+    draw, found = random.Random(SEED), Found()
+    middle = endless_places(draw, "collecting", "mid-journal", "updating", "mid-save", "publishing", "restoring")
+    last = endless_places(draw, "finishing")
+    whole: dict[str, dict[str, str]] = {}
+    started = time.monotonic()
+    async with open_trainer("transformers") as trainer:
+        for variant in VARIANTS:
+            await trainer.train(folder / f"whole-{variant}", variant)
+            whole[variant] = evidence(run_in(folder / f"whole-{variant}", variant))
+            say(f"{variant}: {len(whole[variant])} digests of the run that is never killed")
+        started = time.monotonic()
+        while found.points < (CI_POINTS if ci else POINTS):
+            variant = list(VARIANTS)[found.chains % len(VARIANTS)]
+            chosen = [next(middle) for _ in range(draw.randint(3, 4))] + [next(last)] * draw.randint(0, 1)
+            own = folder / f"chain-{found.chains}"
+            places = [(place, draw.randint(1, place.latest)) for place in chosen]
+            await break_and_resume(trainer, found, own, variant, places)
+            run = run_in(own, variant)
+            differing = differences(whole[variant], evidence(run))
+            if differing:
+                say(f"DIFFERENT: {len(differing)}, among them {differing[:8]}")
+            found.different += bool(differing)
+            found.look_at(run, own / "finished.txt")
+    figures: dict[str, Any] = {
+        "points": found.points,
+        "phases": dict(found.phases),
+        "chains": found.chains,
+        "identical": found.chains - found.different,
+        "different": found.different,
+        "finished_lost": found.finished_lost,
+        "used_twice": found.used_twice,
+        "played_again": found.played_again,
+        "point_s": round((time.monotonic() - started) / found.points, 2),
+    }
+    return figures if ci else figures | await measure_vllm(ci, folder)
+
+
+async def measure_vllm(_ci: bool, folder: Path) -> dict[str, Any]:
+    draw, found = random.Random(SEED), Found()
+    places = endless_places(draw, "mid-journal", "updating", "publishing", "mid-save")
+    async with open_trainer("vllm") as trainer:
+        for chain in range(VLLM_CHAINS):
+            own, variant = folder / f"vllm-{chain}", list(VARIANTS)[chain % len(VARIANTS)]
+            chosen = [place for place in (next(places) for _ in range(VLLM_KILLS)) if "transformers" not in place.call]
+            await break_and_resume(
+                trainer, found, own, variant, [(place, draw.randint(1, place.latest)) for place in chosen]
+            )
+            found.look_at(run_in(own, variant), own / "finished.txt")
+    return {
+        "vllm_chains": found.chains,
+        "vllm_points": found.points,
+        "vllm_finished_lost": found.finished_lost,
+        "vllm_used_twice": found.used_twice,
+        "vllm_played_again": found.played_again,
+    }
+
+
+def main() -> int:
+    if "--vllm" in sys.argv:
+        sys.argv.remove("--vllm")
+        return run_bench(__doc__, measure_vllm, VLLM_BARS)
+    return run_bench(__doc__, measure, BARS if "--ci" in sys.argv else BARS | VLLM_BARS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""What a run left behind, as digests that two runs can be compared by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from mcprl.records import Trajectory
+from mcprl.training.trajectory_files import encode_trajectory, read_trajectories
+
+__all__ = ["Key", "all_trajectories", "differences", "evidence", "finished_lost", "played_again", "recorded_twice"]
+
+Key = tuple[int, str, int]
+"""Step, task, member."""
+
+
+def evidence(run: Path) -> dict[str, str]:
+    """SHA-256 by name: every tensor and every fact of the newest checkpoint, the adapter, each episode, each step."""
+    newest = max((run / "checkpoints").glob("step-?????"))
+    found = {f"checkpoint/{newest.name}/state.json": _digest((newest / "state.json").read_bytes())}
+    for file in sorted(newest.glob("learner-*")):
+        found |= _tensors(file) if file.suffix == ".safetensors" else {f"learner/{file.name}": _digest_of_file(file)}
+    found["adapter"] = _digest_of_file(run / "adapter" / "adapter_model.safetensors")
+    for trajectory in all_trajectories(run):
+        name = f"episode/{trajectory.step}/{trajectory.task_id}/{trajectory.member}"
+        found[name] = _digest(encode_trajectory(_without_times(trajectory)))
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        metrics: dict[str, float] = json.loads(line)
+        for name, value in metrics.items():
+            if not _is_time(name):
+                found[f"metrics/{metrics['step']}/{name}"] = repr(value)
+    return found
+
+
+def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Names of what is not in both, or not the same in both."""
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def all_trajectories(run: Path) -> list[Trajectory]:
+    """Of every step, sorted by step, task and member."""
+    read = (t for path in (run / "trajectories").glob("*.parquet") for t in read_trajectories(path))
+    return sorted(read, key=_key)
+
+
+def finished_lost(run: Path, log: Path) -> list[str]:
+    """Episodes that were durable before a kill, and are not in the run's record with all they held then."""
+    recorded = {_logged(trajectory) for trajectory in all_trajectories(run)}
+    return sorted(set(log.read_text().splitlines()) - recorded)
+
+
+def played_again(log: Path) -> list[str]:
+    """Episodes that were finished more than once."""
+    return _twice(line.rsplit(" ", 1)[0] for line in log.read_text().splitlines())
+
+
+def recorded_twice(run: Path) -> list[str]:
+    """Episodes that the run has used more than once."""
+    return _twice("{} {} {}".format(*_key(trajectory)) for trajectory in all_trajectories(run))
+
+
+def log_line(trajectory: Trajectory) -> bytes:
+    """What is logged of an episode once the journal has it."""
+    return f"{_logged(trajectory)}\n".encode()
+
+
+def _logged(trajectory: Trajectory) -> str:
+    return "{} {} {} ".format(*_key(trajectory)) + _digest(encode_trajectory(trajectory))
+
+
+def _key(trajectory: Trajectory) -> Key:
+    return trajectory.step, trajectory.task_id, trajectory.member
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def _without_times(trajectory: Trajectory) -> Trajectory:
+    turns = tuple(
+        replace(turn, observations=tuple(replace(seen, latency_s=0.0) for seen in turn.observations))
+        for turn in trajectory.turns
+    )
+    return replace(trajectory, turns=turns, duration_s=0.0)
+
+
+def _is_time(metric: str) -> bool:
+    return metric.endswith(("_s", "_idle_share")) or "per_s" in metric
+
+
+def _tensors(file: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    with safe_open(file, framework="numpy") as tensors:
+        opened: Any = tensors
+        for name in opened.keys():  # noqa: SIM118
+            array = opened.get_tensor(name)
+            found[f"learner/{name}"] = _digest(f"{array.dtype} {array.shape}".encode() + array.tobytes())
+    return found
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _digest_of_file(path: Path) -> str:
+    return _digest(path.read_bytes())

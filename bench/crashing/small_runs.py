@@ -1,0 +1,65 @@
+"""Small runs with something to lose everywhere: a curriculum, moments, a moving reference, a schedule, a value head."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from mcprl.config import RunConfig
+
+__all__ = ["VARIANTS", "small_run"]
+
+HERE = Path(__file__).resolve().parent
+TINY_QWEN3 = HERE.parents[1] / ".cache" / "models" / "tiny-qwen3"
+STEPS = 5
+
+_KL = {"coefficient": 0.05, "target": 0.001, "reference": "ema", "ema_decay": 0.8}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    # Every step is saved, and a value head is trained.
+    "critic": {"algorithm": {"advantages": "gae", "old_logprobs": "recomputed", "minibatches": 2, "kl": _KL}},
+    # Two steps from one checkpoint to the next; groups that teach nothing are played for by others.
+    "refill": {
+        "algorithm": {"dead_groups": "refill", "max_refills": 2, "minibatches": 2, "kl": _KL},
+        "training": {"checkpoint_every": 2, "keep_checkpoints": 1},
+    },
+}
+
+
+def small_run(folder: Path, variant: str, *, engine: str = "transformers", **training: Any) -> RunConfig:
+    """The configuration of a run below `folder`, with its tasks and its server written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tasks.jsonl").write_text("\n".join(json.dumps(task) for task in _tasks()))
+    server = {"command": sys.executable, "args": [str(HERE / "bells.py")]}
+    (folder / "servers.json").write_text(json.dumps({"mcpServers": {"bells": server}}))
+    own = VARIANTS[variant]
+    return RunConfig.model_validate(
+        {
+            "name": variant,
+            "seed": 11,
+            "model": {"path": str(TINY_QWEN3), "renderer": "chatml", "dtype": "float32", "context_tokens": 512},
+            "tasks": {"train": str(folder / "tasks.jsonl"), "order": "curriculum"},
+            "servers": {"file": str(folder / "servers.json")},
+            # A turn ends at the letter e, if one comes up: some episodes answer and some are cut.
+            "sampling": {"engine": engine, "max_tokens": 2, "stop": ["e"]},
+            "episodes": {"group_size": 4, "max_turns": {"easy": 2, "medium": 2, "hard": 2}},
+            "algorithm": {"min_learnable_tokens": 1, **own["algorithm"]},
+            "learner": {"lora_rank": 2, "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2}
+            | {"max_parity_error": 1e-3},
+            "training": {"steps": STEPS, "tasks_per_step": 2, "outputs": str(folder / "outputs")}
+            | own.get("training", {})
+            | training,
+        }
+    )
+
+
+def _tasks() -> list[dict[str, Any]]:
+    calls = [{"tool": "ring", "arguments": {"bell": "low"}}]
+    levels = ("easy", "easy", "easy", "medium", "medium", "hard")
+    return [
+        {"id": f"bell-{number}", "prompt": f"Ring bell {number}.", "tools": ["ring"], "difficulty": level}
+        | {"calls": calls}
+        for number, level in enumerate(levels)
+    ]

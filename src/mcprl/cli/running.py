@@ -1,0 +1,51 @@
+"""A training run as a command: shown on the terminal, stopped by signals, and how to go on said in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from pathlib import Path
+
+from mcprl.config import RunConfig
+from mcprl.monitoring.console import TrainingConsole, print_summary
+from mcprl.monitoring.printable import printable
+from mcprl.training.folder import RunFolder
+from mcprl.training.loop import train
+from mcprl.training.resuming import Standing
+from mcprl.training.run import open_run
+from mcprl.training.shutdown import EXIT_STOPPED, RunStopped, Shutdown
+from mcprl.training.summary import Summary
+
+__all__ = ["run_to_the_end"]
+
+
+def run_to_the_end(
+    config: RunConfig, *, recipe: Path, folder: RunFolder | None = None, standing: Standing | None = None
+) -> None:
+    """Train, from the start or from where a run stands. Exits with a code of its own where it was asked to stop."""
+    path = None if folder is None else folder.path
+
+    async def run() -> Summary:
+        nonlocal path
+        summary: Summary | None = None
+        shutdown = Shutdown(config.training.shutdown_s)
+        with TrainingConsole(config) as console, shutdown.on_signals():
+            try:
+                async with open_run(config, console, folder=folder, standing=standing, shutdown=shutdown) as run:
+                    path = run.folder.path
+                    summary = await train(run)
+            except asyncio.CancelledError:
+                # While it was started: nothing was under way that could be saved. While it was closed: all is done.
+                if summary is None:
+                    raise RunStopped("stopped before a step was begun") from None
+        return summary
+
+    try:
+        summary = asyncio.run(run())
+    except RunStopped as stopped:
+        go_on = ["mcprl", "train", str(recipe)] if path is None else ["mcprl", "resume", str(path)]
+        print(printable(f"mcprl: {stopped}. Go on with: {shlex.join(go_on)}"), file=sys.stderr)
+        sys.exit(EXIT_STOPPED)
+    assert path is not None
+    print_summary(summary, recipe=recipe, config=config, folder=path)

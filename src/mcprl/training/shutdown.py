@@ -1,0 +1,114 @@
+"""How a run ends before its time: SIGTERM or Ctrl-C, a bounded time to save itself, an exit code of its own.
+
+The first signal asks the run to stop. What is durable already (the last checkpoint, every finished episode) stays so
+whatever happens next; the time until `training.shutdown_s` is for what can still be saved besides. When that time is
+over, or at the second signal, the process ends at once. Its children end with it, see `mcprl.processes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+__all__ = ["EXIT_STOPPED", "RunStopped", "Shutdown"]
+
+EXIT_STOPPED = 75
+"""Exit code of a run that was asked to stop and can be resumed."""
+
+T = TypeVar("T")
+_SHOW_CURSOR = "\x1b[?25h"
+# Of the time: to end takes a moment, too.
+_LAST_MOMENT = 0.95
+
+
+class RunStopped(Exception):
+    """The run was asked to stop, and has stopped. The message says where it stands."""
+
+
+class Shutdown:
+    """Whether the run is to stop, and how much time it has for that."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._requested = asyncio.Event()
+        self._since = 0.0
+        self._work: asyncio.Task[Any] | None = None
+
+    @property
+    def requested(self) -> bool:
+        return self._requested.is_set()
+
+    def request(self) -> None:
+        """Ask the run to stop. Where it is not yet, or no longer, ready to save itself, it is cancelled."""
+        if self.requested:
+            return
+        self._since = time.monotonic()
+        self._requested.set()
+        if self._work is not None:
+            self._work.cancel()
+
+    @contextmanager
+    def orderly(self) -> Generator[None]:
+        """Inside, a request is not a cancellation: the run looks for it by itself."""
+        work, self._work = self._work, None
+        try:
+            yield
+        finally:
+            self._work = work
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T], *, share: float) -> T:
+        """The result of `work`. After a request it has that share of the time; if that is too short, RunStopped."""
+        working = asyncio.ensure_future(work)
+        asked = asyncio.ensure_future(self._requested.wait())
+        try:
+            await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                left_s = self._since + share * self._deadline_s - time.monotonic()
+                await asyncio.wait({working}, timeout=max(0.0, left_s))
+            if not working.done():
+                raise RunStopped
+            return working.result()
+        finally:
+            asked.cancel()
+            working.cancel()
+            await asyncio.gather(asked, working, return_exceptions=True)
+
+    @contextmanager
+    def on_signals(self) -> Generator[None]:
+        """Inside, SIGTERM and SIGINT request a stop; a second one, or the end of the time, ends the process."""
+        loop, self._work = asyncio.get_running_loop(), asyncio.current_task()
+        timer: threading.Timer | None = None
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            nonlocal timer
+            if timer is not None:
+                _end_now(128 + number, "a second signal: ended at once")
+            why = f"the {self._deadline_s:g} s to stop in are over: ended at once"
+            timer = threading.Timer(_LAST_MOMENT * self._deadline_s, _end_now, (EXIT_STOPPED, why))
+            timer.daemon = True
+            timer.start()
+            loop.call_soon_threadsafe(self.request)
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            # The timer goes on: what is closed after this, such as servers that do not end, is part of its time.
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _end_now(code: int, why: str) -> None:
+    """Without waiting for any thread: one of them may be in the middle of an update."""
+    if sys.stdout.isatty():
+        os.write(sys.stdout.fileno(), _SHOW_CURSOR.encode())
+    os.write(2, f"mcprl: {why}; what was saved before stays, and `mcprl resume` goes on from it\n".encode())
+    os._exit(code)

@@ -1,0 +1,317 @@
+"""Runs read from their folders: where each stands, at work or not, and what is damaged; nothing is changed."""
+# R28
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+from healthy_steps import HEALTHY, make_config
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from mcprl.config import RunConfig
+from mcprl.errors import NoRunError
+from mcprl.records import Weights
+from mcprl.training.checkpoints import Checkpoint, Checkpoints, Damaged
+from mcprl.training.folder import RunFolder
+from mcprl.training.past_runs import PastRun, RunStatus, find_runs, is_run, read_run, verify_checkpoints
+from mcprl.verdicts import Severity, Verdict
+
+FINE = Verdict(severity=Severity.OK, name="healthy", what="healthy", fix="")
+CLIPPED = Verdict(severity=Severity.WARN, name="clipping", what="the clip cuts off much", fix="slow down")
+BROKEN = Verdict(severity=Severity.BAD, name="parity", what="the logprobs differ", fix="mend them")
+
+
+@pytest.fixture
+def config(tmp_path) -> RunConfig:
+    return make_config(training={"outputs": str(tmp_path / "outputs"), "steps": 20})
+
+
+def record(folder: RunFolder, rewards: list[float], verdicts: tuple[Verdict, ...] = (FINE,)) -> None:
+    for step, reward in enumerate(rewards):
+        folder.record_step(step, (), {**HEALTHY, "reward": reward, "weights_version": step + 1.0}, verdicts)
+
+
+def save(folder: RunFolder, step: int) -> Checkpoint:
+    checkpoints = Checkpoints(folder.checkpoints)
+    (checkpoints.begin(step) / "policy.safetensors").write_bytes(bytes(1000))
+    return checkpoints.commit(step)
+
+
+def closed_run(config: RunConfig, rewards: list[float], saved: tuple[int, ...] = ()) -> Path:
+    with RunFolder.create(config) as folder:
+        record(folder, rewards)
+        for step in saved:
+            save(folder, step)
+    return folder.path
+
+
+def flip_a_byte(checkpoint: Path) -> None:
+    file = checkpoint / "policy.safetensors"
+    data = bytearray(file.read_bytes())
+    data[500] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_run_is_running_while_a_process_has_it_open_and_stopped_afterwards(config):
+    with RunFolder.create(config) as folder:
+        record(folder, [0.1, 0.3])
+        save(folder, 2)
+        run = read_run(folder.path)
+        assert (run.state, run.pid) == (RunStatus.RUNNING, os.getpid())
+    run = read_run(folder.path)
+    assert (run.state, run.pid) == (RunStatus.STOPPED, None)
+    assert (run.steps_done, run.steps_wanted, run.rewards) == (2, 20, (0.1, 0.3))
+    assert [saved.step for saved in run.checkpoints] == [2]
+
+
+def test_whoever_asks_where_a_run_stands_keeps_nobody_from_opening_it(config):
+    path = closed_run(config, [0.1])
+    with (path / "lock").open("rb") as asker:
+        fcntl.flock(asker, fcntl.LOCK_SH)
+        assert read_run(path).state is RunStatus.STOPPED  # another who asks is no process that has it open
+    read_run(path)
+    RunFolder.open(path).close()
+
+
+def test_a_run_with_its_summary_is_finished(config):
+    with RunFolder.create(config) as folder:
+        record(folder, [0.1])
+        folder.finish(Weights(version=1), {"updates": 1})
+    assert read_run(folder.path).state is RunStatus.FINISHED
+
+
+def test_a_run_without_step_checkpoint_or_episode_failed_to_start(config):
+    path = closed_run(config, [])
+    assert read_run(path).state is RunStatus.FAILED_TO_START
+    (path / "journal" / "step-00000.jsonl").write_bytes(b"an episode\n")
+    assert read_run(path).state is RunStatus.STOPPED
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(cut=len('{"step": 0, "reward": 0.0}'))  # all but the end of the line
+@given(cut=st.integers(0, 400))
+def test_a_line_that_is_half_written_does_not_count_yet(tmp_path, cut):
+    # The same folder for all examples: making one waits for the disk.
+    path = tmp_path / "trial"
+    if not path.exists():
+        closed_run(make_config(training={"outputs": str(tmp_path)}), [])
+    written = b"".join(json.dumps({"step": step, "reward": 0.1 * step}).encode() + b"\n" for step in range(8))[:cut]
+    (path / "metrics.jsonl").write_bytes(written)
+    run = read_run(path)
+    assert run.state is not RunStatus.UNREADABLE
+    assert run.steps_done == len(run.rewards) == written.count(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("metrics.jsonl", '{"step": 0}\nnonsense\n{"step": 2}\n', "line 2 of metrics.jsonl cannot be read"),
+        ("metrics.jsonl", '[]\n{"step": 1}\n', "line 1 of metrics.jsonl cannot be read"),
+        ("health.jsonl", '{"step": 0, "severity": "odd"}\n', "health.jsonl holds a line that is no verdict"),
+        ("config.yaml", "a: [", "config.yaml is no YAML"),
+        ("config.yaml", "- 1", "config.yaml does not hold the settings of a run"),
+        ("config.yaml", None, "config.yaml is missing"),
+    ],
+)
+def test_a_damaged_run_is_unreadable_and_says_why(config, file, content, why):
+    path = closed_run(config, [0.1])
+    (path / file).unlink()
+    if content is not None:
+        (path / file).write_text(content)
+    (run,) = find_runs(path.parent)
+    assert (run.state, run.why) == (RunStatus.UNREADABLE, why)
+    assert run.size_bytes > 0
+
+
+def test_a_damaged_run_that_is_at_work_is_unreadable_too(config):
+    with RunFolder.create(config) as folder:
+        (folder.path / "config.yaml").write_text("- 1")
+        run = read_run(folder.path)
+        assert (run.state, run.pid) == (RunStatus.UNREADABLE, os.getpid())
+
+
+def test_runs_come_with_the_last_changed_first_and_other_folders_not_at_all(config):
+    paths = [closed_run(config, [0.1]) for _ in range(3)]
+    for path, age_s in zip(paths, (200, 100, 300), strict=True):
+        for entry in (path, *path.rglob("*")):
+            os.utime(entry, (1.7e9 - age_s, 1.7e9 - age_s))
+    outputs = paths[0].parent
+    (outputs / "logs").mkdir()
+    (outputs / "settings").mkdir()
+    (outputs / "settings" / "config.yaml").write_text("a: 1")
+    (outputs / "notes.txt").write_text("no run")
+    runs = find_runs(outputs)
+    assert [run.name for run in runs] == ["trial-2", "trial", "trial-3"]
+    assert [run.changed for run in runs] == [1.7e9 - 100, 1.7e9 - 200, 1.7e9 - 300]
+
+
+def test_a_run_started_when_its_first_step_was_written_although_its_settings_are_newer(config):
+    path = closed_run(config, [0.1])
+    os.utime(path / "trajectories" / "step-00000.parquet", (1.7e9, 1.7e9))
+    assert read_run(path).started == 1.7e9
+
+
+def test_a_folder_that_is_no_run_is_an_error_with_the_nearest_name(config, tmp_path):
+    outputs = closed_run(config, [0.1]).parent
+    with pytest.raises(NoRunError, match=r"there is no run .*trail \(did you mean 'trial'\?\)"):
+        read_run(outputs / "trail")
+    (outputs / "tria").mkdir()
+    with pytest.raises(NoRunError, match=r"is not that of a run \(did you mean 'trial'\?\)"):
+        read_run(outputs / "tria")
+    with pytest.raises(NoRunError, match="there is no run"):
+        read_run(tmp_path / "nowhere" / "trial")
+    with pytest.raises(NoRunError, match="there is no folder"):
+        find_runs(tmp_path / "nowhere")
+    with pytest.raises(NoRunError, match="is a run, not a folder of runs"):
+        find_runs(outputs / "trial")
+    assert is_run(outputs / "trial")
+
+
+def test_the_verdicts_are_those_on_the_last_recorded_step_and_the_gravest_comes_first(config):
+    with RunFolder.create(config) as folder:
+        record(folder, [0.1, 0.2], (CLIPPED, BROKEN))
+        # Verdicts are written before the line of metrics: those of step 2 are of a step that is not there yet.
+        with (folder.path / "health.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 2, "severity": "ok", "name": "healthy", "what": "fine", "fix": ""}) + "\n")
+    assert read_run(folder.path).verdicts == (BROKEN, CLIPPED)
+
+
+def test_journaled_episodes_are_the_whole_lines_of_steps_that_no_checkpoint_covers(config):
+    path = closed_run(config, [0.1, 0.2], saved=(1, 2))
+    for step, content in ((1, b"a\nb\n"), (2, b"c\nd\ne\n"), (3, b"f\ntorn")):
+        (path / "journal" / f"step-{step:05d}.jsonl").write_bytes(content)
+    (path / "journal" / "notes").write_bytes(b"x\n")
+    assert read_run(path).journaled == 4
+
+
+def test_a_file_with_two_names_takes_room_once(config):
+    path = closed_run(config, [])
+    (path / "weights" / "v1").mkdir()
+    (path / "weights" / "v1" / "model").write_bytes(bytes(5000))
+    (path / "adapter").mkdir()
+    (path / "adapter" / "model").hardlink_to(path / "weights" / "v1" / "model")
+    run = read_run(path)
+    assert run.files["weights"] + run.files["adapter"] == 5000
+    assert run.size_bytes == 5000 + sum((path / name).stat().st_size for name in ("config.yaml", "lock"))
+
+
+def test_reading_changes_nothing(config):
+    path = closed_run(config, [0.1, 0.2], saved=(1, 2))
+
+    def contents() -> dict[Path, tuple[int, bytes]]:
+        return {
+            entry: (entry.stat().st_mtime_ns, entry.read_bytes() if entry.is_file() else b"")
+            for entry in (path, *path.rglob("*"))
+        }
+
+    before = contents()
+    verify_checkpoints(read_run(path), lambda _: None)
+    assert contents() == before
+
+
+def test_every_checkpoint_is_read_and_a_flipped_bit_is_found_in_the_newest_and_in_an_older_one(config):
+    path = closed_run(config, [0.1] * 4, saved=(1, 2, 3, 4))
+    for step in (1, 4):
+        flip_a_byte(path / "checkpoints" / f"step-{step:05d}")
+    heard: list[Path] = []
+    found = verify_checkpoints(read_run(path), heard.append)
+    assert [(seen.path.name, type(seen)) for seen in found] == [
+        ("step-00001", Damaged),
+        ("step-00002", Checkpoint),
+        ("step-00003", Checkpoint),
+        ("step-00004", Damaged),
+    ]
+    assert {"step-00001", "step-00002"} <= {path.name for path in heard}
+
+
+def test_a_checkpoint_that_is_being_written_is_damage_only_where_nobody_writes_it(config):
+    with RunFolder.create(config) as folder:
+        save(folder, 1)
+        Checkpoints(folder.checkpoints).begin(2)
+        assert [seen.path.name for seen in verify_checkpoints(read_run(folder.path), lambda _: None)] == ["step-00001"]
+    found = verify_checkpoints(read_run(folder.path), lambda _: None)
+    assert [seen.path.name for seen in found] == ["step-00001", ".step-00002.partial"]
+
+
+def test_settings_are_those_that_differ_from_their_defaults():
+    changes = {
+        "seed": 3,
+        "sampling": {"constrain": "off", "temperature": 0.7, "stop": ["</tool_call>"]},
+        "episodes": {"max_turns": {"easy": 5, "medium": 8, "hard": 12}},
+        "learner": {"learning_rate": 2.5e-6},
+        "servers": {"file": "servers.json", "settings": {"a.b": {"replicas": 2}, "c": {}}},
+        "rewards": {"judge": {"url": "http://localhost/v1", "model": "m"}},
+    }
+    config = RunConfig.model_validate(make_config().model_dump(mode="json") | changes)
+    run = PastRun(
+        path=Path("a"),
+        state=RunStatus.STOPPED,
+        started=0.0,
+        changed=0.0,
+        files={},
+        config=config.model_dump(mode="json"),
+    )
+    assert run.changed_settings() == {
+        "seed": "3",
+        "model.path": "some/model",
+        "tasks.train": "tasks.jsonl",
+        "servers.file": "servers.json",
+        "servers.settings.a.b.replicas": "2",
+        "sampling.temperature": "0.7",
+        "sampling.stop": '["</tool_call>"]',
+        "episodes.max_turns": '{"easy": 5, "medium": 8, "hard": 12}',
+        "rewards.judge.url": "http://localhost/v1",
+        "rewards.judge.model": "m",
+        "learner.learning_rate": "2.5e-06",
+    }
+    assert run.settings()["sampling.constrain"] == "off"
+
+
+def test_the_settings_in_a_folder_are_read_back_as_they_were(config):
+    run = read_run(closed_run(config, []))
+    assert set(run.changed_settings()) == {
+        "model.path",
+        "tasks.train",
+        "servers.file",
+        "training.steps",
+        "training.outputs",
+    }
+
+
+def test_figures_sum_and_average_over_the_steps_that_know_them(config):
+    steps = [
+        {"reward": 0.1 * n, "kl": 0.01 * n, "step_s": 10.0, "sampled_tokens": 100.0 * n, "collect_s": 5.0}
+        for n in range(7)
+    ]
+    steps[1] |= {"reward": float("nan"), "update_skipped": 1.0}
+    steps[3] |= {"episodes_lost_to_infrastructure": 4.0}
+    del steps[6]["kl"]
+    run = PastRun(
+        path=Path("a"),
+        state=RunStatus.STOPPED,
+        started=0.0,
+        changed=0.0,
+        files={},
+        metrics=tuple({"step": n, **step} for n, step in enumerate(steps)),
+    )
+    assert run.figures() == {
+        "steps": 7,
+        "reward_first": 0.0,
+        "reward_best": pytest.approx(0.6),
+        "reward_last": pytest.approx(0.6),
+        "reward_recent": pytest.approx((0.2 + 0.3 + 0.4 + 0.5 + 0.6) / 5),
+        "success_recent": None,
+        "valid_calls_recent": None,
+        "kl_mean": pytest.approx(0.025),
+        "step_s_mean": 10.0,
+        "tokens_per_s": pytest.approx(2100 / 35),
+        "episodes_lost": 4.0,
+        "updates_skipped": 1,
+    }
+    assert [step for step, _ in run.points("reward")] == [1, 3, 4, 5, 6, 7]
+    assert run.seconds == 70.0
