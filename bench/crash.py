@@ -22,32 +22,27 @@ times. The process logs each episode that the journal says is durable; it must b
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from crashing.evidence import differences, evidence, finished_lost, played_again, recorded_twice
+from crashing.nurseries import Nursery, open_nursery
 from crashing.places import PLACES, Place
 from crashing.small_runs import VARIANTS
 from servers.harness import run_bench, say
 
-HERE = Path(__file__).resolve().parent
+NURSERY = Path(__file__).resolve().parent / "crashing" / "nursery.py"
 POINTS, CI_POINTS = 100, 12
 VLLM_CHAINS, VLLM_KILLS = 3, 2
 SEED = 3
 KILLED = -9
 BARS = dict.fromkeys(("different", "finished_lost", "used_twice", "played_again"), ("==", 0))
 VLLM_BARS = dict.fromkeys(("vllm_finished_lost", "vllm_used_twice", "vllm_played_again"), ("==", 0))
-ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(slots=True)
@@ -79,7 +74,7 @@ class Found:
 class Trainer:
     """Has processes train, one after the other."""
 
-    def __init__(self, nursery: asyncio.subprocess.Process, engine: str) -> None:
+    def __init__(self, nursery: Nursery, engine: str) -> None:
         self._nursery = nursery
         self._engine = engine
 
@@ -95,10 +90,7 @@ class Trainer:
             "log": str(folder / "finished.txt"),
             "engine": self._engine,
         }
-        assert self._nursery.stdin is not None
-        assert self._nursery.stdout is not None
-        self._nursery.stdin.write(json.dumps(job).encode() + b"\n")
-        status = int(await self._nursery.stdout.readline())
+        status = await self._nursery.work(job)
         if status not in (0, KILLED):
             raise RuntimeError(f"exit status {status} of {job}:\n{(folder / 'finished.txt.output').read_text()}")
         return status
@@ -110,25 +102,6 @@ def run_in(folder: Path, variant: str) -> Path:
 
 def has_checkpoint(run: Path) -> bool:
     return any((run / "checkpoints").glob("step-?????"))
-
-
-@asynccontextmanager
-async def open_trainer(engine: str) -> AsyncGenerator[Trainer]:
-    nursery = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(HERE / "crashing" / "nursery.py"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **ENVIRONMENT},
-    )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    try:
-        await nursery.stdout.readline()
-        yield Trainer(nursery, engine)
-    finally:
-        nursery.stdin.close()
-        await nursery.wait()
 
 
 def endless_places(draw: random.Random, *phases: str) -> Any:
@@ -162,7 +135,8 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
     last = endless_places(draw, "finishing")
     whole: dict[str, dict[str, str]] = {}
     started = time.monotonic()
-    async with open_trainer("transformers") as trainer:
+    async with open_nursery(NURSERY) as nursery:
+        trainer = Trainer(nursery, "transformers")
         for variant in VARIANTS:
             await trainer.train(folder / f"whole-{variant}", variant)
             whole[variant] = evidence(run_in(folder / f"whole-{variant}", variant))
@@ -197,7 +171,8 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
 async def measure_vllm(_ci: bool, folder: Path) -> dict[str, Any]:
     draw, found = random.Random(SEED), Found()
     places = endless_places(draw, "mid-journal", "updating", "publishing", "mid-save")
-    async with open_trainer("vllm") as trainer:
+    async with open_nursery(NURSERY) as nursery:
+        trainer = Trainer(nursery, "vllm")
         for chain in range(VLLM_CHAINS):
             own, variant = folder / f"vllm-{chain}", list(VARIANTS)[chain % len(VARIANTS)]
             chosen = [place for place in (next(places) for _ in range(VLLM_KILLS)) if "transformers" not in place.call]

@@ -30,20 +30,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from crash import ENVIRONMENT, run_in
+from crash import run_in
 from crashing.evidence import differences, evidence, finished_lost, played_again, recorded_twice
+from crashing.nurseries import Nursery, open_nursery
 from crashing.places import PLACES, Place
 from crashing.small_runs import VARIANTS
 from mcprl.training.checkpoints import Checkpoints
@@ -127,7 +126,7 @@ class Ended:
 class Trainers:
     """Has processes train, one after the other."""
 
-    def __init__(self, nursery: asyncio.subprocess.Process) -> None:
+    def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
         self._jobs = 0
 
@@ -138,31 +137,9 @@ class Trainers:
         job = {"call": None, "when": None, "time": 1, "number": None, "again_s": None, "sleeps": None, **signals}
         job |= {"variant": variant, "folder": str(folder), "log": str(folder / "finished.txt"), "events": str(events)}
         job["run"] = str(run) if (run / "config.yaml").exists() else None
-        assert self._nursery.stdin is not None
-        assert self._nursery.stdout is not None
-        self._nursery.stdin.write(json.dumps(job).encode() + b"\n")
-        status = int(await self._nursery.stdout.readline())
+        status = await self._nursery.work(job)
         at = time.monotonic()
         return Ended(status, at, [json.loads(line) for line in events.read_text().splitlines()])
-
-
-@asynccontextmanager
-async def open_trainers() -> AsyncGenerator[Trainers]:
-    nursery = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(HERE / "soaking" / "stopped_trainer.py"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **ENVIRONMENT},
-    )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    try:
-        await nursery.stdout.readline()
-        yield Trainers(nursery)
-    finally:
-        nursery.stdin.close()
-        await nursery.wait()
 
 
 def places_by_phase() -> dict[str, list[Place]]:
@@ -269,7 +246,8 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
     found, places = Found(), endless_places(random.Random(SEED))
     signals, chain_length = (CI_SIGNALS, CI_SIGNALS) if ci else (SIGNALS, 4)
     whole: dict[str, dict[str, str]] = {}
-    async with open_trainers() as trainers:
+    async with open_nursery(HERE / "soaking" / "stopped_trainer.py") as nursery:
+        trainers = Trainers(nursery)
         while (left := signals - found.phases.total()) > 0:
             variant = list(VARIANTS)[found.resumed % len(VARIANTS)]
             if variant not in whole:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
+
+from commands import ended, has_an_episode, start, wait_for
 
 from crashing.evidence import all_trajectories, differences, evidence
 from crashing.small_runs import small_run
@@ -20,27 +20,6 @@ from crashing.small_runs import small_run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 3
-DEADLINE_S = 240.0
-POLL_S = 0.02
-
-
-def mcprl(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mcprl", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit status and all that it said, without line breaks that only the width of a terminal made."""
-    stdout, stderr = process.communicate(timeout=DEADLINE_S)
-    return process.returncode, re.sub(r"\s+", " ", stdout + stderr)
-
-
-def wait_for(condition, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(POLL_S)
 
 
 def digest_of(folder: Path) -> str:
@@ -69,7 +48,7 @@ def recipe(tiny_qwen3, tmp_path_factory) -> Path:
 def whole_run(recipe, tmp_path_factory) -> Path:
     """A run that nothing happened to."""
     outputs = tmp_path_factory.mktemp("whole")
-    status, said = ended(mcprl("train", recipe, "--set", f"training.outputs={outputs}"))
+    status, said = ended(start("train", recipe, "--set", f"training.outputs={outputs}"))
     assert status == 0, said
     return outputs / "critic"
 
@@ -78,9 +57,9 @@ def whole_run(recipe, tmp_path_factory) -> Path:
 def killed_run(recipe, tmp_path_factory) -> Path:
     """A run that was killed as soon as an episode of its second step was finished."""
     outputs = tmp_path_factory.mktemp("killed")
-    process = mcprl("train", recipe, "--set", f"training.outputs={outputs}")
+    process = start("train", recipe, "--set", f"training.outputs={outputs}")
     journal = outputs / "critic" / "journal" / "step-00001.jsonl"
-    wait_for(lambda: journal.exists() and b"\n" in journal.read_bytes(), process)
+    wait_for(lambda: has_an_episode(journal), process)
     process.kill()
     status, _ = ended(process)
     assert status == -9
@@ -90,7 +69,7 @@ def killed_run(recipe, tmp_path_factory) -> Path:
 
 def test_a_dry_run_says_where_a_killed_run_stands_and_changes_nothing(killed_run):
     before = digest_of(killed_run)
-    status, said = ended(mcprl("resume", killed_run, "--dry-run"))
+    status, said = ended(start("resume", killed_run, "--dry-run"))
     assert status == 0, said
     assert f"1 of {STEPS} done" in said
     assert re.search(r"step-00001, [\d.]+ MB, every digest right", said)
@@ -105,9 +84,9 @@ def test_a_killed_run_is_resumed_by_one_process_at_a_time_and_ends_like_one_that
     journaled = {
         line.partition(" ")[2] for line in (run / "journal" / "step-00001.jsonl").read_text().splitlines(keepends=True)
     }
-    first = mcprl("resume", run)
+    first = start("resume", run)
     wait_for(lambda: (run / "lock").read_text() == f"{first.pid}\n", first)
-    status, said = ended(mcprl("resume", run))
+    status, said = ended(start("resume", run))
     assert status != 0
     assert "E-RUN-002" in said
     assert f"in use by process {first.pid}" in said
@@ -131,7 +110,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_is_told_and_the_one_before_it_le
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    status, said = ended(mcprl("resume", run))
+    status, said = ended(start("resume", run))
     assert status == 0, said
     assert f"step-{STEPS:05d}: learner-0-of-1.safetensors is not as it was written" in said
     assert f"{STEPS - 1} of {STEPS} done" in said
@@ -140,7 +119,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_is_told_and_the_one_before_it_le
 
 def test_a_run_goes_back_to_an_earlier_checkpoint_when_told_to(whole_run, tmp_path):
     run = copy_of(whole_run, tmp_path)
-    status, said = ended(mcprl("resume", run, "--from", 2, "--set", "training.steps=4"))
+    status, said = ended(start("resume", run, "--from", 2, "--set", "training.steps=4"))
     assert status == 0, said
     assert "2 of 4 done" in said
     assert "given up the checkpoints of the later steps 3" in said

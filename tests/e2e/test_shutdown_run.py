@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,19 +13,14 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
+from commands import ended, has_an_episode, start, wait_for
+
 from crashing.small_runs import small_run
 from mcprl.training.shutdown import EXIT_STOPPED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEPS = 2
-DEADLINE_S = 200.0
-POLL_S = 0.02
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mcprl", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_run_that_is_interrupted_says_how_to_go_on_and_goes_on(tiny_qwen3, tmp_path, record_property):
@@ -36,27 +30,23 @@ def test_a_run_that_is_interrupted_says_how_to_go_on_and_goes_on(tiny_qwen3, tmp
     journal = run / "journal" / "step-00000.jsonl"
 
     with start("train", recipe) as process:
-        deadline = time.monotonic() + DEADLINE_S
-        while not (journal.exists() and b"\n" in journal.read_bytes()):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(POLL_S)
+        wait_for(lambda: has_an_episode(journal), process)
         interrupted = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=DEADLINE_S)
+        status, said = ended(process)
         record_property("exit_s", round(time.monotonic() - interrupted, 2))
 
-    assert process.returncode == EXIT_STOPPED, said
+    assert status == EXIT_STOPPED, said
     assert "Traceback" not in said
     stood = re.search(rf"mcprl: stopped after step (\d) of {STEPS}; .* and (\d+) finished episodes after it", said)
     assert stood, said
-    assert said.splitlines()[-1].endswith(f". Go on with: mcprl resume {run}")
+    assert said.rstrip().endswith(f". Go on with: mcprl resume {run}")
     assert not (run / "summary.json").exists()
     durable = sum(len(file.read_text().splitlines()) for file in (run / "journal").iterdir())
     assert int(stood[2]) == durable
 
     with start("resume", run) as process:
-        _, said = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, said
+        status, said = ended(process)
+    assert status == 0, said
     assert (run / "summary.json").exists()
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == list(range(STEPS))

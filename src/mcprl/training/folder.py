@@ -38,8 +38,9 @@ from mcprl.config import RunConfig
 from mcprl.durable import storage_faults, sync_file, sync_folder, write_file
 from mcprl.errors import NoRunError, RunInUseError
 from mcprl.records import Group, Weights
+from mcprl.training.step_lines import read_entry, verdict_of
 from mcprl.training.trajectory_files import write_trajectories
-from mcprl.verdicts import Severity, Verdict
+from mcprl.verdicts import Verdict
 
 __all__ = ["RunFolder"]
 
@@ -130,7 +131,7 @@ class RunFolder:
         changed, where some of them are missing or cannot be read.
         """
         metrics = _kept_lines(self._metrics, step, _metrics)
-        health = _kept_lines(self._health, step, _verdict)
+        health = _kept_lines(self._health, step, verdict_of)
         if [line.step for line in metrics] != list(range(step)):
             raise NoRunError(
                 f"{self._metrics} does not have the first {step} steps one by one",
@@ -225,7 +226,7 @@ class _Line(Generic[T]):
     text: bytes
 
 
-def _kept_lines(path: Path, step: int, read: Callable[[dict[str, Any]], T]) -> list[_Line[T]]:
+def _kept_lines(path: Path, step: int, read: Callable[[Mapping[str, Any]], T]) -> list[_Line[T]]:
     """The lines of a file that belong to steps before this one.
 
     Lines that cannot be read are what a crash left where they stand at the end; before a line that is kept, or in the
@@ -243,20 +244,18 @@ def _kept_lines(path: Path, step: int, read: Callable[[dict[str, Any]], T]) -> l
     return list(kept.values())
 
 
-def _read_line(text: bytes, read: Callable[[dict[str, Any]], T]) -> _Line[T] | None:
+def _read_line(text: bytes, read: Callable[[Mapping[str, Any]], T]) -> _Line[T] | None:
+    entry = read_entry(text)
+    if entry is None:
+        return None
     try:
-        fields: dict[str, Any] = json.loads(text)
-        return _Line(int(fields.pop("step")), read(fields), text)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return _Line(entry["step"], read(entry), text)
+    except (ValueError, TypeError, KeyError):
         return None
 
 
-def _metrics(fields: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in fields.items()}
-
-
-def _verdict(fields: dict[str, Any]) -> Verdict:
-    return Verdict(**{**fields, "severity": Severity(fields["severity"])})
+def _metrics(entry: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in entry.items() if name != "step"}
 
 
 def _remove_folder(path: Path) -> None:

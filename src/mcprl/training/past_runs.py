@@ -23,7 +23,8 @@ from mcprl.errors import McprlError, NoRunError
 from mcprl.settings import settings
 from mcprl.suggestions import did_you_mean
 from mcprl.training.checkpoints import Checkpoint, Checkpoints, Damaged
-from mcprl.verdicts import GRAVEST_FIRST, Severity, Verdict
+from mcprl.training.step_lines import read_entry, verdict_of
+from mcprl.verdicts import GRAVEST_FIRST, Verdict
 
 __all__ = ["RECENT_STEPS", "PastRun", "RunStatus", "find_runs", "is_run", "read_run", "verify_checkpoints"]
 
@@ -291,40 +292,18 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    found = [_read_line(line) for line in lines]
+    found = [read_entry(line) if line.endswith(b"\n") else None for line in lines]
     for number, line in enumerate(found[:-1], start=1):
         if line is None:
             raise _DamagedError(f"line {number} of {path.name} cannot be read")
     return [line for line in found if line is not None]
 
 
-def _read_line(line: bytes) -> dict[str, Any] | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        entry: object = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict):
-        return None
-    named = cast("dict[str, Any]", entry)
-    return named if isinstance(named.get("step"), int) else None
-
-
 def _last_verdicts(path: Path, metrics: tuple[Mapping[str, float], ...]) -> tuple[Verdict, ...]:
     """The verdicts on the last step that the metrics have, since those on a step are written before it counts."""
     last = metrics[-1]["step"] if metrics else None
     try:
-        verdicts = [
-            Verdict(
-                severity=Severity(line["severity"]),
-                what=str(line["what"]),
-                fix=str(line["fix"]),
-                name=str(line.get("name", "")),
-            )
-            for line in _read_lines(path)
-            if line["step"] == last
-        ]
+        verdicts = [verdict_of(line) for line in _read_lines(path) if line["step"] == last]
     except (KeyError, ValueError) as error:
         raise _DamagedError(f"{path.name} holds a line that is no verdict") from error
     return tuple(sorted(verdicts, key=lambda verdict: GRAVEST_FIRST.index(verdict.severity)))
