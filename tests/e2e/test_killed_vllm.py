@@ -112,7 +112,7 @@ async def observe(model: Path, adapters: list[Weights], log: Path) -> Observed:
 
 async def kill_while_sampling(sampler: VllmSampler, adapters: list[Weights], noticed: Noticed, seen: Observed) -> None:
     """Turns one after the other in several places, until the last version has been sampled from."""
-    published = [adapters[0].version]
+    published, in_force = [adapters[0].version], 0  # versions, and the place of the last whose publication has ended
     seeds = iter(range(10_000))
     at_work: set[int] = set()
     sampled = asyncio.Event()
@@ -120,7 +120,7 @@ async def kill_while_sampling(sampler: VllmSampler, adapters: list[Weights], not
 
     async def play(place: int) -> None:
         while not over:
-            request, first = replace(REQUEST, seed=next(seeds)), len(published) - 1
+            request, first = replace(REQUEST, seed=next(seeds)), in_force
             at_work.add(place)
             seen.asked += 1
             done = await sampler.sample(request)
@@ -150,8 +150,10 @@ async def kill_while_sampling(sampler: VllmSampler, adapters: list[Weights], not
             os.kill(sampler.pid, signal.SIGKILL)
             seen.detected_s.append(await noticed.at.get() - killed)
             await publication
+            in_force = len(published) - 1
         published.append(adapters[-1].version)
         await sampler.publish(adapters[-1])
+        in_force = len(published) - 1
         for _ in range(2 * TURNS_AT_ONCE):
             await wait_for_a_turn()
         over = True
