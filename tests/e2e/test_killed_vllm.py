@@ -142,6 +142,7 @@ async def kill_while_sampling(sampler: VllmSampler, adapters: list[Weights], not
             publication = asyncio.create_task(sampler.publish(weights))
             if kill % 2:
                 await publication
+                in_force = len(published) - 1
                 await wait_for_a_turn()
             else:
                 await asyncio.sleep(0)
