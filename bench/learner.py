@@ -198,7 +198,8 @@ class Overhead:
 
     def update(self, group: Group) -> None:
         batch = make_batch(0, [group], self.config.algorithm)
-        tally = make_update(batch, self.config, self.policy, self.optimisation, self.packer, self.crew)
+        parts = (self.policy, self.optimisation, self.packer, self.crew)
+        tally = make_update(batch, self.config, *parts, version=0)
         tally.metrics(self.config.algorithm)
 
     def pair(self, work: Work) -> dict[str, float]:

@@ -11,8 +11,10 @@ texts of tests/unit/chat/slow_texts.py, made to be slow, are timed from 64 KB to
   usable, problems     calls that could be made, and how often each kind of problem kept one from it
   per_s                turns read as text in a second of processor time, damaging them left out
   worst_ms             processor time for the slowest text of 256 KB, `worst_ms_shape`
+  plain_growth         time that Python's own decoder takes for twice a flat list of empty lists over its time for the
+                       list: 2, and a little more where the objects no longer fit into the processor's caches
   worst_growth         time for twice a text over time for the text, the mean of four doublings, at worst,
-                       `worst_growth_shape`
+                       `worst_growth_shape`; as a part of `plain_growth`, times 2, so that 2 is linear on any machine
   read_ids_ms          reading 256 KB of ids of calls, with `decode_ms` of it in the tokenizer
   load                 what else the machine did at the start
 
@@ -21,6 +23,7 @@ texts of tests/unit/chat/slow_texts.py, made to be slow, are timed from 64 KB to
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
@@ -112,8 +115,14 @@ def read_ids(readers: dict[str, FamilyReader], count: int) -> Tally:
     return tally
 
 
+def flat_lists(size: int) -> str:
+    """JSON that takes the same work for each of its bytes, however long it is."""
+    return "[" + "[]," * (size // 3 - 1) + "[]]"
+
+
 def slowest() -> dict[str, Any]:
     """The slowest text of 256 KB, and the one whose time grows most with its length."""
+    plain = statistics.median(growth(json.loads, flat_lists) for _ in range(3))
     times: dict[str, float] = {}
     ratios: dict[str, float] = {}
     for family, shapes in (("chatml", TAGGED), ("llama-3", BARE)):
@@ -125,14 +134,16 @@ def slowest() -> dict[str, Any]:
             name = f"{family}: {shape}"
             times[name] = cpu_ms(read, make(SIZE), looks=9)
             # The worst of forty figures is often the one that was disturbed most: what is above 2 is looked at again.
-            ratios[name] = growth(read, make)
+            ratios[name] = 2 * growth(read, make) / plain
             if ratios[name] > 2:
-                ratios[name] = statistics.median([ratios[name], growth(read, make), growth(read, make)])
+                again = [2 * growth(read, make) / plain for _ in range(2)]
+                ratios[name] = statistics.median([ratios[name], *again])
             say(f"{name}: {times[name]:.1f} ms, growth {ratios[name]:.2f}")
     slow, steep = max(times, key=times.__getitem__), max(ratios, key=ratios.__getitem__)
     return {
         "worst_ms": round(times[slow], 1),
         "worst_ms_shape": slow,
+        "plain_growth": round(plain, 2),
         "worst_growth": round(ratios[steep], 2),
         "worst_growth_shape": steep,
     }
