@@ -103,9 +103,14 @@ CHILD = """
 import asyncio, sys, time
 from mcprl.training.shutdown import RunStopped, Shutdown
 
+async def tell_when_asked(shutdown):
+    await shutdown._requested.wait()
+    print("asked", flush=True)
+
 async def run():
     shutdown = Shutdown(float(sys.argv[1]))
     with shutdown.on_signals(), shutdown.orderly():
+        telling = asyncio.create_task(tell_when_asked(shutdown))
         print("ready", flush=True)
         await shutdown.unless_stopped(asyncio.to_thread(time.sleep, 600), share=0.0 if sys.argv[2] == "save" else 1.0)
 
@@ -132,7 +137,7 @@ def test_where_a_thread_will_not_end_the_process_does_when_the_time_is_over(numb
 def test_a_second_signal_ends_the_process_at_once():
     with start_child("600", "wait") as child:
         os.kill(child.pid, signal.SIGTERM)
-        time.sleep(0.2)  # two at once would be one
+        assert child.stdout.readline() == "asked\n"  # two at once would come in the order of their numbers
         started = time.monotonic()
         os.kill(child.pid, signal.SIGINT)
         assert child.wait(60) == 128 + signal.SIGINT
