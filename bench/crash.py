@@ -26,11 +26,11 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crashing.evidence import differences, evidence, finished_lost, played_again, recorded_twice
+from crashing.evidence import Account, differences, evidence
 from crashing.nurseries import Nursery, open_nursery
 from crashing.places import PLACES, Place
 from crashing.small_runs import VARIANTS
@@ -52,23 +52,15 @@ class Found:
     phases: Counter[str] = field(default_factory=Counter[str])
     chains: int = 0
     different: int = 0
-    finished_lost: int = 0
-    used_twice: int = 0
-    played_again: int = 0
+    episodes: Account = field(default_factory=Account)
 
     @property
     def points(self) -> int:
         return self.phases.total()
 
     def look_at(self, run: Path, log: Path) -> None:
-        lost, twice, again = finished_lost(run, log), recorded_twice(run), played_again(log)
-        for words, names in (("lost", lost), ("used twice", twice), ("played again", again)):
-            if names:
-                say(f"{words.upper()}: {names}")
         self.chains += 1
-        self.finished_lost += len(lost)
-        self.used_twice += len(twice)
-        self.played_again += len(again)
+        self.episodes.look_at(run, log)
 
 
 class Trainer:
@@ -160,9 +152,7 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
         "chains": found.chains,
         "identical": found.chains - found.different,
         "different": found.different,
-        "finished_lost": found.finished_lost,
-        "used_twice": found.used_twice,
-        "played_again": found.played_again,
+        **asdict(found.episodes),
         "point_s": round((time.monotonic() - started) / found.points, 2),
     }
     return figures if ci else figures | await measure_vllm(ci, folder)
@@ -183,9 +173,7 @@ async def measure_vllm(_ci: bool, folder: Path) -> dict[str, Any]:
     return {
         "vllm_chains": found.chains,
         "vllm_points": found.points,
-        "vllm_finished_lost": found.finished_lost,
-        "vllm_used_twice": found.used_twice,
-        "vllm_played_again": found.played_again,
+        **{f"vllm_{name}": number for name, number in asdict(found.episodes).items()},
     }
 
 

@@ -36,12 +36,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from crash import run_in
-from crashing.evidence import differences, evidence, finished_lost, played_again, recorded_twice
+from crashing.evidence import Account, differences, evidence
 from crashing.nurseries import Nursery, open_nursery
 from crashing.places import PLACES, Place
 from crashing.small_runs import VARIANTS
@@ -102,9 +102,7 @@ class Found:
     orphans: int = 0
     resumed: int = 0
     different: int = 0
-    lost: int = 0
-    twice: int = 0
-    again: int = 0
+    episodes: Account = field(default_factory=Account)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +220,7 @@ async def stop_and_resume(
         ended = await trainers.train(folder, variant)
         if ended.status != 0:
             raise RuntimeError(f"exit status {ended.status}:\n{(folder / 'finished.txt.output').read_text()}")
-    log = folder / "finished.txt"
-    lost, twice, again = finished_lost(run, log), recorded_twice(run), played_again(log)
-    for words, names in (("lost", lost), ("used twice", twice), ("played again", again)):
-        if names:
-            say(f"{words.upper()}: {names}")
-    found.lost, found.twice, found.again = found.lost + len(lost), found.twice + len(twice), found.again + len(again)
+    found.episodes.look_at(run, folder / "finished.txt")
     found.resumed += 1
 
 
@@ -276,9 +269,7 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
         "resumed": found.resumed,
         "resumed_identical": found.resumed - found.different,
         "different": found.different,
-        "finished_lost": found.lost,
-        "used_twice": found.twice,
-        "played_again": found.again,
+        **asdict(found.episodes),
     }
 
 

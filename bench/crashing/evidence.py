@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,18 @@ from safetensors import safe_open
 
 from mcprl.records import Trajectory
 from mcprl.training.trajectory_files import encode_trajectory, read_trajectories
+from servers.harness import say
 
-__all__ = ["Key", "all_trajectories", "differences", "evidence", "finished_lost", "played_again", "recorded_twice"]
+__all__ = [
+    "Account",
+    "Key",
+    "all_trajectories",
+    "differences",
+    "evidence",
+    "finished_lost",
+    "played_again",
+    "recorded_twice",
+]
 
 Key = tuple[int, str, int]
 """Step, task, member."""
@@ -48,6 +58,25 @@ def all_trajectories(run: Path) -> list[Trajectory]:
     """Of every step, sorted by step, task and member."""
     read = (t for path in (run / "trajectories").glob("*.parquet") for t in read_trajectories(path))
     return sorted(read, key=_key)
+
+
+@dataclass(slots=True)
+class Account:
+    """What became of the episodes of several runs: Account(finished_lost=0, used_twice=0, played_again=0)."""
+
+    finished_lost: int = 0
+    used_twice: int = 0
+    played_again: int = 0
+
+    def look_at(self, run: Path, log: Path) -> None:
+        """Count what is wrong with one more run, and name it."""
+        lost, twice, again = finished_lost(run, log), recorded_twice(run), played_again(log)
+        for words, names in (("lost", lost), ("used twice", twice), ("played again", again)):
+            if names:
+                say(f"{words.upper()}: {names}")
+        self.finished_lost += len(lost)
+        self.used_twice += len(twice)
+        self.played_again += len(again)
 
 
 def finished_lost(run: Path, log: Path) -> list[str]:
