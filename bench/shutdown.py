@@ -77,7 +77,7 @@ STARTING = tuple(
     for call, when in (
         ("mcprl.training.run:RunFolder.create", "after"),
         ("mcprl.training.run:require_tools", "after"),
-        ("mcprl.training.run:load_chat", "before"),
+        ("mcprl.episodes.player:load_chat", "before"),
         ("mcprl.training.run:make_sampler", "after"),
         ("mcprl.training.run:open_learner", "before"),
         ("mcprl.training.run:_forecast", "before"),

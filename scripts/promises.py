@@ -8,6 +8,10 @@ A promise is kept by one of:
 
 A test with covered_by = "pytest" is not run again where --junit names the report of a pytest run: the verdict is read
 there. Promises that share a command share its run, and all tests that have to run share one pytest.
+
+A command has the machine to itself, as what is timed must. Those with beside = true, which look at what happens and not
+at how fast, run first and two at a time, those that take longest (about_s) before the others; what such a command says
+is shown when it has ended. With --full every command has the machine to itself.
 """
 
 from __future__ import annotations
@@ -27,8 +31,10 @@ import time
 import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 from rich.markup import escape
@@ -36,6 +42,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
+LANES = 2
 BAR = re.compile(r"(<=|>=|<|>|==)\s*([-+0-9.eE]+)$")
 
 
@@ -57,6 +64,8 @@ class Promise:
     size: str = "ci"
     full: str | None = None
     timeout_s: float = 900.0
+    beside: bool = False
+    about_s: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.test is None):
@@ -69,6 +78,8 @@ class Promise:
             raise ValueError(f'`bar` is {self.bar!r}; write it like "<= 1e-4"')
         if self.size not in ("ci", "full"):
             raise ValueError('`size` is "ci" or "full"')
+        if self.beside and self.command is None:
+            raise ValueError("`beside` needs `command`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +121,16 @@ def read_promises(path: Path) -> list[Promise]:
     return promises
 
 
-def run_command(command: str, timeout_s: float) -> Outcome:
-    """Run a shell command in the repository, with its environment's programs on PATH."""
+def run_command(command: str, timeout_s: float, *, said: IO[str] | None = None) -> Outcome:
+    """Run a shell command in the repository, with its environment's programs on PATH.
+
+    What it says on stderr, and all that it printed where it failed, goes to ours or to the file `said`.
+    """
     started = time.monotonic()
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     process = subprocess.Popen(
-        command, shell=True, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
+        command, shell=True, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said,
+        text=True, start_new_session=True,
     )  # fmt: skip
     problem = None
     try:
@@ -128,7 +142,7 @@ def run_command(command: str, timeout_s: float) -> Outcome:
         os.killpg(process.pid, signal.SIGKILL)
         stdout, _ = process.communicate()
     if problem:
-        print(f"$ {command}\n{stdout}\n({problem})", file=sys.stderr)
+        print(f"$ {command}\n{stdout}\n({problem})", file=said or sys.stderr, flush=True)
     return Outcome(problem=problem, figures=last_json(stdout), seconds=time.monotonic() - started)
 
 
@@ -193,15 +207,39 @@ def judge(promise: Promise, outcome: Outcome) -> Verdict:
     return Verdict(**row, measured=f"{number:.4g}", holds=COMPARE[sign](number, float(bound)))
 
 
+def run_beside(promises: Iterable[Promise]) -> dict[str, Outcome]:
+    """Run the commands of these promises two at a time; not those that another of their promises wants alone."""
+    commands: dict[str, list[Promise]] = {}
+    for promise in promises:
+        if promise.command:
+            commands.setdefault(promise.command, []).append(promise)
+    shared = {command: own for command, own in commands.items() if all(promise.beside for promise in own)}
+
+    def run(command: str) -> tuple[str, Outcome, str]:
+        # A file, not a pipe: what a command leaves running would hold a pipe open.
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+            outcome = run_command(command, max(promise.timeout_s for promise in shared[command]), said=said)
+            said.seek(0)
+            return command, outcome, said.read()
+
+    outcomes: dict[str, Outcome] = {}
+    with ThreadPoolExecutor(LANES) as lanes:
+        longest_first = sorted(shared, key=lambda command: -max(promise.about_s for promise in shared[command]))
+        for done in as_completed([lanes.submit(run, command) for command in longest_first]):
+            command, outcomes[command], said = done.result()
+            print(f"{shared[command][0].id}: {command}\n{said}", end="", file=sys.stderr, flush=True)
+    return outcomes
+
+
 def measure(promises: Iterable[Promise], *, full: bool, junit: Path | None) -> list[Verdict]:
     """Run what has to run, each thing once, and judge every promise in the order of the file."""
-    outcomes: dict[str, Outcome] = {}
     verdicts: list[Verdict] = []
     due = [p for p in promises if full or p.size == "ci"]
     read = {p.id for p in due if junit and p.covered_by}
+    outcomes = {} if full else run_beside(due)
     to_run = [p for p in due if p.test and p.id not in read]
     if to_run:
-        outcomes = run_tests([p.test for p in to_run], sum(p.timeout_s for p in to_run))
+        outcomes |= run_tests([p.test for p in to_run], sum(p.timeout_s for p in to_run))
     for promise in promises:
         if promise not in due:
             skipped = {"measured": "only with --full", "bar": promise.bar or "passes", "holds": None, "seconds": 0.0}

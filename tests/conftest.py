@@ -18,8 +18,42 @@ settings.load_profile("patient")
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# What JAX compiles for one test of SkyRL's server is compiled for all of them.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+
+# About how many seconds the longest files take in the gate, with two processes on two cores.
+SECONDS = {
+    "e2e/test_hello_run.py": 500,
+    "e2e/test_killed_vllm.py": 200,
+    "e2e/test_exact_logprobs.py": 150,
+    "e2e/test_hello_skyrl.py": 160,
+    "e2e/test_two_processes.py": 150,
+    "e2e/test_skyrl_engine.py": 130,
+    "security/test_sandbox_escapes.py": 100,
+    "contract/servers/test_generated_tasks.py": 80,
+}
+SECONDS_OF_SLOW = 60  # of any other with a test that is marked so
 PYPI_SERVERS = ("time", "git", "sqlite")
 NPM_SERVERS = ("everything", "filesystem", "memory")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where processes share the files, the longest first and then those with the most tests, so that both end together.
+
+    A single process keeps pytest's order: what fails quickly should fail first.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    items[:] = [item for path in sorted(files, key=lambda path: _rank(path, files[path])) for item in files[path]]
+
+
+def _rank(path: Path, items: list[pytest.Item]) -> tuple[float, int, str]:
+    slow = any(item.get_closest_marker("slow") for item in items)
+    name = path.relative_to(ROOT / "tests").as_posix()
+    return -SECONDS.get(name, SECONDS_OF_SLOW if slow else 0), -len(items), name
 
 
 def _needed(path: Path) -> Path:
@@ -58,6 +92,12 @@ def smollm2() -> Path:
 def tiny_qwen3() -> Path:
     """A random Qwen3 of a few million parameters with Qwen's real vocabulary."""
     return _needed(ROOT / ".cache" / "models" / "tiny-qwen3")
+
+
+@pytest.fixture(scope="session")
+def skyrl_python() -> Path:
+    """The Python of the environment with SkyRL's server."""
+    return _needed(ROOT / ".venv-skyrl" / "bin" / "python")
 
 
 @pytest.fixture(scope="session")

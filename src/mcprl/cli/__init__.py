@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from mcprl.cli import cassette, config, parity, play, resume, runs, serve, tasks, tools, train, try_
+from mcprl.cli import cassette, config, parity, plan, play, resume, runs, serve, tasks, tools, train, try_
 from mcprl.errors import Fault, McprlError
 from mcprl.monitoring.printable import printable
 
@@ -28,6 +28,7 @@ app.command("resume")(resume.command)
 app.command("try")(try_.command)
 app.command("play")(play.command)
 app.command("parity")(parity.command)
+app.command("plan")(plan.command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(serve.app, name="serve")

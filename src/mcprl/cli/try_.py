@@ -42,8 +42,8 @@ async def _play(config: RunConfig, task: Task, episodes: int, adapter: Path | No
     from mcprl.records import Weights
     from mcprl.training.run import open_stage
 
-    with tempfile.TemporaryDirectory(prefix="mcprl-try-") as logs, StageConsole() as console:
-        async with open_stage(config, [task], console, logs=Path(logs)) as stage:
+    with tempfile.TemporaryDirectory(prefix="mcprl-try-") as folder, StageConsole() as console:
+        async with open_stage(config, [task], console, logs=Path(folder) / "logs") as stage:
             if adapter is not None:
                 await stage.sampler.publish(Weights(version=1, adapter=adapter))
             console.stage(f"playing {episodes} episode{'s' if episodes > 1 else ''} of {task.id}")

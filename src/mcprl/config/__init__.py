@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import yaml
 from pydantic import Field, model_validator
 
+from mcprl.config.engines import SkyrlConfig, WorkersConfig, lacking_in_skyrl
 from mcprl.config.episodes import EpisodesConfig, JudgeConfig, RewardsConfig, TasksConfig
 from mcprl.config.learner import LearnerConfig
 from mcprl.config.objective import AlgorithmConfig, CriticConfig, KlConfig, WarmStartConfig
@@ -42,10 +43,12 @@ __all__ = [
     "SamplingConfig",
     "ServerSettings",
     "ServersConfig",
+    "SkyrlConfig",
     "TasksConfig",
     "TrainingConfig",
     "VllmConfig",
     "WarmStartConfig",
+    "WorkersConfig",
 ]
 
 
@@ -54,6 +57,10 @@ class RunConfig(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and of its folder.")
     seed: int = Field(default=0, ge=0, description="Root of every random draw.")
+    engine: Literal["torch", "skyrl"] = Field(
+        default="torch",
+        description="torch: learner and sampler on this machine; skyrl: both behind the Tinker API, see section skyrl.",
+    )
     model: ModelConfig
     tasks: TasksConfig
     servers: ServersConfig
@@ -63,6 +70,8 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     learner: LearnerConfig = LearnerConfig()
     training: TrainingConfig = TrainingConfig()
+    skyrl: SkyrlConfig = SkyrlConfig()
+    workers: WorkersConfig = WorkersConfig()
 
     @model_validator(mode="after")
     def _minibatches_are_not_empty(self) -> RunConfig:
@@ -80,6 +89,13 @@ class RunConfig(Section):
                 "training.pipeline async trains on tokens of older weights, which algorithm.old_logprobs recomputed "
                 "corrects for"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_can_do_it(self) -> RunConfig:
+        lacking = lacking_in_skyrl(self) if self.engine == "skyrl" else None
+        if lacking is not None:
+            raise ValueError(lacking)
         return self
 
     def to_yaml(self) -> str:

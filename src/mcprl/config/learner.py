@@ -24,7 +24,9 @@ class LearnerConfig(Section):
     )
     warmup_steps: int = Field(default=0, ge=0, description="Optimiser steps over which the learning rate rises from 0.")
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
+    max_grad_norm: float | None = Field(
+        default=1.0, gt=0, description="Gradients are scaled down to this norm; null: never."
+    )
     lora_rank: int = Field(default=16, ge=1, description="Rank of the adapter.")
     lora_alpha: int = Field(default=32, ge=1, description="Scale of the adapter is alpha / rank.")
     microbatch: int = Field(default=4, ge=1, description="Trajectories in one forward pass.")

@@ -74,7 +74,9 @@ def _off_as_text(value: object) -> object:
 class SamplingConfig(Section):
     """How the policy's turns are sampled."""
 
-    engine: Literal["vllm", "transformers"] = Field(default="vllm", description="What generates tokens.")
+    engine: Literal["vllm", "transformers"] = Field(
+        default="vllm", description="What generates tokens, with engine torch."
+    )
     temperature: float = Field(default=1.0, gt=0, description="Temperature; the learner uses the same.")
     max_tokens: int = Field(default=512, ge=1, description="Longest turn, in tokens.")
     stop: tuple[str, ...] = Field(default=(), description="Texts that end a turn, such as </tool_call>.")

@@ -1,6 +1,6 @@
 """Episodes: the environment, the loop of one episode, the rewards, the judge, and the collector of whole groups."""
 
-from mcprl.episodes.collector import Collector
+from mcprl.episodes.collector import Collector, RunsEpisodes
 from mcprl.episodes.demonstrations import Demonstrator
 from mcprl.episodes.environment import Action, Environment, StepResult
 from mcprl.episodes.gold import Trial, play, play_gold
@@ -18,6 +18,7 @@ __all__ = [
     "Environment",
     "EpisodeRunner",
     "Judge",
+    "RunsEpisodes",
     "StepResult",
     "Trial",
     "episode_metrics",

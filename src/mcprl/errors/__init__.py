@@ -30,6 +30,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── ParityError              E-LEARN-002  sampler and learner disagree about the same tokens
     │   ├── NonFiniteError           E-LEARN-003  rewards, losses or gradients were no numbers in update after update
     │   ├── UnsharableError          E-LEARN-004  the model's attention does not let trajectories share a prefix
+    │   ├── UnfitEngineError         E-ENG-001    the engine cannot do what the run needs
     │   ├── NoRunError               E-RUN-001    a folder is not that of a run, or cannot be continued as asked
     │   ├── RunInUseError            E-RUN-002    another process has the run open
     │   ├── NoCheckpointError        E-RUN-003    none of the run's checkpoints can be used
@@ -50,6 +51,10 @@ The tree has one branch for each kind of fault, because the kind decides what th
         ├── GroupIncompleteError     E-EPIS-011   a group lost more episodes than it may
         ├── JudgeError               E-EPIS-012   the judge gave no grade
         ├── LearnerLostError         E-LEARN-010  a process of the learner went away
+        ├── EngineStartError         E-ENG-010    the engine's server did not become ready
+        ├── EngineLostError          E-ENG-011    the engine's server went away or failed a request
+        ├── WorkersStartError        E-WORK-010   the workers that play episodes did not start
+        ├── WorkerLostError          E-WORK-011   a worker went away with its episodes
         └── StorageError             E-RUN-010    the run's folder could not be written or read
 
 A fault of the policy (a call of an unknown tool, bad arguments, text that does not parse) is no exception: it becomes
@@ -92,6 +97,7 @@ from mcprl.errors.configuration import (
     TaskFileError,
     ToolsChangedError,
     UnbridgeableError,
+    UnfitEngineError,
     UnheldSchemaError,
     UnknownKeyError,
     UnknownToolError,
@@ -100,6 +106,8 @@ from mcprl.errors.configuration import (
 from mcprl.errors.infrastructure import (
     BreakerOpenError,
     CallDeadlineError,
+    EngineLostError,
+    EngineStartError,
     EpisodeDeadlineError,
     GroupIncompleteError,
     JudgeError,
@@ -113,6 +121,8 @@ from mcprl.errors.infrastructure import (
     ServerStartError,
     StorageError,
     ToolServerError,
+    WorkerLostError,
+    WorkersStartError,
 )
 
 __all__ = [
@@ -127,6 +137,8 @@ __all__ = [
     "ConfigurationError",
     "DuplicateToolError",
     "EmptyCatalogError",
+    "EngineLostError",
+    "EngineStartError",
     "EpisodeDeadlineError",
     "Fault",
     "GrammarError",
@@ -162,8 +174,11 @@ __all__ = [
     "ToolServerError",
     "ToolsChangedError",
     "UnbridgeableError",
+    "UnfitEngineError",
     "UnheldSchemaError",
     "UnknownKeyError",
     "UnknownToolError",
     "UnsharableError",
+    "WorkerLostError",
+    "WorkersStartError",
 ]

@@ -32,6 +32,7 @@ __all__ = [
     "TaskFileError",
     "ToolsChangedError",
     "UnbridgeableError",
+    "UnfitEngineError",
     "UnheldSchemaError",
     "UnknownKeyError",
     "UnknownToolError",
@@ -193,6 +194,12 @@ class UnsharableError(ConfigurationError):
     """The model's attention does not let trajectories share a prefix."""
 
     code = "E-LEARN-004"
+
+
+class UnfitEngineError(ConfigurationError):
+    """The engine, or the client that speaks to it, cannot do what the run needs."""
+
+    code = "E-ENG-001"
 
 
 class NoRunError(ConfigurationError):

@@ -7,6 +7,8 @@ from mcprl.errors.base import InfrastructureError
 __all__ = [
     "BreakerOpenError",
     "CallDeadlineError",
+    "EngineLostError",
+    "EngineStartError",
     "EpisodeDeadlineError",
     "GroupIncompleteError",
     "JudgeError",
@@ -20,6 +22,8 @@ __all__ = [
     "ServerStartError",
     "StorageError",
     "ToolServerError",
+    "WorkerLostError",
+    "WorkersStartError",
 ]
 
 
@@ -119,6 +123,30 @@ class LearnerLostError(InfrastructureError):
     """A process of the learner went away."""
 
     code = "E-LEARN-010"
+
+
+class EngineStartError(InfrastructureError):
+    """The engine's server did not become ready, or cannot be reached."""
+
+    code = "E-ENG-010"
+
+
+class EngineLostError(InfrastructureError):
+    """The engine's server went away, forgot the model, failed a request, or was too slow with it."""
+
+    code = "E-ENG-011"
+
+
+class WorkersStartError(InfrastructureError):
+    """The workers that play episodes could not be started."""
+
+    code = "E-WORK-010"
+
+
+class WorkerLostError(InfrastructureError):
+    """A worker went away with the episodes that it was playing."""
+
+    code = "E-WORK-011"
 
 
 class StorageError(InfrastructureError):

@@ -75,8 +75,9 @@ class Solo:
 
     rank, size = 0, 1
 
-    def __init__(self) -> None:
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    def __init__(self, device: torch.device | None = None) -> None:
+        """`device` is where it computes: the GPU, where there is one."""
+        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.loading_device = self.device
 
     def share(self, policy: Policy, reference: Reference | None, config: RunConfig) -> tuple[Policy, Optimisation]:

@@ -13,6 +13,7 @@ from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 
 if TYPE_CHECKING:
     from mcprl.chat.grammars import Grammars
+    from mcprl.skyrl.engine import SkyrlEngine
 
 __all__ = ["Learner", "open_learner"]
 
@@ -46,14 +47,28 @@ class Learner(Protocol):
         """
         ...
 
+    async def fetch(self, weights: Weights) -> Weights:
+        """The newest weights, in files on this machine."""
+        ...
+
     async def state_bytes(self) -> int:
         """How large the files of `save_state` will be, once an update has been made."""
         ...
 
 
 @asynccontextmanager
-async def open_learner(config: RunConfig, *, folder: Path, grammars: Grammars | None) -> AsyncGenerator[Learner]:
-    """The learner of a run, in this process or in several of its own; `folder` gets the versions of its weights."""
+async def open_learner(
+    config: RunConfig, *, folder: Path, grammars: Grammars | None, engine: SkyrlEngine | None = None
+) -> AsyncGenerator[Learner]:
+    """The learner of a run: behind the engine's API, in this process, or in several of its own.
+
+    `folder` gets the versions of its weights.
+    """
+    if engine is not None:
+        from mcprl.learners.skyrl_learner import SkyrlLearner
+
+        yield await SkyrlLearner.open(config, engine, folder=folder)
+        return
     if config.learner.processes > 1:
         from mcprl.learners.spread_learner import SpreadLearner
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from mcprl.config import RunConfig
 from mcprl.learners.policy import Policy
 from mcprl.learners.state import State, own_part
 
-__all__ = ["Optimisation", "Undo", "learning_rate_share"]
+__all__ = ["Optimisation", "learning_rate_share"]
 
 
 def learning_rate_share(step: int, *, schedule: str, warmup: int, total: int) -> float:
@@ -92,10 +94,18 @@ class Optimisation:
         if isinstance(norm, DTensor):  # a share of it; all processes together know the whole
             norm = norm.full_tensor()
         if norm.isfinite():
-            clip_grads_with_norm_(self.parameters, self._max_norm, norm)
+            if self._max_norm is not None:
+                clip_grads_with_norm_(self.parameters, self._max_norm, norm)
             self.optimiser.step()  # pyright: ignore[reportUnknownMemberType]
             self.schedule.step()
         return float(norm)
+
+    def way_back(self) -> Callable[[], None]:
+        """What to call to make all steps from now on not to have been.
+
+        What they change is kept in the CPU's memory, so that a GPU has room for the update.
+        """
+        return partial(self.become, self.state().copied())
 
     def state(self) -> State:
         """The tensors in use themselves, not copies of them."""
@@ -131,18 +141,6 @@ class Optimisation:
         for group, rate in zip(self.optimiser.param_groups, state.facts["rates"], strict=True):
             group["lr"] = rate
         self.forget_gradients()
-
-
-class Undo:
-    """All that an update changes, as it was before: kept in the CPU's memory, so that a GPU has room for the update."""
-
-    def __init__(self, optimisation: Optimisation) -> None:
-        self._optimisation = optimisation
-        self._before = optimisation.state().copied()
-
-    def apply(self) -> None:
-        """Make the update not to have been."""
-        self._optimisation.become(self._before)
 
 
 def _moment(kind: str, present: Tensor | None, parameter: Tensor, before: Tensor) -> Tensor:

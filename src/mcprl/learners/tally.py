@@ -71,6 +71,7 @@ class Tally:
         self.steps_over_cap = 0
         self._alignments: list[float] = []
         self.losses: list[float] = []
+        self.steps_made = 0
         self._grad_norms: list[float] = []
         self._columns: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._minibatch: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -83,10 +84,6 @@ class Tally:
         """Whether tokens were scored before any step; they may all have been stale."""
         return bool(self._parity)
 
-    @property
-    def steps_made(self) -> int:
-        return len(self._grad_norms)
-
     def add(self, seen: Seen) -> None:
         self._sampled_tokens += seen.sampled_tokens
         self._alignments.append(seen.alignment)
@@ -98,8 +95,10 @@ class Tally:
     def add_imitation(self, loss: float) -> None:
         self._imitation.append(loss)
 
-    def add_step(self, grad_norm: float) -> None:
-        self._grad_norms.append(grad_norm)
+    def add_step(self, grad_norm: float | None) -> None:
+        self.steps_made += 1
+        if grad_norm is not None:
+            self._grad_norms.append(grad_norm)
 
     def close_minibatch(self, loss: float) -> None:
         self.losses.append(loss)
@@ -141,7 +140,6 @@ class Tally:
         )
         return {
             "loss": fmean(self.losses) if self.losses else 0.0,
-            "grad_norm": fmean(self._grad_norms) if self._grad_norms else 0.0,
             "optimiser_steps": float(self.steps_made),
             "optimiser_steps_over_cap": float(self.steps_over_cap),
             "minibatches_without_signal": float(self.minibatches_without_signal),
@@ -149,12 +147,19 @@ class Tally:
             "learnable_tokens": float(carries_N.sum()),
             "entropy": float(self._column("entropy").mean()),
             **self._parity,
+            **self._norms(),
             **ratios,
             "kl": float(moved_N[carries_N].mean()),
             # A forced token has probability 1 under any policy: it adds nothing but itself to the number of tokens.
             "kl_unmasked": float(moved_N.sum()) / self._sampled_tokens,
             **self._parts(algorithm),
         }
+
+    def _norms(self) -> dict[str, float]:
+        """None where steps were made and no engine told their norms."""
+        if self.steps_made and not self._grad_norms:
+            return {}
+        return {"grad_norm": fmean(self._grad_norms) if self._grad_norms else 0.0}
 
     def _parts(self, algorithm: AlgorithmConfig) -> dict[str, float]:
         """Metrics of the parts of the objective that are in use."""

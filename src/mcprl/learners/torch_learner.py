@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from mcprl.algorithms import learnable_tokens, mask_shares, staleness_metrics
-from mcprl.algorithms.columns import floats
 from mcprl.config import RunConfig
 from mcprl.durable import storage_faults
-from mcprl.errors import NonFiniteError
 from mcprl.learners.crew import Crew, Solo
-from mcprl.learners.lessons import Lesson, plain_lessons, scored_tokens
+from mcprl.learners.learning import BatchLearner
 from mcprl.learners.loading import load_policy
+from mcprl.learners.optimisation import Optimisation
 from mcprl.learners.packing import Packer
 from mcprl.learners.policy import Policy
 from mcprl.learners.reference import Reference
@@ -35,20 +30,15 @@ from mcprl.learners.state import (
     restore_random_state,
     write_state,
 )
-from mcprl.learners.tally import Tally
-from mcprl.learners.updating import SpoiltError, make_update
-from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
+from mcprl.records import Weights
 
 if TYPE_CHECKING:
     from mcprl.chat.grammars import Grammars
 
 __all__ = ["TorchLearner"]
 
-# One batch may be unlucky. Several in a row are a policy that is broken, or a setting that breaks it.
-_MAX_SPOILT_IN_A_ROW = 3
 
-
-class TorchLearner:
+class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
     """Trains a policy, on the GPU where there is one.
 
     `grammars` replays the grammars that trajectories were sampled under; None is for runs that hold nothing to one.
@@ -56,33 +46,14 @@ class TorchLearner:
     """
 
     def __init__(self, config: RunConfig, *, folder: Path, grammars: Grammars | None, crew: Crew | None = None) -> None:
-        self._config = config
+        crew, replayer = crew or Solo(), Replayer(grammars)
+        packer = Packer(config.learner, replayer, crew.device)
+        super().__init__(config, crew=crew, packer=packer, replayer=replayer)
         self._folder = folder
-        self._crew: Crew = crew or Solo()
-        self._weights = Weights(version=0)
-        self._spoilt_in_a_row = 0
-        self._replayer = Replayer(grammars)
-        self._packer = Packer(config.learner, self._replayer, self._crew.device)
         policy, kl = load_policy(config, self._crew.loading_device), config.algorithm.kl
         self._origin = Origin.of(config, policy, self._crew.size)
         self.reference = Reference(policy, kl, config.learner) if kl.needs_reference else None
-        self.policy, self._optimisation = self._crew.share(policy, self.reference, config)
-
-    async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
-        """What the objective must know of trajectories before it learns from them."""
-        return await asyncio.to_thread(self._read, trajectories)
-
-    async def update(self, batch: Batch) -> Update:
-        """Learn from a batch and write the next version of the weights."""
-        return await asyncio.to_thread(self._update, batch)
-
-    async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
-        """The policy's logprob of every sampled token, forced ones too, and 0 elsewhere; one column a trajectory.
-
-        Each token is scored as an update scores it: at the temperature and under the grammar it was sampled with.
-        """
-        lessons = plain_lessons(trajectories, [t.sampled for t in trajectories])
-        return (await asyncio.to_thread(self._survey, self.policy, lessons))[0]
+        self.policy, self.optimisation = self._crew.share(policy, self.reference, config)
 
     async def save_state(self, folder: Path) -> None:
         """Write all that the next update depends on into an existing folder; to be called between updates only.
@@ -94,6 +65,10 @@ class TorchLearner:
     async def load_state(self, folder: Path) -> Weights:
         """Become what `save_state` wrote. The version of the weights it held, written for the sampler again."""
         return await asyncio.to_thread(self._load_state, folder)
+
+    async def fetch(self, weights: Weights) -> Weights:
+        """The same: every version is in files already."""
+        return weights
 
     async def state_bytes(self) -> int:
         """How large the files of `save_state` will be, once an update has been made; those of all processes."""
@@ -107,7 +82,7 @@ class TorchLearner:
         with storage_faults(f"reading the learner's state in {folder}", SafetensorError):
             state, saved = read_state(self._origin, folder, self._crew.rank)
         require_fit(state, self._expected(), saved, self._origin)
-        self._optimisation.become(state)
+        self.optimisation.become(state)
         if self.reference is not None:
             self.reference.become(state)
         self._spoilt_in_a_row = state.facts["spoilt_in_a_row"]
@@ -122,140 +97,14 @@ class TorchLearner:
 
     def _state(self) -> State:
         own = {"version": self._weights.version, "spoilt_in_a_row": self._spoilt_in_a_row}
-        state = State(tensors={}, facts=own) | self._optimisation.state() | random_state(self._crew.device)
+        state = State(tensors={}, facts=own) | self.optimisation.state() | random_state(self._crew.device)
         return state if self.reference is None else state | self.reference.state()
 
     def _expected(self) -> dict[str, Tensor]:
         """The tensors of the state after the first update, for their shapes."""
-        return self._state().tensors | self._optimisation.expected()
+        return self._state().tensors | self.optimisation.expected()
 
     def _write_weights(self, version: int) -> Weights:
         folder = self._folder / f"v{version}"
         with storage_faults(f"writing {folder}", SafetensorError):
             return self._crew.save(self.policy, version, folder, model_path=self._config.model.path)
-
-    def _read(self, trajectories: Sequence[Trajectory]) -> Readings:
-        algorithm = self._config.algorithm
-        masks = [scored_tokens(t, learnable_tokens(t, algorithm.masks)) for t in trajectories]
-        lessons = plain_lessons(trajectories, masks)
-        logprobs = values = final_values = reference_logprobs = None
-        if algorithm.old_logprobs == "recomputed" or algorithm.advantages == "gae":
-            logprobs, values, final_values = self._survey(self.policy, lessons)
-        if self.reference is not None:
-            with self.reference.in_place() as reference:
-                reference_logprobs = self._survey(reference, lessons)[0]
-        return Readings(
-            logprobs=logprobs if algorithm.old_logprobs == "recomputed" else None,
-            reference_logprobs=reference_logprobs,
-            values=values,
-            final_values=final_values,
-        )
-
-    @torch.no_grad()
-    def _survey(
-        self, policy: Policy, lessons: Sequence[Lesson]
-    ) -> tuple[Columns, Columns | None, tuple[float, ...] | None]:
-        """Logprobs of the scored tokens, values before them, and values at the end; without a value head None."""
-        found: dict[int, tuple[tuple[float, ...], tuple[float, ...], float]] = {}
-        for chosen in self._crew.own(self._packer.divide(lessons)):
-            pack = self._packer.pack([lessons[i] for i in chosen or (0,)])
-            scores = policy(pack)
-            for place, i in enumerate(chosen or ()):
-                own_N = pack.sequence_N == place
-                logprobs = _column(lessons[i], scores.logprob_N[own_N])
-                if scores.value_N is None or scores.final_value_S is None:
-                    found[i] = (logprobs, (), 0.0)
-                else:
-                    values = _column(lessons[i], scores.value_N[own_N])
-                    found[i] = (logprobs, values, float(scores.final_value_S[place]))
-        for part in self._crew.gather(found):
-            found |= part
-        columns = [found[i] for i in range(len(lessons))]
-        logprobs = tuple(column[0] for column in columns)
-        if policy.value_head is None:
-            return logprobs, None, None
-        return logprobs, tuple(column[1] for column in columns), tuple(column[2] for column in columns)
-
-    def _update(self, batch: Batch) -> Update:
-        started, replayed_s = time.monotonic(), self._replayer.spent_s
-        rate = self._optimisation.learning_rate
-        known = {
-            **mask_shares(batch.trajectories, batch.learnable),
-            **staleness_metrics(batch.trajectories, self._weights.version),
-        }
-        spoilt_before = self._spoilt_in_a_row
-        metrics, skipped = self._learn_from(batch, known["learnable_share"])
-        if skipped is None:
-            self._weights = self._write_weights(self._weights.version + 1)
-        metrics |= {
-            **known,
-            "learning_rate": rate,
-            "update_skipped": float(skipped is not None),
-            "nonfinite": float(self._spoilt_in_a_row > spoilt_before),
-            "nonfinite_in_a_row": float(self._spoilt_in_a_row),
-            "replay_s": self._replayer.spent_s - replayed_s,
-            "update_s": time.monotonic() - started,
-        }
-        return Update(step=batch.step, weights=self._weights, metrics=metrics, skipped=skipped)
-
-    def _learn_from(self, batch: Batch, learnable_share: float) -> tuple[dict[str, float], str | None]:
-        """Move the policy: the metrics of that, and, where it did not move, why."""
-        reason = self._too_little(batch, learnable_share)
-        if reason is not None:
-            return {}, reason
-        try:
-            parts = self.policy, self._optimisation, self._packer, self._crew
-            tally = make_update(batch, self._config, *parts, version=self._weights.version)
-        except SpoiltError as fault:
-            return {}, self._note_spoilt(str(fault))
-        self._spoilt_in_a_row = 0
-        metrics = {**tally.metrics(self._config.algorithm), **self._follow(batch, tally)}
-        if tally.steps_made:
-            return metrics, None
-        if tally.steps_over_cap:
-            return metrics, "every optimiser step was beyond algorithm.kl.cap"
-        return metrics, "in no group does one reward differ from another: there is nothing to learn"
-
-    def _too_little(self, batch: Batch, share: float) -> str | None:
-        algorithm = self._config.algorithm
-        tokens = sum(sum(mask) for mask in batch.learnable)
-        if tokens < algorithm.min_learnable_tokens:
-            return (
-                f"{tokens} tokens are learnable, algorithm.min_learnable_tokens is {algorithm.min_learnable_tokens}; "
-                f"sampling.constrain {self._config.sampling.constrain} with masks {algorithm.masks} left no more"
-            )
-        if share < algorithm.min_learnable_share:
-            least = algorithm.min_learnable_share
-            return f"{share:.0%} of the sampled tokens are learnable, algorithm.min_learnable_share is {least:.0%}"
-        return None
-
-    def _note_spoilt(self, what: str) -> str:
-        self._spoilt_in_a_row += 1
-        if self._spoilt_in_a_row >= _MAX_SPOILT_IN_A_ROW:
-            raise NonFiniteError(
-                f"{self._spoilt_in_a_row} updates in a row met something that is no number, the last one: {what}; "
-                "the weights are those of before them",
-                fix="look at the episodes named; lower learner.learning_rate, or use model.dtype float32",
-            )
-        return what
-
-    def _follow(self, batch: Batch, tally: Tally) -> dict[str, float]:
-        """The reference moves as configured, where the policy did. Metrics of what goes along with an update."""
-        found: dict[str, float] = {}
-        if self.reference is not None:
-            found["kl_coefficient"] = batch.kl_coefficient
-            if tally.steps_made:
-                found |= self.reference.follow()
-            if tally.steps_over_cap and self._config.algorithm.kl.refresh_at_cap:
-                differing = float(self.reference.become_policy())
-                found |= {"reference_synced": 1.0, "reference_tensors_differing": differing}
-        if batch.demonstrations:
-            found["demonstration_weight"] = batch.demonstration_weight
-        return found
-
-
-def _column(lesson: Lesson, value_N: Tensor) -> tuple[float, ...]:
-    """A number for each token of the trajectory, 0 where nothing was scored."""
-    column_T = torch.zeros(len(lesson.scored))
-    column_T[lesson.position_N] = value_N.float().cpu()
-    return tuple(floats(column_T))

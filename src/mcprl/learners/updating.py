@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,37 +19,65 @@ from mcprl.config import RunConfig
 from mcprl.learners.crew import Crew
 from mcprl.learners.lessons import Lesson, Pack, check_alignment, first_spoilt, make_lessons, plain_lessons
 from mcprl.learners.objective import policy_outcome
-from mcprl.learners.optimisation import Optimisation, Undo
 from mcprl.learners.packing import Packer
-from mcprl.learners.policy import Policy
+from mcprl.learners.policy import Scores
 from mcprl.learners.tally import Seen, Tally
 from mcprl.records import Batch
 from mcprl.seeds import derive_seed
 
-__all__ = ["SpoiltError", "make_update", "minibatches_of"]
+__all__ = ["Optimiser", "Scorer", "SpoiltError", "make_update", "minibatches_of"]
 
 
 class SpoiltError(Exception):
     """Something is no number; the message says what, and in which episodes. The weights are those of before."""
 
 
+class Scorer(Protocol):
+    """A policy: it scores the tokens of a pack, and gradients flow back through the scores."""
+
+    def __call__(self, pack: Pack) -> Scores: ...
+
+
+class Optimiser(Protocol):
+    """Moves a policy by the gradients that `backward` left."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The one in force for the next step."""
+        ...
+
+    def forget_gradients(self) -> None: ...
+
+    def gradients_are_finite(self) -> bool:
+        """Whether every number of every gradient is one."""
+        ...
+
+    def step(self) -> float | None:
+        """One step; the norm that the gradients had, None where that is not known. Of no number, no step is made."""
+        ...
+
+    def way_back(self) -> Callable[[], None]:
+        """What to call to make all steps from now on not to have been."""
+        ...
+
+
 def make_update(
     batch: Batch,
     config: RunConfig,
-    policy: Policy,
-    optimisation: Optimisation,
+    policy: Scorer,
+    optimiser: Optimiser,
     packer: Packer,
     crew: Crew,
     *,
     version: int,
 ) -> Tally:
     """Move the policy, whose weights are of this version, by a batch. What was seen on the way is in the tally."""
-    update = _OngoingUpdate(batch, config, policy, optimisation, packer, crew, Tally(version))
-    undo = Undo(optimisation)
+    update = _OngoingUpdate(batch, config, policy, optimiser, packer, crew, Tally(version))
+    undo = optimiser.way_back()
     try:
         update.run()
     except SpoiltError:
-        undo.apply()
+        undo()
         raise
     return update.tally
 
@@ -58,8 +87,8 @@ class _OngoingUpdate:
         self,
         batch: Batch,
         config: RunConfig,
-        policy: Policy,
-        optimisation: Optimisation,
+        policy: Scorer,
+        optimiser: Optimiser,
         packer: Packer,
         crew: Crew,
         tally: Tally,
@@ -67,7 +96,7 @@ class _OngoingUpdate:
         self._batch = batch
         self._config = config
         self._policy = policy
-        self._optimisation = optimisation
+        self._optimiser = optimiser
         self._packer = packer
         self._crew = crew
         self._lessons = make_lessons(batch)
@@ -92,7 +121,7 @@ class _OngoingUpdate:
             self.tally.minibatches_without_signal += 1
             if self.tally.looked_at_parity or not learnable:
                 return  # else the first tokens are scored all the same, for parity
-        self._optimisation.forget_gradients()
+        self._optimiser.forget_gradients()
         loss = 0.0
         if learnable:
             loss = self._reinforce(lessons, learn=moves)
@@ -117,8 +146,8 @@ class _OngoingUpdate:
         return any(bool(lesson.columns.advantage_N.any()) for lesson in lessons)
 
     def _step(self, lessons: Sequence[Lesson]) -> None:
-        norm = self._optimisation.step()
-        if not math.isfinite(norm):
+        norm = self._optimiser.step()
+        if norm is not None and not math.isfinite(norm):
             raise SpoiltError(f"the norm of the gradients is not a finite number after {_named(lessons)}")
         self.tally.add_step(norm)
 
@@ -165,7 +194,7 @@ class _OngoingUpdate:
 
     def _backward(self, loss: Tensor, lessons: Sequence[Lesson]) -> None:
         self._crew.backward(loss)
-        if not self._crew.everywhere(self._optimisation.gradients_are_finite()):
+        if not self._crew.everywhere(self._optimiser.gradients_are_finite()):
             names = "; ".join(self._crew.gather(_named(lessons)))
             raise SpoiltError(f"a gradient is not a finite number after {names}")
 

@@ -30,7 +30,7 @@ def zero3_settings(config: RunConfig) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,  # it counts with it only; a pack is as large as the learner makes it
         # A minibatch has as many packs as it needs, and ends where the learner makes its step.
         "managed_gradient_accumulation": False,
-        "gradient_clipping": config.learner.max_grad_norm,
+        "gradient_clipping": config.learner.max_grad_norm or 0.0,  # DeepSpeed's word for never
         "zero_optimization": {
             "stage": 3,
             # Small tensors too: one that stayed whole would not follow when an update is undone.

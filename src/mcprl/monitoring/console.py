@@ -198,6 +198,8 @@ def print_summary(summary: Summary, *, recipe: Path, config: RunConfig, folder: 
     for words in closing_verdicts(summary):
         console.print(words)
     option = ["--adapter", str(folder / "adapter")]
+    if config.engine == "skyrl":  # whose server samples only from what it saved itself
+        option += ["--set", "engine=torch"]
     if config.learner.tuning == "full":
         option = ["--set", f"model.path={folder.absolute() / 'model'}"]
     command = shlex.join(["mcprl", "try", str(recipe), *option])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from mcprl.errors import MissingLogprobError
 from mcprl.records import FinishReason, Weights
 
-__all__ = ["Completion", "SampleRequest", "Sampler"]
+__all__ = ["AlwaysOpen", "Completion", "SampleRequest", "Sampler"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +62,15 @@ class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):
     async def publish(self, weights: Weights) -> Weights:
         """Sample from `weights` from the next request on. Returns them once they are in force."""
         ...
+
+
+class AlwaysOpen:
+    """For samplers with nothing to start or to end."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None

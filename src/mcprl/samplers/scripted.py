@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 
 from mcprl.records import FinishReason, Weights
-from mcprl.samplers.sampler import Completion, SampleRequest
+from mcprl.samplers.sampler import AlwaysOpen, Completion, SampleRequest
 
 __all__ = ["ScriptedSampler"]
 
 
-class ScriptedSampler:
+class ScriptedSampler(AlwaysOpen):
     """Answers each request with the ids that `script` returns for it, each with the same logprob.
 
     A request's grammar is ignored: whether a scripted turn keeps to one is up to the script.
@@ -21,14 +20,6 @@ class ScriptedSampler:
         self._script = script
         self._logprob = logprob
         self._weights = Weights(version=0)
-
-    async def __aenter__(self) -> ScriptedSampler:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     async def sample(self, request: SampleRequest) -> Completion:
         ids = self._script(request)

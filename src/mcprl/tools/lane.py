@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from mcprl.config import ServerSettings
 from mcprl.tools.answers import Answer
+from mcprl.tools.limits import Desk, Limits, make_limits
 from mcprl.tools.stages.breaker import Breaker
-from mcprl.tools.stages.budget import Budget
 from mcprl.tools.stages.cache import ResultCache
 from mcprl.tools.stages.disguise import CompiledRule, compile_rules
 from mcprl.tools.stages.flights import Flights
-from mcprl.tools.stages.rate import RateLimit
 
 __all__ = ["CallKey", "Lane", "open_lane"]
 
@@ -26,8 +25,7 @@ class Lane:
     name: str
     settings: ServerSettings
     version: str
-    budget: Budget
-    rate: RateLimit
+    limits: Limits
     breaker: Breaker
     rules: tuple[CompiledRule, ...]
     cache: ResultCache[CallKey, Answer] | None
@@ -39,14 +37,13 @@ class Lane:
         return self.settings.isolation == "shared"
 
 
-def open_lane(name: str, settings: ServerSettings, version: str) -> Lane:
-    """A lane with nothing spent, nothing cached, and the breaker closed."""
+def open_lane(name: str, settings: ServerSettings, version: str, desk: Desk | None = None) -> Lane:
+    """A lane with nothing cached, the breaker closed, and nothing spent unless others did at the same desk."""
     return Lane(
         name=name,
         settings=settings,
         version=version,
-        budget=Budget(name, settings.budget),
-        rate=RateLimit(settings.rate),
+        limits=make_limits(name, settings, desk),
         breaker=Breaker(name, settings.breaker),
         rules=compile_rules(settings.errors),
         cache=ResultCache(settings.cache_s) if settings.cache_s else None,

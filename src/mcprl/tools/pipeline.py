@@ -197,11 +197,11 @@ class Pipeline:
     async def _attempt(self, request: _Request) -> Answer:
         tool, lane = request.tool, request.lane
         assert request.server is not None
-        lane.budget.spend()
+        await lane.limits.spend()
         is_sent = False
         try:
             # The rate last, right before the call: those that a breaker held back would go out in a bunch.
-            async with lane.breaker.guard(lane.settings.call_deadline_s), lane.rate.passage():
+            async with lane.breaker.guard(lane.settings.call_deadline_s), lane.limits.passage():
                 is_sent = True
                 answer = await request.server.call(tool.name, request.arguments, lane.settings.call_deadline_s)
                 fault = recognise(tool.name, answer.text, answer.is_error, lane.rules)
@@ -211,11 +211,11 @@ class Pipeline:
             is_sent = error.delivered
             if isinstance(error, ServerBusyError):
                 asked_s = _BUSY_S if error.retry_after_s is None else error.retry_after_s
-                lane.rate.pause(min(asked_s, lane.settings.retry.max_wait_s))
+                await lane.limits.pause(min(asked_s, lane.settings.retry.max_wait_s))
             raise
         finally:
             if not is_sent:
-                lane.budget.refund()
+                await lane.limits.refund()
         return _presentable(Answer(answer.text, fault is Fault.POLICY, answer.truncated), lane)
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import deque
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
+from itertools import accumulate
 from pathlib import Path
-from typing import NotRequired
+from typing import NotRequired, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -28,24 +31,33 @@ __all__ = [
     "StatsDocument",
     "ToolFigures",
     "ToolStats",
+    "merge_stats",
     "read_stats",
     "stats_document",
     "write_stats",
 ]
 
+T = TypeVar("T")
+
 FILE_NAME = "tool_stats.json"
 
-_RECENT_CALLS = 2048
+# Each bucket of latencies ends one per cent above the one before.
+_BUCKETS_PER_E = 1 / math.log(1.01)
 # Looking a member up in its class takes longer than all the rest of a count.
 _LIVE, _CACHE, _CASSETTE = Source.LIVE, Source.CACHE, Source.CASSETTE
 
 
 class LatencyFigures(TypedDict):
-    """Milliseconds from call to answer: percentiles of the last 2,048 live calls, and the longest of all."""
+    """Milliseconds from call to answer, of all live calls. A percentile is up to one per cent too high, `max` exact.
+
+    `buckets` are the calls by latency: bucket n ends at 1.01ⁿ microseconds. They are what figures of several toolboxes
+    are merged from; a file of an older run has none.
+    """
 
     p50: float
     p95: float
     max: float
+    buckets: NotRequired[dict[int, int]]
 
 
 class ToolFigures(TypedDict):
@@ -154,12 +166,12 @@ class _Counts:
     """The running counts of one tool."""
 
     __slots__ = (
+        "buckets",
         "cached",
         "calls",
         "failures",
         "longest_s",
         "policy_faults",
-        "recent_s",
         "replayed",
         "retries",
         "shared",
@@ -170,13 +182,14 @@ class _Counts:
         self.calls = self.policy_faults = self.retries = 0
         self.cached = self.replayed = self.shared = self.truncated = 0
         self.failures: dict[str, int] = {}
-        self.recent_s: deque[float] = deque(maxlen=_RECENT_CALLS)
+        self.buckets: dict[int, int] = {}
         self.longest_s = 0.0
 
     def add_latency(self, latency_s: float) -> None:
         if not latency_s:
             return  # refused before it reached the server: says nothing about how fast the server is
-        self.recent_s.append(latency_s)
+        bucket = math.ceil(math.log(latency_s * 1e6) * _BUCKETS_PER_E)
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         if latency_s > self.longest_s:
             self.longest_s = latency_s
 
@@ -191,15 +204,8 @@ class _Counts:
             replayed=self.replayed,
             shared=self.shared,
             truncated=self.truncated,
-            latency_ms=self._latency_figures(),
+            latency_ms=_latency_figures(self.buckets, round(1000 * self.longest_s, 3)) if self.buckets else None,
         )
-
-    def _latency_figures(self) -> LatencyFigures | None:
-        if not self.recent_s:
-            return None
-        ordered = sorted(self.recent_s)
-        p50, p95, longest = _percentile(ordered, 50), _percentile(ordered, 95), self.longest_s
-        return LatencyFigures(p50=_milliseconds(p50), p95=_milliseconds(p95), max=_milliseconds(longest))
 
 
 def stats_document(servers: Mapping[str, ServerStats], tools: ToolStats) -> StatsDocument:
@@ -211,6 +217,79 @@ def stats_document(servers: Mapping[str, ServerStats], tools: ToolStats) -> Stat
         },
         unknown_tool_calls=tools.unknown_tool_calls,
     )
+
+
+def merge_stats(
+    documents: Sequence[StatsDocument], *, spent: Mapping[str, tuple[int, float]] | None = None
+) -> StatsDocument:
+    """The figures of several toolboxes as those of one that got all their calls.
+
+    `spent` is what a desk counted of each server, in calls and USD: it still knows those of a worker that is gone.
+    """
+    names = dict.fromkeys(name for document in documents for name in document["servers"])
+    servers: dict[str, ServerFigures] = {}
+    for name in names:
+        parts = [document["servers"][name] for document in documents if name in document["servers"]]
+        servers[name] = _merged_server(parts, (spent or {}).get(name, (0, 0.0)))
+    return StatsDocument(
+        servers=servers, unknown_tool_calls=sum(document.get("unknown_tool_calls", 0) for document in documents)
+    )
+
+
+def _merged_server(parts: Sequence[ServerFigures], spent: tuple[int, float]) -> ServerFigures:
+    tools = dict.fromkeys(tool for part in parts for tool in part["tools"])
+    # In decimal, as budgets count. What a desk counted is never less, except where a server needs no desk.
+    usd = float(sum((Decimal(str(part["usd"])) for part in parts), Decimal(0)))
+    return ServerFigures(
+        restarts=sum(part["restarts"] for part in parts),
+        calls=max(spent[0], sum(part["calls"] for part in parts)),
+        usd=max(spent[1], usd),
+        breaker_openings=sum(part["breaker_openings"] for part in parts),
+        tools={tool: _merged_tool([part["tools"][tool] for part in parts if tool in part["tools"]]) for tool in tools},
+    )
+
+
+def _merged_tool(parts: Sequence[ToolFigures]) -> ToolFigures:
+    return ToolFigures(
+        calls=sum(part["calls"] for part in parts),
+        ok=sum(part["ok"] for part in parts),
+        policy_faults=sum(part["policy_faults"] for part in parts),
+        failures=dict(sorted(_summed(part["failures"] for part in parts).items())),
+        retries=sum(part["retries"] for part in parts),
+        cached=sum(part["cached"] for part in parts),
+        replayed=sum(part["replayed"] for part in parts),
+        shared=sum(part["shared"] for part in parts),
+        truncated=sum(part["truncated"] for part in parts),
+        latency_ms=_merged_latency([part["latency_ms"] for part in parts if part["latency_ms"] is not None]),
+    )
+
+
+def _merged_latency(parts: Sequence[LatencyFigures]) -> LatencyFigures | None:
+    if not parts:
+        return None
+    if not all("buckets" in part for part in parts):
+        raise ValueError("figures without buckets, from a file of an older run, cannot be merged")
+    return _latency_figures(_summed(part.get("buckets", {}) for part in parts), max(part["max"] for part in parts))
+
+
+def _summed(counts: Iterable[Mapping[T, int]]) -> Counter[T]:
+    total: Counter[T] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
+
+
+def _latency_figures(buckets: Mapping[int, int], max_ms: float) -> LatencyFigures:
+    ordered = dict(sorted(buckets.items()))
+    p50, p95 = (min(_percentile_ms(ordered, percent), max_ms) for percent in (50, 95))
+    return LatencyFigures(p50=p50, p95=p95, max=max_ms, buckets=ordered)
+
+
+def _percentile_ms(ordered: Mapping[int, int], percent: int) -> float:
+    """Nearest rank: the end of the first bucket up to which at least so many per cent of all values lie."""
+    reached = list(accumulate(ordered.values()))
+    bucket = list(ordered)[bisect_left(reached, math.ceil(percent * reached[-1] / 100))]
+    return round(math.exp(bucket / _BUCKETS_PER_E) / 1000, 3)
 
 
 def write_stats(folder: Path, document: StatsDocument) -> None:
@@ -238,12 +317,3 @@ def read_stats(folder: Path) -> StatsDocument:
 
 
 _DOCUMENT = TypeAdapter(StatsDocument)
-
-
-def _percentile(ordered: Sequence[float], percent: int) -> float:
-    """Nearest rank: the smallest value that at least so many per cent of all values do not exceed."""
-    return ordered[math.ceil(percent * len(ordered) / 100) - 1]
-
-
-def _milliseconds(seconds: float) -> float:
-    return round(1000 * seconds, 3)

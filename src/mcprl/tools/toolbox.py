@@ -18,6 +18,7 @@ from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool
 from mcprl.tools.definitions import ToolDefinition
 from mcprl.tools.lane import Lane, open_lane
+from mcprl.tools.limits import Desk
 from mcprl.tools.pins import PinnedTools, read_pins
 from mcprl.tools.pipeline import Pipeline
 from mcprl.tools.pool import ServerPool, make_pool
@@ -40,7 +41,7 @@ class Toolbox:
             observation = await lease.call(ToolCall(name="find_person", arguments={"name": "Ana"}))
 
     With a cassette in mode `replay` no server is started: the cassette says which tools there are, and `replayed`
-    holds the settings of its servers.
+    holds the settings of its servers. Rates and budgets are the toolbox's own, or those that the desk `limits` keeps.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Toolbox:
         cassette: Cassette | None = None,
         cassette_mode: CassetteMode = "live",
         replayed: Mapping[str, ServerSettings] | None = None,
+        limits: Desk | None = None,
     ) -> None:
         if len({spec.name for spec in specs}) != len(specs):
             raise ValueError("two servers have the same name")
@@ -63,6 +65,7 @@ class Toolbox:
         self._cassette = cassette
         self._mode: CassetteMode = cassette_mode
         self._replayed = replayed or {}
+        self._desk = limits
         self._pools: dict[str, ServerPool] = {}
         self._lanes: dict[str, Lane] = {}
         self._stack = AsyncExitStack()
@@ -98,8 +101,8 @@ class Toolbox:
         servers = {
             name: ServerStats(
                 restarts=self._pools[name].restarts if name in self._pools else 0,
-                calls=lane.budget.calls,
-                usd=lane.budget.usd,
+                calls=lane.limits.calls,
+                usd=lane.limits.usd,
                 breaker_openings=lane.breaker.openings,
             )
             for name, lane in self._lanes.items()
@@ -113,7 +116,7 @@ class Toolbox:
             settings = {spec.name: spec.settings for spec in self._specs} or self._replayed
             definitions = self.definitions
             self._lanes = {
-                name: open_lane(name, settings.get(name, ServerSettings()), version)
+                name: open_lane(name, settings.get(name, ServerSettings()), version, self._desk)
                 for name, (version, _) in definitions.items()
             }
             self._catalog = Catalog(_on_offer(definitions, self._lanes))
@@ -181,6 +184,8 @@ class Toolbox:
     async def _close(self) -> None:
         closings = [pool.close() for pool in self._pools.values()]
         errors = [error for error in await asyncio.gather(*closings, return_exceptions=True) if error is not None]
+        for lane in self._lanes.values():
+            await lane.limits.settle()
         if errors:
             raise errors[0]
 
@@ -211,8 +216,11 @@ class ToolLease:
 
 
 @asynccontextmanager
-async def open_toolbox(config: ServersConfig, *, log_dir: Path) -> AsyncGenerator[Toolbox]:
-    """The toolbox of a recipe: servers with their keys, pins and cassette as its `servers` section says."""
+async def open_toolbox(config: ServersConfig, *, log_dir: Path, limits: Desk | None = None) -> AsyncGenerator[Toolbox]:
+    """The toolbox of a recipe: servers with their keys, pins and cassette as its `servers` section says.
+
+    `limits` is the desk that keeps rates and budgets for several toolboxes; without one they are this toolbox's own.
+    """
     specs: Sequence[ServerSpec] = ()
     if config.cassette_mode != "replay":
         assert config.file is not None
@@ -230,6 +238,7 @@ async def open_toolbox(config: ServersConfig, *, log_dir: Path) -> AsyncGenerato
             cassette=cassette,
             cassette_mode=config.cassette_mode,
             replayed=config.settings,
+            limits=limits,
         )
         yield await stack.enter_async_context(toolbox)
 

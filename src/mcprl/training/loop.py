@@ -45,7 +45,7 @@ async def train(run: Run) -> Summary:
             raise RunStopped(await _leave(run, pipeline)) from None
         finally:
             await pipeline.close()
-        run.folder.finish(run.weights, run.summary.as_dict())
+        run.folder.finish(await run.learner.fetch(run.weights), run.summary.as_dict())
     return run.summary
 
 

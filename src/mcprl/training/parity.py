@@ -13,6 +13,7 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from heapq import nlargest
@@ -186,11 +187,16 @@ async def run_parity(config: RunConfig, tasks: Sequence[Task], watcher: Watcher,
     picked = pick_tasks(tasks, prompts, config.seed)
     short = [replace(task, max_turns=2, goal=Goal(answer=AnyText())) for task in picked]
     with tempfile.TemporaryDirectory(prefix="mcprl-parity-") as folder:
-        async with open_stage(config, short, watcher, logs=Path(folder)) as stage:
+        async with AsyncExitStack() as stack:
+            stage = await stack.enter_async_context(open_stage(config, short, watcher, logs=Path(folder) / "logs"))
             watcher.stage(f"playing {prompts} episodes")
             trajectories = await _play(config, short, stage, watcher)
-        watcher.stage("loading the learner")
-        async with open_learner(config, folder=Path(folder) / "weights", grammars=stage.grammars) as learner:
+            if stage.engine is None:
+                await stack.aclose()  # sampler and learner need not have the machine's memory at once
+            watcher.stage("loading the learner")
+            learner = await stack.enter_async_context(
+                open_learner(config, folder=Path(folder) / "weights", grammars=stage.grammars, engine=stage.engine)
+            )
             watcher.stage("scoring what was sampled")
             report = partial(
                 check_parity,

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
+import importlib.util
 import shutil
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from mcprl.chat import Chat, load_chat
-from mcprl.chat.turn_grammars import TurnGrammars
+from mcprl.chat import Chat
 from mcprl.config import RunConfig
 from mcprl.episodes import (
     Collector,
     Demonstrator,
-    EpisodeRunner,
-    Judge,
-    require_grammar,
+    RunsEpisodes,
     require_scorable,
     require_tools,
     require_worlds,
 )
+from mcprl.episodes.player import open_kit
+from mcprl.errors import MissingExtraError
 from mcprl.learners import Learner, open_learner
 from mcprl.records import Task, Weights
 from mcprl.samplers import Sampler
-from mcprl.tasks import Deal, Dealer, load_preamble, load_tasks, make_order
-from mcprl.tools import Catalog, Toolbox, open_toolbox
-from mcprl.tools.keys import load_keys
+from mcprl.tasks import Deal, Dealer, load_tasks, make_order
+from mcprl.tools import Toolbox, open_toolbox
+from mcprl.tools.limits import LimitsDesk
+from mcprl.tools.stats import StatsDocument
 from mcprl.training.checkpoints import Checkpoints, forecast
 from mcprl.training.folder import RunFolder
 from mcprl.training.health import Health
@@ -43,22 +43,35 @@ from mcprl.training.watching import Watcher
 
 if TYPE_CHECKING:
     from mcprl.chat.grammars import Grammars
+    from mcprl.skyrl.engine import SkyrlEngine
 
 __all__ = ["Run", "Stage", "open_run", "open_stage"]
+
+
+class ToolFigures(Protocol):
+    """What became of the calls of a run, wherever its episodes are played."""
+
+    @property
+    def restarts(self) -> int: ...
+
+    def stats(self) -> StatsDocument: ...
 
 
 @dataclass(slots=True)
 class Stage:
     """All that episodes need: tools and a sampler. `mcprl try` plays on it; training adds a learner.
 
-    `grammars` is None where nothing is held to a grammar, `demonstrator` where nothing is to be imitated.
+    `grammars` is None where nothing is held to a grammar, `engine` where this machine computes, `demonstrator` where
+    nothing is to be imitated. `toolbox` is this process's own, `figures` those of all that play.
     """
 
     toolbox: Toolbox
+    figures: ToolFigures
     chat: Chat
     grammars: Grammars | None
+    engine: SkyrlEngine | None
     sampler: MeteredSampler
-    runner: EpisodeRunner
+    runner: RunsEpisodes
     demonstrator: Demonstrator | None
 
 
@@ -77,7 +90,7 @@ class Run:
     watcher: Watcher
     shutdown: Shutdown
     order: Dealer
-    toolbox: Toolbox
+    toolbox: ToolFigures
     collector: Collector
     sampler: MeteredSampler
     learner: Learner
@@ -116,7 +129,9 @@ async def open_run(
         stack.push_async_callback(journal.close)
         stage = await stack.enter_async_context(open_stage(config, tasks, watcher, logs=folder.logs))
         watcher.stage("loading the learner")
-        learner = await stack.enter_async_context(open_learner(config, folder=folder.weights, grammars=stage.grammars))
+        learner = await stack.enter_async_context(
+            open_learner(config, folder=folder.weights, grammars=stage.grammars, engine=stage.engine)
+        )
         run = Run(
             config=config,
             folder=folder,
@@ -125,7 +140,7 @@ async def open_run(
             watcher=watcher,
             shutdown=shutdown or Shutdown(config.training.shutdown_s),
             order=order,
-            toolbox=stage.toolbox,
+            toolbox=stage.figures,
             collector=Collector(stage.runner, config.episodes, journal),
             sampler=stage.sampler,
             learner=learner,
@@ -175,64 +190,66 @@ async def open_stage(
 ) -> AsyncGenerator[Stage]:
     """Servers started, every tool that a task names found, and only then the model loaded."""
     require_scorable(tasks, config.rewards)
-    preamble = load_preamble(config.tasks.preamble)
+    desk = _make_desk(config)
     async with AsyncExitStack() as stack:
         watcher.stage("starting the tool servers")
-        toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs))
+        toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs, limits=desk))
         require_tools(tasks, toolbox.catalog)
         require_worlds(tasks, toolbox)
-        chat = await asyncio.to_thread(
-            load_chat, config.model.path, config.model.renderer, thinking=config.model.thinking
-        )
-        grammars, turn_grammars = None, None
-        if config.sampling.constrain != "off":
-            watcher.stage("compiling the grammar of the tools")
-            grammars, turn_grammars = await asyncio.to_thread(make_grammars, config, chat, tasks, toolbox.catalog)
-        judge = None
-        if config.rewards.judge is not None:
-            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
-        demonstrator = None
-        if config.algorithm.warm_start.weight > 0:
-            demonstrator = Demonstrator(
-                config, chat=chat, leases=toolbox, preamble=preamble, grammars=turn_grammars, judge=judge
-            )
-            demonstrator.require_solutions(tasks)
-        watcher.stage(f"starting the sampler ({config.sampling.engine})")
-        sampler = await stack.enter_async_context(MeteredSampler(make_sampler(config, logs, grammars)))
-        runner = EpisodeRunner(
-            config,
-            chat=chat,
-            sampler=sampler,
-            leases=toolbox,
-            preamble=preamble,
-            judge=judge,
-            grammars=turn_grammars,
-        )
+        kit = await stack.enter_async_context(open_kit(config, toolbox, tasks=tasks, tell=watcher.stage))
+        demonstrator = kit.demonstrator(tasks)
+        engine = None
+        if config.engine == "skyrl":
+            watcher.stage(f"starting SkyRL ({config.skyrl.url or config.skyrl.backend})")
+            engine = await stack.enter_async_context(make_engine(config, logs, watcher))
+        else:
+            watcher.stage(f"starting the sampler ({config.sampling.engine})")
+        sampler = await stack.enter_async_context(MeteredSampler(make_sampler(config, logs, kit.grammars, engine)))
+        runner, figures = kit.runner(sampler), toolbox
+        if desk is not None:
+            from mcprl.episodes.workers import RayWorkers
+
+            watcher.stage(f"starting {config.workers.count} workers")
+            workers = RayWorkers(config, sampler=sampler, desk=desk, toolbox=toolbox, logs=logs)
+            runner = figures = await stack.enter_async_context(workers)
         yield Stage(
             toolbox=toolbox,
-            chat=chat,
-            grammars=grammars,
+            figures=figures,
+            chat=kit.chat,
+            grammars=kit.grammars,
+            engine=engine,
             sampler=sampler,
             runner=runner,
             demonstrator=demonstrator,
         )
 
 
-def make_grammars(
-    config: RunConfig, chat: Chat, tasks: Sequence[Task], catalog: Catalog
-) -> tuple[Grammars, TurnGrammars]:
-    """What holds calls to the schemas of their tools; every tool that a task offers is tried before a step is spent."""
-    from mcprl.chat.grammars import load_grammars
+def _make_desk(config: RunConfig) -> LimitsDesk | None:
+    """The limits that all workers share; None where this process plays by itself."""
+    if config.workers.kind == "local":
+        return None
+    from mcprl.episodes.workers import open_desk
 
-    catalog.require(config.sampling.loose_tools, wanted_by="sampling.loose_tools")
-    grammars = load_grammars(config.model.path)
-    turn_grammars = TurnGrammars(chat, grammars, config.sampling)
-    require_grammar(tasks, catalog, turn_grammars)
-    return grammars, turn_grammars
+    return open_desk(config)
 
 
-def make_sampler(config: RunConfig, logs: Path, grammars: Grammars | None) -> Sampler:
+def make_engine(config: RunConfig, logs: Path, watcher: Watcher) -> SkyrlEngine:
+    """The engine that sampler and learner share. What its server keeps is beside the logs."""
+    if importlib.util.find_spec("tinker") is None:
+        raise MissingExtraError("engine is skyrl, which needs tinker", fix="install mcprl[skyrl]")
+    from mcprl.skyrl.engine import SkyrlEngine
+
+    return SkyrlEngine(config, folder=logs.parent / "skyrl", log=logs / "skyrl.log", tell=watcher.stage)
+
+
+def make_sampler(
+    config: RunConfig, logs: Path, grammars: Grammars | None, engine: SkyrlEngine | None = None
+) -> Sampler:
     """The sampler of the configured engine. Its library is imported only here."""
+    if engine is not None:
+        from mcprl.samplers.skyrl import SkyrlSampler
+
+        return SkyrlSampler(engine)
     if config.sampling.engine == "transformers":
         from mcprl.samplers.transformers import TransformersSampler
 

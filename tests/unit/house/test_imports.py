@@ -22,6 +22,7 @@ BASE = {
     "concurrency",
     "durable",
     "redact",
+    "skyrl",
     "verdicts",
     "world",
 }
@@ -39,12 +40,15 @@ MAY_IMPORT = {
     "episodes": BEFORE_EPISODES,
     "algorithms": BASE,
     "learners": BASE | {"chat", "algorithms"},
+    "planning": BASE | {"tasks"},
+    # The same environment behind the interface of another trainer.
+    "skyrl_gym": BEFORE_EPISODES | {"episodes"},
     "training": BEFORE_TRAINING,
     # The loop emits events through a protocol of its own; the command line plugs monitoring in. So training does not
     # appear on the right of itself, and monitoring does not appear on the right of training.
     "evaluation": BEFORE_TRAINING | {"servers", "training"},
-    "monitoring": BEFORE_TRAINING | {"training"},
-    "cli": BEFORE_TRAINING | {"servers", "training", "evaluation", "monitoring"},
+    "monitoring": BEFORE_TRAINING | {"planning", "training"},
+    "cli": BEFORE_TRAINING | {"planning", "servers", "training", "evaluation", "monitoring"},
     "__main__": {"cli"},
     "__init__": BASE,
 }
@@ -54,13 +58,15 @@ OWNERS = {
     "mcp": ("tools/", "servers/"),
     "mcp_types": ("tools/", "servers/"),
     "vllm": ("samplers/vllm_worker.py",),
-    "ray": ("episodes/workers.py",),
-    "tinker": ("samplers/skyrl.py", "learners/skyrl.py"),
+    "ray": ("episodes/workers.py", "skyrl_gym/trainer.py"),
+    "tinker": ("skyrl/",),
+    "skyrl": ("skyrl/serve.py", "skyrl_gym/trainer.py"),
+    "skyrl_gym": ("skyrl_gym/",),
     "torch": ("algorithms/", "learners/", "samplers/transformers.py", "chat/grammars.py"),
     "deepspeed": ("learners/zero3.py",),
     "peft": ("algorithms/", "learners/", "samplers/transformers.py"),
     "accelerate": ("algorithms/", "learners/", "samplers/transformers.py"),
-    "transformers": ("chat/", "learners/", "samplers/transformers.py"),
+    "transformers": ("chat/", "learners/", "samplers/transformers.py", "skyrl/serve.py"),
     "renderers": ("chat/",),
     "xgrammar": ("chat/grammars.py",),
 }

@@ -75,6 +75,66 @@ def test_a_command_that_does_not_end_is_ended(measure):
     assert verdicts["p"]["measured"] == "no end after 0.2 s"
 
 
+MEETING = """echo {own} says; touch {folder}/{own}; for _ in $(seq 300); do
+    [ -e {folder}/{other} ] && break; sleep 0.1; done; echo {own} ends >&2; [ -e {folder}/{other} ]"""
+
+
+def test_commands_that_may_share_the_machine_run_two_at_a_time_and_speak_one_after_the_other(measure, tmp_path):
+    toml = ""
+    for own, other in (("one", "two"), ("two", "one")):
+        command = "echo begins >&2; " + MEETING.format(own=own, other=other, folder=tmp_path)
+        toml += entry(own, command=command, beside=True)
+    result, verdicts = measure(toml, "--all")
+    assert result.returncode == 0, result.stderr  # each waited for the other
+    assert list(verdicts) == ["one", "two"]
+    said = [line for line in result.stderr.splitlines() if line == "begins" or line.endswith(" ends")]
+    assert said in (["begins", "one ends", "begins", "two ends"], ["begins", "two ends", "begins", "one ends"])
+
+
+def test_a_command_that_shares_the_machine_keeps_its_status_its_figures_and_its_limit(measure):
+    figures = """echo '{"error": 0.5}'"""
+    toml = "".join(
+        [
+            entry("low", command=figures, figure="error", bar="<= 0.4", beside=True),
+            entry("high", command=figures, figure="error", bar="<= 0.6", beside=True),
+            entry("bad", command="echo why; exit 3", beside=True),
+            entry("long", command="sleep 600 & sleep 600", timeout_s=0.2, beside=True),
+        ]
+    )
+    result, verdicts = measure(toml, "--all")
+    assert result.returncode == 1
+    assert [verdicts[name]["measured"] for name in ("low", "high", "bad", "long")] == [
+        "0.5", "0.5", "exit 3", "no end after 0.2 s",
+    ]  # fmt: skip
+    assert [verdict["holds"] for verdict in verdicts.values()] == [False, True, False, False]
+    assert "why\n\n(exit 3)" in result.stderr
+
+
+def test_a_command_has_the_machine_to_itself_where_one_of_its_promises_says_no_other(measure, tmp_path):
+    """Each notes when it begins and ends: between the two of one that is timed nothing else is noted."""
+
+    def noting(name: str) -> str:
+        return f"echo {name} >> {tmp_path}/noted; sleep 0.3; echo {name} >> {tmp_path}/noted"
+
+    toml = entry("a", command=noting("timed"), beside=True) + entry("b", command=noting("timed"))
+    toml += "".join(entry(name, command=noting(name), beside=True, about_s=1) for name in ("one", "two"))
+    result, _ = measure(toml, "--all")
+    assert result.returncode == 0, result.stderr
+    noted = (tmp_path / "noted").read_text().split()
+    assert noted[-2:] == ["timed", "timed"]
+    assert sorted(noted[:-2]) == ["one", "one", "two", "two"]
+
+
+def test_those_that_take_longest_begin_first(measure, tmp_path):
+    toml = "".join(
+        entry(name, command=f"echo {name} >> {tmp_path}/noted; sleep 0.5", beside=True, about_s=about_s)
+        for name, about_s in (("short", 1), ("long", 9), ("middle", 5))
+    )
+    measure(toml, "--all")
+    *both, last = (tmp_path / "noted").read_text().split()
+    assert (sorted(both), last) == (["long", "middle"], "short")
+
+
 def test_a_covered_test_is_read_from_the_report_with_all_its_parameters(measure, tmp_path):
     (tmp_path / "junit.xml").write_text(REPORT)
     toml = "".join(
@@ -118,6 +178,7 @@ def test_full_size_is_measured_only_on_request(measure):
         (entry("p", command="true", figure="x", bar="about 1"), 'write it like "<= 1e-4"'),
         (entry("p", command="true", sayz="x"), "sayz"),
         (entry("p", command="true") * 2, "two promises have the id p"),
+        (entry("p", test="tests/unit", beside=True), "`beside` needs `command`"),
     ],
 )
 def test_a_mistake_in_the_file_is_a_sentence(measure, toml, message):

@@ -156,7 +156,7 @@ def plain_pack(
 def gradient_of(learner: TorchLearner, batch: Batch) -> tuple[float, Tensor]:
     """The loss of a batch's first minibatch and the gradient that a step would be made of. No step is made, then or
     later."""
-    optimisation: Any = learner._optimisation
+    optimisation: Any = learner.optimisation
     kept: list[Tensor] = []
 
     def step() -> float:

@@ -90,7 +90,7 @@ def reference_updates(learner: TorchLearner) -> int | None:
 
 def fingerprint(learner: TorchLearner) -> dict[str, Any]:
     """All that a learner holds, read from its parts and not by the way that saves them."""
-    optimisation = learner._optimisation
+    optimisation = learner.optimisation
     held = dict(learner.policy.named_parameters())
     if learner.reference is not None and learner.reference.copy is not None:
         held |= {f"copy {name}": tensor for name, tensor in learner.reference.copy.named_parameters()}
@@ -176,7 +176,7 @@ async def test_a_state_saved_before_the_first_update_is_that_of_a_new_learner(mo
     weights = await other.load_state(state)  # moments that are there are dropped again
     assert (weights.version, weights.adapter, weights.model) == (0, None, None)
     assert fingerprint(other) == fingerprint(new)
-    assert not other._optimisation.optimiser.state
+    assert not other.optimisation.optimiser.state
     for learner in (new, other):
         await update(learner, config, 0)
     assert fingerprint(other) == fingerprint(new)

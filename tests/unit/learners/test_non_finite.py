@@ -217,7 +217,7 @@ def bad_gradient(parameter: int, value: float, pack: int) -> Fault:
             gradient.view(-1)[-1] = value
             return gradient
 
-        handle = learner._optimisation.parameters[parameter].register_hook(spoil)
+        handle = learner.optimisation.parameters[parameter].register_hook(spoil)
         try:
             yield batch, {episode_of_pack(learner, batch, pack)}
         finally:
@@ -318,7 +318,7 @@ def fingerprint(learner: TorchLearner) -> str:
     for name, parameter in learner.policy.named_parameters():
         digest.update(name.encode())
         digest.update(parameter.detach().contiguous().numpy().tobytes())
-    optimisation = learner._optimisation
+    optimisation = learner.optimisation
     saved = optimisation.optimiser.state_dict()
     assert saved["state"], "the optimiser has no momentum yet"
     for number, state in saved["state"].items():

@@ -157,7 +157,7 @@ async def test_the_policy_stays_trainable_after_the_reference_was_in_place(model
         after = trained(learner)
         assert all(not torch.equal(before[name], after[name]) for name in before)
     assert not any("reference" in name for name in trainable)
-    optimised = {id(p) for group in learner._optimisation.optimiser.param_groups for p in group["params"]}
+    optimised = {id(p) for group in learner.optimisation.optimiser.param_groups for p in group["params"]}
     assert optimised == {id(p) for p in learner.policy.parameters() if p.requires_grad}
 
 

@@ -2,16 +2,27 @@
 # R15 R17
 
 import asyncio
+import json
+import sys
 from pathlib import Path
 
 import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations
 
-from mcprl.config import BudgetSettings, ErrorRule, RetrySettings, ServersConfig, ServerSettings
-from mcprl.errors import BudgetExceededError, Fault, ServerFaultError, ServerFileError
+from mcprl.config import (
+    BreakerSettings,
+    BudgetSettings,
+    ErrorRule,
+    RateSettings,
+    RetrySettings,
+    ServersConfig,
+    ServerSettings,
+)
+from mcprl.errors import BudgetExceededError, Fault, ServerFaultError, ServerFileError, WorkerLostError
 from mcprl.records import Source, ToolCall
-from mcprl.tools import Cassette, ServerSpec, Toolbox, open_toolbox
+from mcprl.tools import Cassette, LimitsDesk, ServerSpec, Toolbox, desk_settings, open_toolbox
+from mcprl.tools.stats import merge_stats
 
 READ = ToolAnnotations(read_only_hint=True)
 
@@ -163,6 +174,74 @@ async def test_the_budget_stops_before_the_call_that_would_exceed_it_and_cached_
             await lease.call(call("quote", symbol="D"))
         assert box.stats()["servers"]["market"]["usd"] == 0.3
     assert market.calls == ["quote A", "quote B", "quote C"]
+
+
+async def test_a_budget_holds_over_toolboxes_that_share_a_desk_and_their_figures_add_up(tmp_path):
+    market = Market()
+    settings = ServerSettings(budget=BudgetSettings(usd=0.5, usd_per_call=0.1))
+    spec, desk = ServerSpec(name="market", make=market.make, settings=settings), LimitsDesk({"market": settings})
+    async with (
+        Toolbox([spec], log_dir=tmp_path, limits=desk) as one,
+        Toolbox([spec], log_dir=tmp_path, limits=desk) as other,
+        one.lease(None) as first,
+        other.lease(None) as second,
+    ):
+        calls = [lease.call(call("order", symbol=f"S{n}")) for n in range(4) for lease in (first, second)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        merged = merge_stats([one.stats(), other.stats()])["servers"]["market"]
+    assert len(market.calls) == 5
+    assert [type(outcome) for outcome in outcomes].count(BudgetExceededError) == 3
+    assert await desk.spent("market") == (5, 0.5) == (merged["calls"], merged["usd"])
+    assert merged["tools"]["order"]["ok"] == 5
+
+
+async def test_a_lost_desk_is_no_fault_of_the_policy_nor_of_the_server(tmp_path):
+    class Lost(LimitsDesk):
+        async def take_place(self, server: str) -> int | None:
+            raise ConnectionResetError("peer is gone")
+
+    market, settings = Market(), ServerSettings(rate=RateSettings(calls=9), breaker=BreakerSettings(failures=1))
+    spec, desk = ServerSpec(name="market", make=market.make, settings=settings), Lost({"market": settings})
+    async with Toolbox([spec], log_dir=tmp_path, limits=desk) as box, box.lease(None) as lease:
+        for _ in range(2):
+            with pytest.raises(WorkerLostError, match="limits of server 'market'"):
+                await lease.call(call("quote", symbol="A"))
+        figures = box.stats()["servers"]["market"]
+    assert figures["tools"]["quote"]["failures"] == {"E-WORK-011": 2}
+    assert (figures["calls"], figures["breaker_openings"], market.calls) == (0, 0, [])
+    assert await desk.spent("market") == (0, 0.0)
+
+
+async def test_a_toolbox_that_closes_leaves_no_place_taken_longer_than_needed(tmp_path):
+    class Slow(LimitsDesk):
+        freed = 0
+
+        async def free_place(self, server: str, ticket: int) -> None:
+            await asyncio.sleep(0.05)
+            await super().free_place(server, ticket)
+            self.freed += 1
+
+    settings = ServerSettings(rate=RateSettings(calls=9))
+    spec, desk = ServerSpec(name="market", make=Market().make, settings=settings), Slow({"market": settings})
+    async with Toolbox([spec], log_dir=tmp_path, limits=desk) as box, box.lease(None) as lease:
+        await lease.call(call("quote", symbol="A"))
+        assert desk.freed == 0
+    assert desk.freed == 1
+
+
+async def test_the_toolbox_of_a_recipe_counts_what_others_spent_at_its_desk(tmp_path):
+    file = tmp_path / "servers.json"
+    entry = {"command": sys.executable, "args": ["-m", "mcprl", "serve", "directory"]}
+    file.write_text(json.dumps({"mcpServers": {"directory": entry}}))
+    config = ServersConfig(file=file, settings={"directory": ServerSettings(budget=BudgetSettings(calls=3))})
+    desk = LimitsDesk(desk_settings(config))
+    await desk.spend("directory")
+    await desk.spend("directory")
+    async with open_toolbox(config, log_dir=tmp_path, limits=desk) as box, box.lease(None) as lease:
+        assert (await lease.call(call("list_people", city="Lima"))).source is Source.LIVE
+        with pytest.raises(BudgetExceededError, match="3 of 3 calls"):
+            await lease.call(call("list_people", city="Oslo"))
+        assert box.stats()["servers"]["directory"]["calls"] == 1
 
 
 async def test_a_result_is_cut_cleaned_and_says_so(tmp_path):

@@ -276,6 +276,11 @@ def test_groups_are_not_dead_where_a_value_head_judges_each_episode():
     assert health.judge({**HEALTHY, "groups_without_variance": 8.0})[0].severity is Severity.OK
 
 
+def test_an_answer_that_nobody_wants_is_not_missed():
+    cut = Planted("unanswered", BAD, [{"stop_turn_limit": 1.0}], "", "", config={"rewards": {"unanswered": 0.0}})
+    assert [verdict.severity for verdict in judged(cut)] == [Severity.OK]
+
+
 def test_where_all_tokens_are_stale_nothing_is_known_of_parity():
     stale = {name: value for name, value in HEALTHY.items() if not name.startswith("parity_")}
     assert Health(make_config()).judge({**stale, "staleness_mean": 1.0})[0].severity is Severity.OK

@@ -74,7 +74,7 @@ A_TASK = {"id": "a", "prompt": "?", "answer": {"any": True}}
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test where anything dear is begun."""
-    for name in ("make_sampler", "load_chat", "open_learner"):
+    for name in ("make_sampler", "open_kit", "open_learner"):
         monkeypatch.setattr(run_module, name, lambda *_args, _name=name, **_options: pytest.fail(f"{_name} was called"))
 
 

@@ -41,7 +41,7 @@ class RateLimit:
         self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
 
     async def take_place(self) -> asyncio.TimerHandle | None:
-        """Wait for a place. Gives back the timer that frees it at the latest; only a passage calls this."""
+        """Wait for a place. Gives back the timer that frees it at the latest. A passage and the desk call this."""
         loop = asyncio.get_running_loop()
         places = self._places
         if self._num_waiting or loop.time() < self._paused_until or (places is not None and places.locked()):
@@ -56,7 +56,7 @@ class RateLimit:
         return None if places is None else loop.call_later(2 * self._per_s, places.release)
 
     def free_place(self, latest: asyncio.TimerHandle) -> None:
-        """The call is answered: its place is free a period from now, or at `latest`. Only a passage calls this."""
+        """The call is answered: its place is free a period from now, or at `latest`. Too late, it changes nothing."""
         loop = asyncio.get_running_loop()
         assert self._places is not None
         if loop.time() + self._per_s < latest.when():

@@ -127,6 +127,8 @@ def invalid_calls(sight: Sight) -> Verdict | None:
 
 
 def unanswered(sight: Sight) -> Verdict | None:
+    if not sight.config.rewards.unanswered:
+        return None  # where an episode without an answer costs nothing, none is wanted
     shares = {name: share for name in _CUTS if (share := sight.now(name)) is not None}
     severity = by_size(sum(shares.values()), warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:

@@ -109,7 +109,7 @@ def ratio(sight: Sight) -> Verdict | None:
         severity=Severity.BAD if extreme else Severity.WARN,
         what=f"the mean ratio is {average:.3g}, outside {RATIO_BAND[0]:g} to {RATIO_BAND[1]:g}: one update makes too "
         "large a step",
-        fix=f"{gentler(sight.config)}, or learner.max_grad_norm (now {sight.config.learner.max_grad_norm:g})",
+        fix=f"{gentler(sight.config)}, or {_norm_setting(sight)}",
     )
 
 
@@ -207,14 +207,13 @@ def gradient_spike(sight: Sight) -> Verdict | None:
         severity=Severity.WARN,
         what=f"the gradient norm is {norm:.2g}, {norm / median(earlier):.0f} times its median so far: an unusual "
         "batch, or the beginning of an instability",
-        fix=f"look at this step's episodes; should it come again, {gentler(sight.config)}, or learner.max_grad_norm "
-        f"(now {sight.config.learner.max_grad_norm:g})",
+        fix=f"look at this step's episodes; should it come again, {gentler(sight.config)}, or {_norm_setting(sight)}",
     )
 
 
 def gradient_clipped(sight: Sight) -> Verdict | None:
     norms, most = sight.past.last("grad_norm", _ALWAYS_CLIPPED_STEPS), sight.config.learner.max_grad_norm
-    if sight.now("grad_norm") is None or len(norms) < _ALWAYS_CLIPPED_STEPS or min(norms) <= most:
+    if most is None or sight.now("grad_norm") is None or len(norms) < _ALWAYS_CLIPPED_STEPS or min(norms) <= most:
         return None
     return Verdict(
         severity=Severity.WARN,
@@ -222,6 +221,11 @@ def gradient_clipped(sight: Sight) -> Verdict | None:
         f"{median(norms):.2g} to {most:g}: the size of a step no longer follows its gradient",
         fix=f"raise learner.max_grad_norm to {2 * median(norms):.1g} and watch KL, or {gentler(sight.config)}",
     )
+
+
+def _norm_setting(sight: Sight) -> str:
+    most = sight.config.learner.max_grad_norm
+    return f"learner.max_grad_norm (now {'null' if most is None else f'{most:g}'})"
 
 
 STEP_RULES: Rules = {

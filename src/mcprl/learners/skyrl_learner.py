@@ -1,0 +1,194 @@
+"""The SkyRL learner: the same updates as the torch learner makes, computed behind the Tinker API."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from mcprl.config import RunConfig
+from mcprl.durable import storage_faults
+from mcprl.errors import EngineLostError, OtherStateError
+from mcprl.learners.crew import Solo
+from mcprl.learners.learning import BatchLearner
+from mcprl.learners.packing import Packer
+from mcprl.learners.remote_policy import RemoteOptimisation, RemotePolicy, RemoteReference
+from mcprl.learners.replay import Replayer
+from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
+from mcprl.skyrl.engine import SkyrlEngine
+
+__all__ = ["SkyrlLearner"]
+
+_STATE_FILE = "skyrl.json"
+_ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER_FILE = "adapter_model.safetensors"
+# The server makes its own microbatches: a request for each of ours would only be slower.
+_ROWS_IN_A_REQUEST = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Standing:
+    """All that the next update depends on besides what the server holds.
+
+    _Standing(version=3, steps=6, spoilt_in_a_row=0, reference_updates=3)
+    """
+
+    version: int
+    steps: int
+    spoilt_in_a_row: int
+    reference_updates: int
+
+
+class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReference]):
+    """Trains the adapter of an engine, which it shares with the sampler. `folder` gets the adapter when it is fetched.
+
+    An update that the server did not live through is made again from the snapshot before it.
+    """
+
+    def __init__(self, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> None:
+        crew, replayer = Solo(torch.device("cpu")), Replayer(None)
+        rows = config.learner.model_copy(update={"microbatch": _ROWS_IN_A_REQUEST, "share_prefix": False})
+        super().__init__(config, crew=crew, packer=Packer(rows, replayer, crew.device), replayer=replayer)
+        self._engine = engine
+        self._folder = folder
+        self.policy = RemotePolicy(engine)
+        self.optimisation = RemoteOptimisation(self.policy, engine, config)
+        self.reference = RemoteReference(engine, config.algorithm.kl) if config.algorithm.kl.needs_reference else None
+
+    @classmethod
+    async def open(cls, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> SkyrlLearner:
+        """A learner of an engine that is open, with its reference."""
+        learner = cls(config, engine, folder=folder)
+        if learner.reference is not None:
+            await engine.attempt(engine.open_reference)
+        return learner
+
+    async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
+        """What the objective must know of trajectories before it learns from them."""
+        return await self._engine.attempt(lambda: super(SkyrlLearner, self).read(trajectories))
+
+    async def update(self, batch: Batch) -> Update:
+        """Learn from a batch and save the next version of the weights."""
+        before = self._standing()
+
+        async def update() -> Update:
+            self._stand(before)
+            return await super(SkyrlLearner, self).update(batch)
+
+        return await self._engine.attempt(update)
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
+        """The policy's logprob of every sampled token, and 0 elsewhere; one column a trajectory."""
+        return await self._engine.attempt(lambda: super(SkyrlLearner, self).score(trajectories))
+
+    async def save_state(self, folder: Path) -> None:
+        """Write where the server keeps the state, and have it keep those that the run's checkpoints name."""
+        told = {
+            "standing": asdict(self._standing()),
+            "state": self._engine.snapshot.state,
+            "reference": self._engine.reference_state,
+            "settings": self._settings(),
+        }
+        with storage_faults(f"writing the learner's state to {folder}"):
+            (folder / _STATE_FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            named = _states_named_in(folder.parent)
+        await self._engine.keep_only(named)
+
+    async def load_state(self, folder: Path) -> Weights:
+        """Become what `save_state` wrote."""
+        with storage_faults(f"reading the learner's state in {folder}"):
+            if not (folder / _STATE_FILE).is_file():
+                raise OtherStateError(
+                    f"{folder} holds no state of engine skyrl", fix="resume with the engine that the run began with"
+                )
+            told = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
+        changed = [f"{name} was {value}" for name, value in told["settings"].items() if value != self._settings()[name]]
+        if changed:
+            raise OtherStateError(
+                f"the state in {folder} was saved under other settings: {'; '.join(changed)}",
+                fix="resume with the settings that the run began with, or start a run anew",
+            )
+        standing = _Standing(**told["standing"])
+        await self._engine.attempt(lambda: self._engine.become(standing.version, told["state"], told["reference"]))
+        self._stand(standing)
+        return self._weights
+
+    async def fetch(self, weights: Weights) -> Weights:
+        """The adapter of the newest weights, in the form that PEFT and vLLM read."""
+        if weights.version != self._engine.snapshot.version:
+            raise ValueError(f"version {weights.version} is not the newest, {self._engine.snapshot.version}")
+        archive = await self._engine.attempt(self._engine.download)
+        target = self._folder / f"v{weights.version}"
+        with storage_faults(f"writing {target}"):
+            await asyncio.to_thread(_unpack, archive, target)
+        return Weights(version=weights.version, adapter=target)
+
+    async def state_bytes(self) -> int:
+        """How large the state is on a server that was started here; on another one it takes nothing from this disk."""
+        return await asyncio.to_thread(self._engine.state_bytes)
+
+    def _write_weights(self, version: int) -> Weights:
+        self._engine.from_thread(self._engine.save(version))
+        return Weights(version=version)
+
+    def _standing(self) -> _Standing:
+        return _Standing(
+            version=self._weights.version,
+            steps=self.optimisation.steps,
+            spoilt_in_a_row=self._spoilt_in_a_row,
+            reference_updates=0 if self.reference is None else self.reference.updates,
+        )
+
+    def _stand(self, standing: _Standing) -> None:
+        self._weights = Weights(version=standing.version)
+        self.optimisation.steps = standing.steps
+        self._spoilt_in_a_row = standing.spoilt_in_a_row
+        if self.reference is not None:
+            self.reference.updates = standing.reference_updates
+
+    def _settings(self) -> dict[str, Any]:
+        """What a state on the server depends on."""
+        config = self._config
+        return {
+            "model.path": config.model.path,
+            "skyrl.backend": config.skyrl.backend,
+            "skyrl.url": config.skyrl.url,
+            "learner.lora_rank": config.learner.lora_rank,
+            "algorithm.kl.reference": config.algorithm.kl.reference,
+        }
+
+
+def _states_named_in(checkpoints: Path) -> set[str]:
+    """The states that checkpoints in a folder need, unfinished ones among them."""
+    found: set[str] = set()
+    for file in checkpoints.glob(f"*/{_STATE_FILE}"):
+        told = json.loads(file.read_text(encoding="utf-8"))
+        found |= {told["state"], *filter(None, [told["reference"]])}
+    return found
+
+
+def _unpack(archive: bytes, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(target, filter="data")
+        config = json.loads((target / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        with cast("Any", safe_open)(target / _ADAPTER_FILE, framework="pt") as tensors:
+            names: list[str] = list(tensors.keys())
+    except (tarfile.TarError, FileNotFoundError, json.JSONDecodeError, SafetensorError) as error:
+        raise EngineLostError(
+            f"what the server gave for the adapter cannot be read: {error}", fix="read the server's log"
+        ) from error
+    # The server leaves out which modules have an adapter, and nobody loads it without.
+    config["target_modules"] = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in names})
+    (target / _ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

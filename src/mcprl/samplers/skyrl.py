@@ -1,0 +1,50 @@
+"""Sampling through the SkyRL engine: the same server that trains. The engine is the learner's too."""
+
+from __future__ import annotations
+
+from mcprl.errors import EngineLostError, SamplerLostError, UnfitEngineError
+from mcprl.records import FinishReason, Weights
+from mcprl.samplers.sampler import AlwaysOpen, Completion, SampleRequest
+from mcprl.skyrl.engine import SkyrlEngine
+
+__all__ = ["SkyrlSampler"]
+
+
+class SkyrlSampler(AlwaysOpen):
+    """Samples turns by an engine that is open, and that somebody else closes.
+
+    A turn that the server did not live through is drawn again, by the same weights and from the same seed.
+    """
+
+    def __init__(self, engine: SkyrlEngine) -> None:
+        self._engine = engine
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        if request.temperature != 1.0 or request.stop or request.grammar is not None:
+            raise ValueError("this sampler knows temperature 1 and ids that end a turn; the configuration sees to it")
+        try:
+            drawn, version = await self._engine.attempt(
+                lambda: self._engine.sample(
+                    request.prompt_ids,
+                    max_tokens=request.max_tokens,
+                    stop_token_ids=request.stop_token_ids,
+                    seed=request.seed,
+                )
+            )
+        except EngineLostError as error:
+            raise SamplerLostError(error.what, fix=error.fix) from error
+        return Completion(
+            token_ids=drawn.token_ids,
+            logprobs=drawn.logprobs,
+            finish=FinishReason.STOP if drawn.stopped else FinishReason.LENGTH,
+            weights_versions=(version,) * len(drawn.token_ids),
+        )
+
+    async def publish(self, weights: Weights) -> Weights:
+        if weights.adapter is not None:
+            raise UnfitEngineError(
+                f"the server samples from weights that it saved itself, not from {weights.adapter}",
+                fix="use the adapter with engine torch: --set engine=torch",
+            )
+        await self._engine.attempt(lambda: self._engine.publish(weights.version))
+        return weights

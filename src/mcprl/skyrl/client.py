@@ -1,0 +1,302 @@
+"""The Tinker API, asked one thing at a time: every wait ends, and what goes wrong has a name of ours.
+
+The SDK by itself repeats what failed, for minutes and without a word. A `forward_backward` that is repeated counts
+twice where the server had heard the first, so here what changes something is asked once, and its result waited for
+until the deadline or the server's end. What changes nothing, scoring and sampling, is asked again where a connection
+broke. Whoever asked decides what to do about an EngineLostError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Protocol, TypeVar, cast
+
+import httpx2
+import tinker
+from packaging.version import Version
+from tinker import types
+from tinker.lib.internal_client_holder import InternalClientHolder
+
+from mcprl.errors import EngineLostError, UnfitEngineError
+from mcprl.redact import SECRETS
+
+__all__ = ["AdamStep", "Drawn", "Model", "ScoredRow", "SkyrlClient", "require_fit_sdk"]
+
+_NEWEST_SDK = Version("0.24.1")
+# What servers that ask for no key are told; the SDK sends nothing without one.
+_NO_KEY = "tml-local"
+# One HTTP request; results that take longer are asked for again and again.
+_ANSWER_S = 60.0
+_CONNECTIONS = 3
+_FAILURES = (tinker.TinkerError, OSError, ValueError, RuntimeError, TimeoutError)
+
+T = TypeVar("T")
+
+
+class Model(Protocol):
+    """An adapter on the server that can be trained."""
+
+    @property
+    def model_id(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRow:
+    """A trajectory as the server is sent it; `gradients[i]` is of the loss by the logprob of `token_ids[i + 1]`.
+
+    ScoredRow(token_ids=(5, 7, 9), scored=(False, True), logprobs=(0.0, -0.4), gradients=(0.0, -0.71))
+    """
+
+    token_ids: tuple[int, ...]
+    scored: tuple[bool, ...]
+    logprobs: tuple[float, ...]
+    gradients: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamStep:
+    """What one step of the optimiser is made with."""
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A turn as the server sampled it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stopped: bool
+
+
+def require_fit_sdk(version: str | None = None) -> None:
+    """Refuse an SDK that the server cannot understand: newer ones send protobuf, are answered with 500, and repeat."""
+    found = Version(version or metadata.version("tinker"))
+    if found > _NEWEST_SDK:
+        raise UnfitEngineError(
+            f"tinker {found} is installed; SkyRL's server understands it up to {_NEWEST_SDK} only",
+            fix=f"pip install 'tinker<={_NEWEST_SDK}'",
+        )
+
+
+class SkyrlClient:
+    """One session with a server, kept alive until `close`. `ended` returns when the server is known to be gone."""
+
+    def __init__(self, service: Any, *, url: str, deadline_s: float, ended: Callable[[], Awaitable[object]]) -> None:
+        self._service = service
+        self._url = url
+        self._deadline_s = deadline_s
+        self._ended = ended
+
+    @classmethod
+    async def connect(
+        cls, url: str, *, hosted: bool, deadline_s: float, ended: Callable[[], Awaitable[object]]
+    ) -> SkyrlClient:
+        """Open a session. A hosted server's key is read from TINKER_API_KEY, as its own tools read it."""
+        require_fit_sdk()
+        os.environ.setdefault("TINKER_TELEMETRY", "0")
+        if hosted:
+            key = os.environ.get("TINKER_API_KEY")
+            if not key:
+                raise UnfitEngineError("a hosted server asks for a key", fix="set TINKER_API_KEY")
+            SECRETS.add("TINKER_API_KEY", key)
+        more: dict[str, Any] = {} if hosted else {"api_key": _NO_KEY}
+        service: Any = tinker.ServiceClient(base_url=url, max_retries=0, timeout=_ANSWER_S, **more)
+        client = cls(service, url=url, deadline_s=deadline_s, ended=ended)
+
+        def open_session() -> None:
+            service._session_holder = _SingleAttempts(**service._holder_kwargs)
+
+        try:
+            await asyncio.to_thread(open_session)
+        except _FAILURES as error:
+            raise client._failed("opening a session", error) from error
+        return client
+
+    async def close(self) -> None:
+        """End the session's signs of life. The server forgets its models after a while."""
+        await asyncio.to_thread(self._service.holder.close)
+
+    async def create_model(self, base_model: str, *, rank: int, seed: int) -> Model:
+        """A fresh adapter, under which the model says what it says without."""
+        return await self._wait(
+            f"creating an adapter of rank {rank} on {base_model}",
+            lambda: self._service._create_lora_training_client_submit(  # its public twin waits for ever
+                base_model, rank, seed, train_mlp=True, train_attn=True, train_unembed=False, user_metadata=None
+            ),
+        )
+
+    async def forward(self, model: Model, token_ids: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """Of each row the logprobs of all its tokens but the first."""
+        data = [_datum(ids, weights=[1.0] * (len(ids) - 1)) for ids in token_ids]
+        output = await self._reask(lambda: self._train("scoring", model, "forward", data, "cross_entropy"))
+        return [
+            _floats(one["logprobs"], len(ids) - 1) for one, ids in zip(output.loss_fn_outputs, token_ids, strict=True)
+        ]
+
+    async def forward_backward(self, model: Model, rows: Sequence[ScoredRow], scale: Callable[[int], float]) -> None:
+        """Add up gradients: over all rows and scored tokens, each token's gradient times that of its logprob.
+
+        The importance-sampling loss at a ratio of 1 is linear in the logprobs, with the advantage as its slope.
+        `scale(n)` makes up for what the backend divides the loss of a row with n scored tokens by.
+        """
+        data = [
+            _datum(
+                row.token_ids,
+                weights=[float(scored) for scored in row.scored],
+                logprobs=row.logprobs,
+                advantages=[-gradient * scale(sum(row.scored)) for gradient in row.gradients],
+            )
+            for row in rows
+        ]
+        await self._train("learning", model, "forward_backward", data, "importance_sampling")
+
+    async def optim_step(self, model: Model, step: AdamStep) -> dict[str, float]:
+        """One step of Adam by what was added up since the last. The server's own figures."""
+        adam = types.AdamParams(
+            learning_rate=step.learning_rate, beta1=0.9, beta2=0.999, eps=step.eps, weight_decay=step.weight_decay
+        )
+        output = await self._train("an optimiser step", model, "optim_step", adam)
+        return dict(output.metrics or {})
+
+    async def save_state(self, model: Model, name: str) -> str:
+        """Weights and optimiser under a name that was never used; where they are."""
+        return (await self._train(f"saving {name}", model, "save_state", name)).path
+
+    async def load_state(self, model: Model, path: str) -> None:
+        await self._train(f"loading {path}", model, "load_state_with_optimizer", path)
+
+    async def save_for_sampler(self, model: Model, name: str) -> str:
+        """Weights to sample from, under a name that was never used; where they are."""
+        return (await self._train(f"saving {name} for the sampler", model, "save_weights_for_sampler", name)).path
+
+    async def open_sampler(self, path: str) -> Any:
+        """Something to sample from these weights with."""
+        sampler = tinker.SamplingClient
+        return await self._wait(f"opening {path}", lambda: sampler.create(self._service.holder, model_path=path))
+
+    async def sample(
+        self, sampler: Any, prompt_ids: Sequence[int], *, max_tokens: int, stop_token_ids: Sequence[int], seed: int
+    ) -> Drawn:
+        """Draw one turn at temperature 1."""
+        parameters = types.SamplingParams(
+            max_tokens=max_tokens, seed=seed, stop=list(stop_token_ids), temperature=1.0, top_k=-1, top_p=1.0
+        )
+        prompt = types.ModelInput.from_ints(list(prompt_ids))
+
+        def ask() -> Any:
+            # Its public twin repeats what failed.
+            drawing = sampler._sample_async_impl(prompt, 1, parameters, include_prompt_logprobs=False)
+            return sampler.holder.run_coroutine_threadsafe(drawing)
+
+        answer = await self._reask(lambda: self._wait("sampling", ask))
+        (sequence,) = answer.sequences
+        return Drawn(
+            token_ids=tuple(sequence.tokens),
+            logprobs=tuple(sequence.logprobs or ()),
+            stopped=sequence.stop_reason == "stop",
+        )
+
+    async def download(self, path: str) -> bytes:
+        """The archive of weights that were saved for a sampler."""
+        run, _, checkpoint = path.removeprefix("tinker://").partition("/")
+        rest = self._service.create_rest_client()
+        where = await self._wait(f"finding {path}", lambda: rest._get_checkpoint_archive_url_submit(run, checkpoint))
+        try:
+            async with httpx2.AsyncClient(timeout=self._deadline_s, follow_redirects=True) as http:
+                answer = await http.get(where.url)
+                answer.raise_for_status()
+        except httpx2.HTTPError as error:
+            raise self._lost(f"downloading {path}", f"{type(error).__name__} {error}") from error
+        return answer.content
+
+    async def _reask(self, asking: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask for what changes nothing, again where the connection broke: one that rested may have been closed."""
+        for _ in range(_CONNECTIONS - 1):
+            try:
+                return await asking()
+            except EngineLostError as error:
+                if not isinstance(error.__cause__, tinker.APIConnectionError):
+                    raise
+        return await asking()
+
+    async def _train(self, what: str, model: Model, method: str, *arguments: Any) -> Any:
+        return await self._wait(what, lambda: getattr(model, method)(*arguments))
+
+    async def _wait(self, what: str, ask: Callable[[], Any]) -> Any:
+        """Ask, and wait for the answer, for the server's end or for the deadline, whichever comes first."""
+        gone = asyncio.ensure_future(self._ended())
+        answer: asyncio.Future[Any] | None = None
+        try:
+            # The SDK waits for locks and for its own thread before it hands out what can be waited for.
+            asked = await asyncio.to_thread(ask)
+            answer = asyncio.ensure_future(_result(asked))
+            done, _ = await asyncio.wait((answer, gone), timeout=self._deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            if answer in done:
+                return answer.result()
+            why = "the server ended" if gone in done else f"no answer within {self._deadline_s:g} s"
+            raise self._lost(what, why)
+        except _FAILURES as error:
+            raise self._failed(what, error) from error
+        finally:
+            gone.cancel()
+            if answer is not None:
+                answer.cancel()
+            await asyncio.gather(*(one for one in (gone, answer) if one is not None), return_exceptions=True)
+
+    def _failed(self, what: str, error: Exception) -> Exception:
+        told = SECRETS.redact(f"{type(error).__name__}: {str(error)[:500]}")
+        status = getattr(error, "status_code", None)
+        if status in (401, 403):
+            return UnfitEngineError(f"{self._url} refused {what} ({told})", fix="check the key in TINKER_API_KEY")
+        if "rank" in told and "must be between" in told:
+            return UnfitEngineError(
+                f"{self._url} refused {what} ({told})", fix="lower learner.lora_rank, or raise max_lora_rank there"
+            )
+        if "Maximum number of LoRA adapters" in told:
+            return UnfitEngineError(
+                f"{self._url} has no place for another adapter ({told})",
+                fix="raise max_lora_adapters there, or end the runs that hold them",
+            )
+        return self._lost(what, told)
+
+    def _lost(self, what: str, why: str) -> EngineLostError:
+        return EngineLostError(
+            f"the server at {self._url} failed at {what}: {why}",
+            fix="read the server's log (logs/skyrl.log in the run's folder, where it was started here)",
+        )
+
+
+class _SingleAttempts(InternalClientHolder):
+    """The SDK's connection, without its loop of silent attempts."""
+
+    async def execute_with_retries(self, func: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+        return await func(*args, **kwargs)
+
+
+async def _result(asked: Any) -> Any:
+    if isinstance(asked, Future):
+        return await asyncio.wrap_future(cast("Future[Any]", asked))
+    return await asked.result_async()
+
+
+def _datum(token_ids: Sequence[int], **columns: Sequence[float]) -> types.Datum:
+    """Each token of the input predicts the next one, so the last is no input."""
+    *inputs, _ = token_ids
+    targets = types.TensorData(data=list(token_ids[1:]), dtype="int64", shape=[len(inputs)])
+    more = {name: types.TensorData(data=list(c), dtype="float32", shape=[len(inputs)]) for name, c in columns.items()}
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(inputs), loss_fn_inputs={"target_tokens": targets, **more}
+    )
+
+
+def _floats(data: Any, length: int) -> tuple[float, ...]:
+    """Servers may pad rows to one length: what is behind a row's own end is no logprob of it."""
+    return tuple(float(value) for value in data.data[:length])

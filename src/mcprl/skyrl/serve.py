@@ -1,0 +1,131 @@
+"""SkyRL's server, or the engine behind it: a script for the interpreter of an environment with SkyRL.
+
+    PYTHON -P serve.py api --dtype float32 --host 127.0.0.1 --port 8000 --base-model … (EngineConfig's options)
+    PYTHON -P serve.py engine --dtype float32 --base-model …
+
+It imports nothing of mcprl, which is not installed there. `api` starts `engine` as a child, and ends when that ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import os
+import sys
+import typing
+from types import FrameType
+from typing import Any
+
+import typing_extensions
+
+__all__ = ["UNFIT_EXIT_CODE", "main"]
+
+UNFIT_EXIT_CODE = os.EX_CONFIG
+"""The exit code of both where the model is in another number format than the one asked for."""
+
+# A connection that the server closes at the moment in which a client sends on it is a failed request. By default it
+# closes each after 5 s of rest, and steps are longer than that.
+_KEEP_ALIVE_S = 24 * 3600
+# Builds the command of the engine out of the `uv run` that SkyRL expects to have been started by.
+_COMMAND_BUILDER = "_build_uv_run_cmd_engine"
+
+
+def main(argv: list[str]) -> None:
+    if sys.version_info < (3, 12):
+        # SkyRL's types are typing's, and below Python 3.12 pydantic reads only those of typing_extensions.
+        typing.TypedDict = typing_extensions.TypedDict
+    match argv:
+        case ["api", *options]:
+            _serve(options)
+        case ["engine", *options]:
+            _compute(options)
+        case _:
+            raise SystemExit("usage: serve.py api|engine OPTIONS")
+
+
+def _serve(options: list[str]) -> None:
+    own = argparse.ArgumentParser(allow_abbrev=False)
+    own.add_argument("--host", required=True)
+    own.add_argument("--port", type=int, required=True)
+    own.add_argument("--dtype", required=True)
+    mine, rest = own.parse_known_args(options)
+    api = _of_skyrl("skyrl.tinker.api")
+    if not hasattr(api, _COMMAND_BUILDER):
+        raise SystemExit(f"skyrl.tinker.api has no {_COMMAND_BUILDER}: this is not SkyRL 0.3.0, install that")
+    api.app.state.engine_config = _engine_config(rest)
+    vars(api)[_COMMAND_BUILDER] = functools.partial(_engine_command, mine.dtype)
+    uvicorn = importlib.import_module("uvicorn")
+    log_config = _of_skyrl("skyrl.utils.log").get_uvicorn_log_config()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            api.app,
+            host=mine.host,
+            port=mine.port,
+            log_config=log_config,
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+    )
+    server.handle_exit = functools.partial(_leave, api.app.state)
+    server.run()
+
+
+def _leave(state: Any, signal_number: int, _frame: FrameType | None) -> None:
+    """End at once, and the engine too: on a signal from outside, or from SkyRL itself where the engine has ended.
+
+    Nothing is lost, because all is in the database. A server that took leave of its clients would wait for those that
+    wait for a result, which takes minutes.
+    """
+    engine = getattr(state, "background_engine", None)
+    if engine is None or engine.returncode is None:
+        if engine is not None:
+            engine.kill()
+        os._exit(128 + signal_number)
+    os._exit(UNFIT_EXIT_CODE if engine.returncode == UNFIT_EXIT_CODE else os.EX_SOFTWARE)
+
+
+def _compute(options: list[str]) -> None:
+    own = argparse.ArgumentParser(allow_abbrev=False)
+    own.add_argument("--dtype", required=True)
+    mine, rest = own.parse_known_args(options)
+    config = _engine_config(rest)
+    _require_dtype(config.base_model, mine.dtype)
+    _of_skyrl("skyrl.tinker.engine").TinkerEngine(config).run()
+
+
+def _engine_command(dtype: str, _parent_command: list[str], config: Any) -> list[str]:
+    arguments: list[str] = _of_skyrl("skyrl.tinker.config").config_to_argv(config)
+    return [sys.executable, "-P", os.path.abspath(__file__), "engine", "--dtype", dtype, *arguments]
+
+
+def _engine_config(options: list[str]) -> Any:
+    config = _of_skyrl("skyrl.tinker.config")
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    config.add_model(parser, config.EngineConfig)
+    return config.EngineConfig.model_validate(vars(parser.parse_args(options)))
+
+
+def _require_dtype(model: str, wanted: str) -> None:
+    """SkyRL computes in the number format that the model's own configuration names, and can be told no other."""
+    transformers = importlib.import_module("transformers")
+    try:
+        config = transformers.AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"the model {model} cannot be read: {error}") from error
+    named = str(config.get_text_config().dtype).removeprefix("torch.")
+    if named != wanted:
+        print(f"the configuration of {model} names the number format {named}, not {wanted}", file=sys.stderr)
+        raise SystemExit(UNFIT_EXIT_CODE)
+
+
+def _of_skyrl(module: str) -> Any:
+    """Typed as Any: SkyRL is not installed where mcprl is checked."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"{sys.executable} has no {error.name}: install skyrl[jax,tinker]==0.3.0 for it") from error
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,80 @@
+"""Ray workers on two simulated nodes, with real MCP servers: what is killed is played again, limits hold over all."""
+
+from __future__ import annotations
+
+import bisect
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mcprl.episodes import Collector
+from mcprl.errors import ServerStartError
+from mcprl.records import Trajectory
+
+pytest.importorskip("ray", reason="ray is missing: pip install 'mcprl[ray]'")
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
+
+from working.killing import killed, two_nodes
+from working.playing import arrivals, by_name, make_config, make_tasks, open_local, open_workers
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SERVER = Path(__file__).resolve().parents[2] / "bench" / "working" / "waiting_server.py"
+RATE = (40, 2.0)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with two_nodes() as address:
+        yield address
+
+
+async def collect(runner, config, tasks):
+    heard = []
+    groups = await Collector(runner, config.episodes).collect(tasks, 0, heard.append)
+    return [trajectory for group in groups for trajectory in group.trajectories], heard
+
+
+async def test_episodes_of_killed_workers_come_back_once_and_are_those_of_this_process_under_one_rate(
+    cluster, tiny_qwen3, tmp_path
+):
+    config = make_config(tmp_path, workers=4, at_once=24, tool_s=0.1, rate=RATE, address=cluster)
+    tasks = make_tasks(48, 4)
+    async with open_local(config, tmp_path / "local") as runner:
+        expected, _ = await collect(runner, config, tasks)
+    (tmp_path / "calls").unlink()
+    async with open_workers(config, tmp_path / "logs") as workers:
+        async with killed(workers, every_s=2.0, most=2) as dead:
+            played, heard = await collect(workers, config, tasks)
+        stats = workers.stats()["servers"]["waiting"]
+    assert len(dead) == 2
+    assert by_name(played) == by_name(expected)
+    assert set(Counter((t.task_id, t.member) for t in heard if isinstance(t, Trajectory)).values()) == {1}
+    assert len(heard) == len(played) == 48  # nothing was lost
+    came = arrivals(tmp_path)
+    assert len(came) >= 48 * 4
+    # What was spent on calls that a killed worker had under way is spent; nothing else is counted.
+    assert len(came) <= stats["calls"] <= len(came) + 24
+    calls, per_s = RATE
+    most = max(bisect.bisect_left(came, begin + per_s) - place for place, begin in enumerate(came))
+    assert 0.9 * calls <= most <= calls
+    assert {path.name for path in (tmp_path / "logs").iterdir()} >= {f"worker-{number}" for number in range(4)}
+
+
+async def test_a_server_that_does_not_start_on_a_worker_is_named_by_its_own_error(cluster, tiny_qwen3, tmp_path):
+    config = make_config(tmp_path, workers=1, at_once=4, tool_s=0.1, address=cluster)
+    # The run's own server starts, and the second one to be started fails: it finds the mark of the first.
+    script = tmp_path / "once.py"
+    mark = tmp_path / "mark"
+    script.write_text(
+        f"import pathlib, runpy, sys\nmark = pathlib.Path({str(mark)!r})\n"
+        "if mark.exists(): sys.exit('the licence allows one')\nmark.touch()\n"
+        f"sys.argv = ['', '0', {str(tmp_path / 'calls')!r}]\nrunpy.run_path({str(SERVER)!r}, run_name='__main__')\n"
+    )
+    text = config.servers.file.read_text().replace(str(SERVER), str(script))
+    config.servers.file.write_text(text)
+    with pytest.raises(ServerStartError, match="the licence allows one"):
+        async with open_workers(config, tmp_path / "logs"):
+            pytest.fail("it must not open")

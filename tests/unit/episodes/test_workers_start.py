@@ -1,0 +1,32 @@
+"""What workers lack is said before anything is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from staged_episodes import make_config
+
+from mcprl.config import ServersConfig, WorkersConfig
+from mcprl.episodes.workers import open_desk
+from mcprl.errors import BadValueError, MissingExtraError
+
+
+def with_workers(**servers):
+    update = {"workers": WorkersConfig(kind="ray")}
+    if servers:
+        update["servers"] = ServersConfig(file=Path("unused.json"), **servers)
+    return make_config().model_copy(update=update)
+
+
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'mcprl\[ray\]'"):
+        open_desk(with_workers())
+
+
+def test_workers_do_not_write_a_cassette():
+    pytest.importorskip("ray", reason="ray is missing: pip install 'mcprl[ray]'")
+    with pytest.raises(BadValueError, match="several workers cannot write one cassette"):
+        open_desk(with_workers(cassette=Path("calls.sqlite"), cassette_mode="record"))

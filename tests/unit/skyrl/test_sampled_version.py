@@ -1,0 +1,72 @@
+"""A turn is stamped with the version that drew it, also while a newer one is saved and not yet published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcprl.config import ModelConfig, RunConfig, SamplingConfig, ServersConfig, SkyrlConfig, TasksConfig
+from mcprl.errors import UnfitEngineError
+from mcprl.skyrl.client import AdamStep, Drawn
+from mcprl.skyrl.engine import SkyrlEngine
+
+
+class Server:
+    """Answers as the client does, and remembers what was drawn from."""
+
+    def __init__(self) -> None:
+        self.drawn_from: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def answer(*arguments: Any, **_: Any) -> Any:
+            match name:
+                case "open_sampler" | "save_state" | "save_for_sampler":
+                    return str(arguments[-1])
+                case "sample":
+                    self.drawn_from.append(arguments[0])
+                    return Drawn(token_ids=(1,), logprobs=(-0.5,), stopped=True)
+                case _:
+                    return {}
+
+        return answer
+
+
+async def engine_on(backend: str) -> tuple[SkyrlEngine, Server]:
+    url = None if backend == "jax" else "http://127.0.0.1:1"
+    config = RunConfig(
+        name="run",
+        model=ModelConfig(path="model"),
+        tasks=TasksConfig(train=Path("unused.jsonl")),
+        servers=ServersConfig(file=Path("unused.json")),
+        sampling=SamplingConfig(constrain="off"),
+        skyrl=SkyrlConfig.model_validate({"backend": backend, "url": url}),
+    )
+    engine, server = SkyrlEngine(config, folder=Path("unused"), log=Path("unused")), Server()
+    engine._client = server  # pyright: ignore[reportAttributeAccessIssue]
+    await engine._set_up()
+    await engine.learn([], AdamStep(learning_rate=0.1))
+    await engine.save(1)
+    return engine, server
+
+
+async def draw(engine: SkyrlEngine) -> int:
+    return (await engine.sample((1, 2), max_tokens=1, stop_token_ids=(), seed=0))[1]
+
+
+async def test_until_it_is_published_the_older_version_is_drawn_from_and_named():
+    engine, server = await engine_on("fsdp")
+    assert await draw(engine) == 0
+    await engine.publish(1)
+    assert await draw(engine) == 1
+    assert [name.split("-")[0] for name in server.drawn_from] == ["v0", "v1"]
+
+
+async def test_on_jax_a_version_that_is_saved_and_not_published_is_not_sampled_over():
+    engine, server = await engine_on("jax")
+    with pytest.raises(UnfitEngineError, match="would load it over them"):
+        await draw(engine)
+    assert server.drawn_from == []
+    await engine.publish(1)
+    assert await draw(engine) == 1

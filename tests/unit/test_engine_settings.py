@@ -1,0 +1,88 @@
+"""What engine skyrl cannot do is refused when the recipe is read, with what to do instead."""
+# R24
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from mcprl.config import RunConfig
+
+FIT: dict[str, dict[str, Any]] = {
+    "model": {"path": "model", "renderer": "qwen3"},
+    "tasks": {"train": Path("tasks.jsonl")},
+    "servers": {"file": Path("servers.json")},
+    "sampling": {"constrain": "off"},
+    "learner": {"max_grad_norm": None},
+    "algorithm": {},
+    "training": {"pipeline": "sync"},
+    "skyrl": {},
+}
+ASYNC: dict[str, dict[str, Any]] = {
+    "training": {"pipeline": "async"},
+    "algorithm": {"old_logprobs": "recomputed"},
+}
+URL = {"url": "http://cluster:8000"}
+
+# A section's settings, and the words of the refusal: what is lacking, and the alternative.
+UNFIT = {
+    "value head": ({"algorithm": {"advantages": "gae"}}, "a value head", "grpo"),
+    "entropy bonus": ({"algorithm": {"entropy": 0.01}}, "entropies", "clip_high"),
+    "EMA reference": (
+        {"algorithm": {"kl": {"coefficient": 0.1, "reference": "ema"}}},
+        "a moving average",
+        "sync, a frozen snapshot",
+    ),
+    "all weights": ({"learner": {"tuning": "full", "max_grad_norm": None}}, "learner.tuning full", "lora"),
+    "adapter scale": ({"learner": {"lora_alpha": 16, "max_grad_norm": None}}, "a scale of the adapter", "to 32"),
+    "clipping": ({"learner": {"max_grad_norm": 1.0}}, "clipping of gradients", "null"),
+    "processes": ({"learner": {"processes": 2, "max_grad_norm": None}}, "learner.processes", "set it to 1"),
+    "temperature": ({"sampling": {"temperature": 0.7, "constrain": "off"}}, "logprobs at a temperature", "to 1.0"),
+    "stop texts": ({"sampling": {"stop": ("</tool_call>",), "constrain": "off"}}, "texts that end a turn", "empty"),
+    "grammars": ({"sampling": {"constrain": "calls"}}, "grammars", "off"),
+    "async on jax": (ASYNC, "older weights than it trains", "sync"),
+    "weight decay on fsdp": (
+        {"skyrl": {"backend": "fsdp", **URL}, "learner": {"weight_decay": 0.1, "max_grad_norm": None}},
+        "weight decay by request",
+        "configure the server",
+    ),
+    "fsdp started here": ({"skyrl": {"backend": "fsdp"}}, "backend fsdp on a server that is started here", "skyrl.url"),
+}
+
+
+def configured(engine: str, changed: dict[str, dict[str, Any]]) -> RunConfig:
+    return RunConfig.model_validate({"name": "run", "engine": engine, **FIT, **changed})
+
+
+def test_what_the_engine_can_do_is_accepted():
+    assert configured("skyrl", {}).engine == "skyrl"
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_what_the_engine_lacks_is_refused_with_the_alternative(case):
+    changed, lacking, instead = UNFIT[case]
+    with pytest.raises(ValidationError) as refusal:
+        configured("skyrl", changed)
+    assert lacking in str(refusal.value)
+    assert instead in str(refusal.value)
+
+
+@pytest.mark.parametrize("case", [case for case in UNFIT if case != "processes"])
+def test_the_same_settings_are_no_fault_with_the_other_engine(case):
+    assert configured("torch", UNFIT[case][0]).engine == "torch"
+
+
+def test_all_that_is_lacking_is_told_at_once():
+    with pytest.raises(ValidationError) as refusal:
+        configured("skyrl", {"algorithm": {"advantages": "gae"}, "sampling": {"temperature": 0.5, "constrain": "off"}})
+    assert "a value head" in str(refusal.value)
+    assert "logprobs at a temperature" in str(refusal.value)
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron", "hosted"])
+def test_other_backends_sample_from_older_weights_than_they_train(backend):
+    config = configured("skyrl", {"skyrl": {"backend": backend, **URL}, **ASYNC})
+    assert config.training.pipeline == "async"
