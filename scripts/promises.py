@@ -289,7 +289,10 @@ def main() -> None:
         print(json.dumps([dataclasses.asdict(v) for v in verdicts], indent=2, ensure_ascii=False))
     else:
         show(verdicts)
-    sys.exit(any(v.holds is False for v in verdicts))
+    broken = [v for v in verdicts if v.holds is False]
+    for v in broken:  # once more, where one looks last
+        print(f"{v.id} does not hold: {v.measured}, wanted {v.bar}", file=sys.stderr)
+    sys.exit(bool(broken))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ SECONDS = {
     "e2e/test_skyrl_engine.py": 130,
     "security/test_sandbox_escapes.py": 100,
     "contract/servers/test_generated_tasks.py": 80,
+    "e2e/test_dashboard_pages.py": 200,
+    "e2e/test_doctor_run.py": 150,
+    "e2e/test_tracked_run.py": 100,
+    "e2e/test_bfcl_smollm.py": 100,
+    "unit/doctor/test_planted_faults.py": 60,
 }
 SECONDS_OF_SLOW = 60  # of any other with a test that is marked so
 PYPI_SERVERS = ("time", "git", "sqlite")

@@ -9,7 +9,7 @@ remains of it is its trajectory, or a `LostEpisode` where the infrastructure fai
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -27,6 +27,7 @@ __all__ = [
     "Columns",
     "Difficulty",
     "FinishReason",
+    "FollowUp",
     "Group",
     "LostEpisode",
     "Message",
@@ -41,6 +42,7 @@ __all__ = [
     "Turn",
     "Update",
     "Weights",
+    "turns_by_message",
 ]
 
 
@@ -81,6 +83,17 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUp:
+    """What the user says next, once the policy has answered without a call. From then on `tools` are on offer too.
+
+    FollowUp(messages=({"role": "user", "content": "And what time is it in Lagos then?"},), tools=())
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What to do, which tools may be used, how success is checked, its difficulty and limits.
 
@@ -95,6 +108,10 @@ class Task:
         max_turns=None,                            # None: the limit of its difficulty
         world=None,                                # or the offline world that its answers are true of: "market-7"
         solution=None,                             # or a Solution: for checking the task, and to learn from
+        follow_ups=(),                             # or what the user says after an answer; max_turns then is for each
+        setup=(),                                  # or calls that put the world in place before the first turn
+        calls_in_order=False,                      # True: the calls of a turn are made one after another
+        must_fit=True,                             # False: a prompt beyond the context fails, and is no error
     )
     """
 
@@ -106,6 +123,10 @@ class Task:
     max_turns: int | None = None
     world: str | None = None
     solution: Solution | None = None
+    follow_ups: tuple[FollowUp, ...] = ()
+    setup: tuple[ToolCall, ...] = ()
+    calls_in_order: bool = False
+    must_fit: bool = True
 
 
 class Source(StrEnum):
@@ -195,6 +216,8 @@ class Trajectory:
     `grammar` is the structural tag that every turn was sampled under, None where nothing was held; a turn could end in
     any of `stop_token_ids`. The two tell which tokens were admissible at each place. What carries loss is for the
     objective to decide: see `Batch`.
+
+    Where the user speaks several times, each turn without a call ends what was asked before it: `turns_by_message`.
     """
 
     task_id: str
@@ -226,6 +249,21 @@ class Trajectory:
                 raise ValueError(f"trajectory {self.task_id}/{self.member}: {logprob} is no logprob")
             if not sampled and (forced or fixed or logprob != 0.0):
                 raise ValueError(f"trajectory {self.task_id}/{self.member}: a context token claims to be sampled")
+
+
+def turns_by_message(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
+    """The turns that answer each of the user's messages, in order: each group ends with the turn without a call.
+
+    The last group has none where a limit ended the episode. Messages that were never reached have no group.
+    """
+    groups: list[tuple[Turn, ...]] = []
+    begun: list[Turn] = []
+    for turn in turns:
+        begun.append(turn)
+        if not turn.calls:
+            groups.append(tuple(begun))
+            begun = []
+    return [*groups, tuple(begun)] if begun else groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,13 +377,17 @@ class Update:
     """What one batch did to the policy.
 
     Where the update was not made (no number, too few tokens, too far from the reference), the weights are those of
-    before, `metrics["update_skipped"]` is 1 and `skipped` says why, the episodes at fault by name.
+    before, `metrics["update_skipped"]` is 1 and `skipped` says why, the episodes at fault by name. `ratios` holds the
+    policy's probability of each token over its old one, when the token was last looked at; 0 where it carried no loss
+    or was not looked at.
 
     Update(step=3, weights=Weights(version=4, adapter=Path("…/weights/v4")),
-           metrics={"loss": -0.012, "grad_norm": 0.8, "parity_ratio_mean_abs_error": 3.1e-06, …})
+           metrics={"loss": -0.012, "grad_norm": 0.8, "parity_ratio_mean_abs_error": 3.1e-06, …},
+           ratios=((0.0, 0.0, 0.98, 1.03), …))
     """
 
     step: int
     weights: Weights
     metrics: Mapping[str, float]
+    ratios: Columns
     skipped: str | None = None

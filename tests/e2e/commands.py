@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["ended", "has_an_episode", "start", "wait_for"]
 
-_DEADLINE_S = 240.0
+_DEADLINE_S = 900.0
 _POLL_S = 0.02
 
 

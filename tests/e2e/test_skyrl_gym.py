@@ -21,7 +21,7 @@ MEETING = 3
 
 pytestmark = [
     pytest.mark.skipif(not PEERS_PYTHON.exists(), reason=".venv-peers is missing: run scripts/setup peers"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1200),
 ]
 sys.path.insert(0, str(ROOT / "tests" / "unit" / "skyrl_gym"))
 from small_recipes import task_line, write_recipe  # noqa: E402
@@ -36,7 +36,7 @@ def run_program(*arguments: object) -> dict[str, Any]:
     # The peers see the packages of .venv, but not what is installed there in editable form.
     seen = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": seen}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return json.loads(done.stdout.splitlines()[-1])
 

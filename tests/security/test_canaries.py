@@ -26,6 +26,7 @@ from mcprl.tools import ServerSpec, Toolbox, load_server_specs
 from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.training.folder import RunFolder
 from mcprl.training.trajectory_files import read_trajectories
+from step_records import step_record
 
 SERVER = str(Path(__file__).parent / "leaky_server.py")
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "hello-cpu.yaml"
@@ -204,9 +205,8 @@ def record(folder: RunFolder, observations: list[Observation]) -> None:
         reward_parts={},
     )
     task = Task(id="t", prompt=({"role": "user", "content": "?"},), goal=Goal())
-    folder.record_step(
-        0, [Group(task=task, trajectories=(trajectory, replace(trajectory, member=1)))], {"reward": 0.0}, []
-    )
+    group = Group(task=task, trajectories=(trajectory, replace(trajectory, member=1)))
+    folder.record_step(0, step_record([group], {"reward": 0.0}))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,25 @@ import sys
 
 import typer
 
-from mcprl.cli import cassette, config, parity, plan, play, resume, runs, serve, tasks, tools, train, try_
+from mcprl.cli import (
+    cassette,
+    config,
+    dashboard,
+    doctor,
+    eval,
+    explain,
+    logs,
+    parity,
+    plan,
+    play,
+    resume,
+    runs,
+    serve,
+    tasks,
+    tools,
+    train,
+    try_,
+)
 from mcprl.errors import Fault, McprlError
 from mcprl.monitoring.printable import printable
 
@@ -23,12 +41,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("doctor")(doctor.command)
 app.command("train")(train.command)
 app.command("resume")(resume.command)
 app.command("try")(try_.command)
 app.command("play")(play.command)
 app.command("parity")(parity.command)
 app.command("plan")(plan.command)
+app.command("eval")(eval.command)
+app.command("dashboard")(dashboard.command)
+app.command("logs")(logs.command)
+app.command("explain")(explain.command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(serve.app, name="serve")
@@ -45,7 +68,7 @@ def main() -> None:
         app()
     except McprlError as error:
         # Printable, because an error may quote what a server wrote.
-        print(printable(f"mcprl: {error}"), file=sys.stderr)
+        print(printable(f"mcprl: {error} (mcprl explain {error.code})"), file=sys.stderr)
         for note in getattr(error, "__notes__", []):
             print(printable(f"  {note}"), file=sys.stderr)
         sys.exit(EXIT_CODES[error.fault])

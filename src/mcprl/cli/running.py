@@ -10,6 +10,7 @@ from pathlib import Path
 from mcprl.config import RunConfig
 from mcprl.monitoring.console import TrainingConsole, print_summary
 from mcprl.monitoring.printable import printable
+from mcprl.monitoring.trackers.opening import Trackers
 from mcprl.training.folder import RunFolder
 from mcprl.training.loop import train
 from mcprl.training.resuming import Standing
@@ -30,11 +31,19 @@ def run_to_the_end(
         nonlocal path
         summary: Summary | None = None
         shutdown = Shutdown(config.training.shutdown_s)
-        with TrainingConsole(config) as console, shutdown.on_signals():
+        steps_done = 0 if standing is None else standing.step
+        with TrainingConsole(config, steps_done=steps_done) as console, shutdown.on_signals():
+            trackers = Trackers(config, console, is_stopping=lambda: shutdown.requested)
             try:
-                async with open_run(config, console, folder=folder, standing=standing, shutdown=shutdown) as run:
+                # Trackers end last: they send what is left while servers and sampler are being ended.
+                async with (
+                    trackers,
+                    open_run(config, trackers, folder=folder, standing=standing, shutdown=shutdown) as run,
+                ):
                     path = run.folder.path
+                    await trackers.start(path)
                     summary = await train(run)
+                    trackers.run_ended(summary.as_dict())
             except asyncio.CancelledError:
                 # While it was started: nothing was under way that could be saved. While it was closed: all is done.
                 if summary is None:

@@ -64,6 +64,12 @@ def slack(
 
 
 @app.command()
+def bfcl(http: _Http = False, port: _Port = 8000) -> None:
+    """The simulators of one task of BFCL multi-turn, told which by its first call."""
+    _run("bfcl", http, port)
+
+
+@app.command()
 def python(
     world: Annotated[
         int | None, typer.Option("--world", metavar="SEED", help="World that the version names; code runs the same.")

@@ -8,13 +8,16 @@ import typer
 
 from mcprl.cli.options import Overrides, Recipe
 
-__all__ = ["command"]
+__all__ = ["DEBUG_HELP", "command"]
+
+DEBUG_HELP = "Write all that happens to logs/debug.log and, shortened, to stderr; print tracebacks."
 
 
 def command(
     recipe: Recipe,
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
 ) -> None:
     """Train a model by a recipe; the run's folder holds the adapter, the metrics and every trajectory.
 
@@ -29,4 +32,13 @@ def command(
 
     from mcprl.cli.running import run_to_the_end
 
-    run_to_the_end(config, recipe=recipe)
+    if not debug:
+        run_to_the_end(config, recipe=recipe)
+        return
+
+    from mcprl.monitoring.debug_log import debugging
+    from mcprl.training.folder import RunFolder
+
+    # Made here rather than by the run, because its start is what most often wants debugging.
+    with RunFolder.create(config) as folder, debugging(folder.logs):
+        run_to_the_end(config, recipe=recipe, folder=folder)

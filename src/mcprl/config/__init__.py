@@ -23,6 +23,7 @@ from mcprl.config.servers import (
     ServersConfig,
     ServerSettings,
 )
+from mcprl.config.tracking import OpenTelemetryConfig, TrackingConfig, WandbConfig, WeaveConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -36,6 +37,7 @@ __all__ = [
     "KlConfig",
     "LearnerConfig",
     "ModelConfig",
+    "OpenTelemetryConfig",
     "RateSettings",
     "RetrySettings",
     "RewardsConfig",
@@ -45,9 +47,12 @@ __all__ = [
     "ServersConfig",
     "SkyrlConfig",
     "TasksConfig",
+    "TrackingConfig",
     "TrainingConfig",
     "VllmConfig",
+    "WandbConfig",
     "WarmStartConfig",
+    "WeaveConfig",
     "WorkersConfig",
 ]
 
@@ -72,6 +77,7 @@ class RunConfig(Section):
     training: TrainingConfig = TrainingConfig()
     skyrl: SkyrlConfig = SkyrlConfig()
     workers: WorkersConfig = WorkersConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
     def _minibatches_are_not_empty(self) -> RunConfig:

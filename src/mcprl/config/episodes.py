@@ -16,6 +16,9 @@ class TasksConfig(Section):
     """What to train on."""
 
     train: FilePath = Field(description="Task file: one JSON object a line, or a JSON list of SkyRL rows.")
+    validation: FilePath | None = Field(
+        default=None, description="Task file to judge the policy by, in the same forms; no step learns from it."
+    )
     order: Literal["shuffled", "curriculum"] = Field(
         default="shuffled",
         description="shuffled: all alike; curriculum: easy ones first, then those that are neither easy nor hopeless.",

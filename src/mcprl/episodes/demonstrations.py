@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from mcprl.chat.writing import TurnWriter
 from mcprl.concurrency import run_all
 from mcprl.config import RunConfig
 from mcprl.episodes.environment import Grader, ToolAccess, tool_specs
@@ -33,6 +32,7 @@ from mcprl.samplers.scripted import ScriptedSampler
 if TYPE_CHECKING:
     from mcprl.chat import Chat
     from mcprl.chat.turn_grammars import TurnGrammars
+    from mcprl.chat.writing import TurnWriter
 
 __all__ = ["Demonstrator"]
 
@@ -62,6 +62,8 @@ class Demonstrator:
         self._preamble = tuple(preamble)
         self._grammars = grammars
         self._judge = judge
+        from mcprl.chat.writing import TurnWriter  # brings a tokenizer library, which most who import this do not need
+
         self._writer = TurnWriter(chat, stop=config.sampling.stop)
         self._places = asyncio.Semaphore(episodes.max_concurrent)
 

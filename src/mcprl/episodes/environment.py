@@ -1,7 +1,8 @@
 """The environment: one task, the tools leased for it, and one contract for a step.
 
 `step(action)` gives back the observations, the reward of the turn, whether the episode stopped and why, and the parts
-of the reward so far. Calls of one turn run in parallel. A fault of the policy is an observation; a fault of the
+of the reward so far. Calls of one turn run in parallel, unless the task wants them in order. A turn without a call is
+the answer, and the end, or the user has a follow-up. A fault of the policy is an observation; a fault of the
 infrastructure is raised and never scored. When the episode stops, whatever the reason, the environment asks tools of
 its own choice what became of the world, and a judge what the answer is worth, where the goal says so.
 """
@@ -17,6 +18,7 @@ from mcprl.config import RewardsConfig
 from mcprl.episodes.checks import meets
 from mcprl.episodes.injection import ErrorInjection
 from mcprl.episodes.rewards import score, weigh
+from mcprl.errors import Fault
 from mcprl.goals import ExpectedState
 from mcprl.records import FinishReason, Message, Observation, StopReason, Task, ToolCall, Turn
 
@@ -67,16 +69,23 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What followed an action: (observation, reward, done, info), `stop` being None while the episode goes on."""
+    """What followed an action: (observation, reward, done, info), `stop` being None while the episode goes on.
+
+    `follow_up` is what the user says next, where the action was an answer and not the end.
+    """
 
     observations: tuple[Observation, ...]
     reward: float
     stop: StopReason | None
     parts: Mapping[str, float]
+    follow_up: tuple[Message, ...] = ()
 
 
 class Environment:
-    """The world of one episode. Made for it, used once. Without a judge, what a rubric asks for is not scored."""
+    """The world of one episode. Made for it, used once. Without a judge, what a rubric asks for is not scored.
+
+    `max_turns` is for each time that the user speaks.
+    """
 
     def __init__(
         self,
@@ -96,6 +105,8 @@ class Environment:
         self._rewards = rewards
         self._judge = judge if task.goal.rubric is not None else None
         self._injection = injection
+        self._follow_ups = list(task.follow_ups)
+        self._answered_turns = 0  # those before the user last spoke
         self._parts: Mapping[str, float] = self._score((), None, None)
         self.turns: list[Turn] = []
         weigh(self._parts, rewards)  # a goal that nothing can be gained from is reported now, not after the first turn
@@ -107,8 +118,9 @@ class Environment:
 
     @property
     def tool_specs(self) -> list[dict[str, Any]]:
-        """The tools as the prompt shows them."""
-        return tool_specs(self._access.tools)
+        """The tools on offer now, as a prompt shows them."""
+        later = self._later_tools()
+        return tool_specs(tool for tool in self._access.tools if tool.name not in later)
 
     @property
     def parts(self) -> Mapping[str, float]:
@@ -122,7 +134,7 @@ class Environment:
 
     async def step(self, action: Action) -> StepResult:
         """Carry out one turn."""
-        observations = await run_all(self._call(call, index) for index, call in enumerate(action.calls))
+        observations = await self._carry_out(action.calls)
         turn = Turn(
             text=action.text,
             sampled_ids=action.sampled_ids,
@@ -131,7 +143,11 @@ class Environment:
             calls=action.calls,
             observations=observations,
         )
-        return await self._record(turn, self._stop_after(action), action.prose)
+        result = await self._record(turn, self._stop_after(action), action.prose)
+        if action.calls or result.stop is not None:
+            return result
+        self._answered_turns = len(self.turns)
+        return replace(result, follow_up=self._follow_ups.pop(0).messages)
 
     async def end(self, stop: StopReason) -> None:
         """End the episode from outside, before another turn: the last turn bears what that costs."""
@@ -141,7 +157,13 @@ class Environment:
         self._parts = self._score(self.turns, None, None)
         self._append(last, stop, None, state=state, grade=grade)
 
+    async def _carry_out(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
+        made = (self._call(call, index) for index, call in enumerate(calls))
+        return tuple([await call for call in made]) if self._task.calls_in_order else await run_all(made)
+
     async def _call(self, call: ToolCall, index: int) -> Observation:
+        if call.problem is None and call.name in self._later_tools():
+            return Observation(tool=call.name, server=None, text=f"There is no tool '{call.name}'.", fault=Fault.POLICY)
         if self._injection is not None and call.problem is None and call.name in {t.name for t in self._access.tools}:
             failure = self._injection.failure_of(call, turn=len(self.turns), index=index)
             if failure is not None:
@@ -149,9 +171,15 @@ class Environment:
         return await self._access.call(call)
 
     def _stop_after(self, action: Action) -> StopReason | None:
+        if not action.calls and self._follow_ups:
+            return None  # a turn that was cut ends what was asked as well: the user goes on all the same
         if not action.calls:
             return StopReason.CUT_BY_LENGTH if action.finish is FinishReason.LENGTH else StopReason.ANSWERED
-        return StopReason.TURN_LIMIT if len(self.turns) + 1 >= self._max_turns else None
+        return StopReason.TURN_LIMIT if len(self.turns) + 1 - self._answered_turns >= self._max_turns else None
+
+    def _later_tools(self) -> set[str]:
+        """Tools that only a follow-up will offer. To the policy there are none such until then."""
+        return {name for follow_up in self._follow_ups for name in follow_up.tools}
 
     async def _record(self, turn: Turn, stop: StopReason | None, prose: str) -> StepResult:
         answer = prose if stop is StopReason.ANSWERED else None

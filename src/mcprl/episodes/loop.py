@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -96,14 +96,28 @@ class _Episode:
     played_tokens: int = 0
 
 
-def lease_for(task: Task, leases: Leases, *, lives_s: float) -> AbstractAsyncContextManager[ToolAccess]:
-    """The tools that a task offers, and those that its goal looks at the world with."""
-    probes = tuple(dict.fromkeys(state.tool for state in task.goal.state))
-    return leases.lease(task.tools, probes=probes, lives_s=lives_s)
+@asynccontextmanager
+async def lease_for(task: Task, leases: Leases, *, lives_s: float) -> AsyncGenerator[ToolAccess]:
+    """The tools that a task offers now or later, and those that its goal looks at the world with.
+
+    The world is put in place as the task's setup says, before anyone gets the tools.
+    """
+    probes = tuple(dict.fromkeys([*(call.name for call in task.setup), *(state.tool for state in task.goal.state)]))
+    later = tuple(name for follow_up in task.follow_ups for name in follow_up.tools)
+    offered = None if task.tools is None else tuple(dict.fromkeys((*task.tools, *later)))
+    async with leases.lease(offered, probes=probes, lives_s=lives_s) as access:
+        for call in task.setup:
+            seen = await access.probe(call)
+            if not seen.worked:
+                raise BadValueError(
+                    f"the world of task {task.id} cannot be put in place: {call.name} says: {seen.text}",
+                    fix="correct the task's setup, or use the servers that it was written for",
+                )
+        yield access
 
 
 def turn_limit(task: Task, config: EpisodesConfig) -> int:
-    """The turns that an episode of a task may take."""
+    """The turns that an episode of a task may take, each time that the user speaks."""
     return task.max_turns or config.max_turns[task.difficulty]
 
 
@@ -135,6 +149,11 @@ class EpisodeRunner:
 
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
         """One episode, start to finish. Raises an InfrastructureError where the world failed it."""
+        if self._grammars is not None and any(follow_up.tools for follow_up in task.follow_ups):
+            raise BadValueError(
+                f"task {task.id} offers tools later, but one grammar holds all turns of an episode",
+                fix="set sampling.constrain to off for such tasks",
+            )
         deadline_s = self._config.episodes.deadline_s
         started = time.monotonic()
         async with AsyncExitStack() as leased:
@@ -153,7 +172,8 @@ class EpisodeRunner:
                         injection=self._injection(task, step, member),
                     )
                     episode.grammar = await self._grammar_of(episode.environment)
-                    stop = await self._play(episode, episode.environment)
+                    fits = self._open(episode, episode.environment, task)
+                    stop = await self._play(episode, episode.environment) if fits else StopReason.CONTEXT_LIMIT
             except TimeoutError as error:
                 stop = await self._end_late(episode, task, error)
         environment, columns = episode.environment, episode.columns
@@ -202,16 +222,20 @@ class EpisodeRunner:
             raise late from error
         return StopReason.DEADLINE
 
-    async def _play(self, episode: _Episode, environment: Environment) -> StopReason:
-        tools = environment.tool_specs
-        columns, grammar = episode.columns, episode.grammar
-        columns.add_context(self._chat.open(environment.messages, tools))
-        if len(columns.token_ids) >= self._config.model.context_tokens:
+    def _open(self, episode: _Episode, environment: Environment, task: Task) -> bool:
+        """Lay down the prompt. Whether there is room for a turn after it; where there must be, none is an error."""
+        columns, most = episode.columns, self._config.model.context_tokens
+        columns.add_context(self._chat.open(environment.messages, environment.tool_specs))
+        fits = len(columns.token_ids) < most
+        if task.must_fit and not fits:
             raise BadValueError(
-                f"the prompt of task {episode.seed_path[1]} has {len(columns.token_ids)} tokens, "
-                f"model.context_tokens is {self._config.model.context_tokens}",
+                f"the prompt of task {task.id} has {len(columns.token_ids)} tokens, model.context_tokens is {most}",
                 fix="raise model.context_tokens, or offer fewer tools",
             )
+        return fits
+
+    async def _play(self, episode: _Episode, environment: Environment) -> StopReason:
+        columns, grammar, tools = episode.columns, episode.grammar, environment.tool_specs
         while True:
             turn, turn_started = len(environment.turns), time.monotonic()
             prompt_ids = tuple(columns.token_ids)
@@ -233,12 +257,14 @@ class EpisodeRunner:
             episode.played_tokens = len(columns.token_ids)
             if result.stop is not None:
                 return result.stop
-            shown = [_as_message(observation) for observation in result.observations]
+            shown = [*map(_as_message, result.observations), *result.follow_up]
             extension = self._chat.extend(prompt_ids, completion.token_ids, shown, tools)
             if len(columns.token_ids) + len(extension) >= self._config.model.context_tokens:
                 await environment.end(StopReason.CONTEXT_LIMIT)
                 return StopReason.CONTEXT_LIMIT
             columns.add_context(extension)
+            if result.follow_up:
+                tools = environment.tool_specs
 
     async def _grammar_of(self, environment: Environment) -> str | None:
         if self._grammars is None:

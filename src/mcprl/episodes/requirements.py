@@ -20,7 +20,9 @@ def require_tools(tasks: Sequence[Task], catalog: Catalog) -> None:
     """Stop here, before a step is spent, where a task offers or needs a tool that no server lists."""
     for task in tasks:
         needed = [expected.tool for expected in (*task.goal.calls, *task.goal.state)]
-        catalog.require([*(task.tools or ()), *needed], wanted_by=f"task {task.id}")
+        needed += [call.name for call in task.setup]
+        later = [name for follow_up in task.follow_ups for name in follow_up.tools]
+        catalog.require([*(task.tools or ()), *later, *needed], wanted_by=f"task {task.id}")
 
 
 def require_grammar(tasks: Sequence[Task], catalog: Catalog, grammars: TurnGrammars) -> None:

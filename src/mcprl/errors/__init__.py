@@ -70,7 +70,6 @@ from mcprl.errors.base import (
     McprlError,
 )
 from mcprl.errors.configuration import (
-    AlignmentError,
     BadToolSchemaError,
     BadValueError,
     BudgetExceededError,
@@ -78,30 +77,20 @@ from mcprl.errors.configuration import (
     ConfigFileError,
     DuplicateToolError,
     EmptyCatalogError,
-    GrammarError,
-    InadmissibleTokenError,
     MissingExtraError,
     MissingKeyError,
-    MissingLogprobError,
-    NoCallSyntaxError,
     NoCheckpointError,
-    NonFiniteError,
     NoRoomError,
     NoRunError,
     OtherStateError,
     OtherWorldError,
-    ParityError,
     RunInUseError,
     SandboxMissingError,
     ServerFileError,
     TaskFileError,
     ToolsChangedError,
-    UnbridgeableError,
-    UnfitEngineError,
-    UnheldSchemaError,
     UnknownKeyError,
     UnknownToolError,
-    UnsharableError,
 )
 from mcprl.errors.infrastructure import (
     BreakerOpenError,
@@ -123,6 +112,19 @@ from mcprl.errors.infrastructure import (
     ToolServerError,
     WorkerLostError,
     WorkersStartError,
+)
+from mcprl.errors.learning import (
+    AlignmentError,
+    GrammarError,
+    InadmissibleTokenError,
+    MissingLogprobError,
+    NoCallSyntaxError,
+    NonFiniteError,
+    ParityError,
+    UnbridgeableError,
+    UnfitEngineError,
+    UnheldSchemaError,
+    UnsharableError,
 )
 
 __all__ = [

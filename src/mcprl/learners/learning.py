@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 from mcprl.algorithms import learnable_tokens, mask_shares, staleness_metrics
 from mcprl.algorithms.columns import floats
@@ -118,11 +117,11 @@ class BatchLearner(ABC, Generic[P, M, R]):
             scores = policy(pack)
             for place, i in enumerate(chosen or ()):
                 own_N = pack.sequence_N == place
-                logprobs = _column(lessons[i], scores.logprob_N[own_N])
+                logprobs = tuple(floats(lessons[i].on_tokens(scores.logprob_N[own_N])))
                 if scores.value_N is None or scores.final_value_S is None:
                     found[i] = (logprobs, (), None)
                 else:
-                    values = _column(lessons[i], scores.value_N[own_N])
+                    values = tuple(floats(lessons[i].on_tokens(scores.value_N[own_N])))
                     found[i] = (logprobs, values, float(scores.final_value_S[place]))
         for part in self._crew.gather(found):
             found |= part
@@ -141,7 +140,7 @@ class BatchLearner(ABC, Generic[P, M, R]):
             **staleness_metrics(batch.trajectories, self._weights.version),
         }
         spoilt_before = self._spoilt_in_a_row
-        metrics, skipped = self._learn_from(batch, known["learnable_share"])
+        metrics, ratios, skipped = self._learn_from(batch, known["learnable_share"])
         if skipped is None:
             self._weights = self._write_weights(self._weights.version + 1)
         metrics |= {
@@ -153,25 +152,27 @@ class BatchLearner(ABC, Generic[P, M, R]):
             "replay_s": self._replayer.spent_s - replayed_s,
             "update_s": time.monotonic() - started,
         }
-        return Update(step=batch.step, weights=self._weights, metrics=metrics, skipped=skipped)
+        return Update(step=batch.step, weights=self._weights, metrics=metrics, ratios=ratios, skipped=skipped)
 
-    def _learn_from(self, batch: Batch, learnable_share: float) -> tuple[dict[str, float], str | None]:
-        """Move the policy: the metrics of that, and, where it did not move, why."""
+    def _learn_from(self, batch: Batch, learnable_share: float) -> tuple[dict[str, float], Columns, str | None]:
+        """Move the policy: the metrics of that, the ratios that were seen, and, where it did not move, why."""
+        nothing_seen = tuple((0.0,) * len(t.token_ids) for t in batch.trajectories)
         reason = self._too_little(batch, learnable_share)
         if reason is not None:
-            return {}, reason
+            return {}, nothing_seen, reason
         try:
             parts = self.policy, self.optimisation, self._packer, self._crew
             tally = make_update(batch, self._config, *parts, version=self._weights.version)
         except SpoiltError as fault:
-            return {}, self._note_spoilt(str(fault))
+            return {}, nothing_seen, self._note_spoilt(str(fault))
         self._spoilt_in_a_row = 0
         metrics = {**tally.metrics(self._config.algorithm), **self._follow(batch, tally)}
+        ratios = tally.ratios_of(batch.trajectories)
         if tally.steps_made:
-            return metrics, None
+            return metrics, ratios, None
         if tally.steps_over_cap:
-            return metrics, "every optimiser step was beyond algorithm.kl.cap"
-        return metrics, "in no group does one reward differ from another: there is nothing to learn"
+            return metrics, ratios, "every optimiser step was beyond algorithm.kl.cap"
+        return metrics, ratios, "in no group does one reward differ from another: there is nothing to learn"
 
     def _too_little(self, batch: Batch, share: float) -> str | None:
         algorithm = self._config.algorithm
@@ -209,10 +210,3 @@ class BatchLearner(ABC, Generic[P, M, R]):
         if batch.demonstrations:
             found["demonstration_weight"] = batch.demonstration_weight
         return found
-
-
-def _column(lesson: Lesson, value_N: Tensor) -> tuple[float, ...]:
-    """A number for each token of the trajectory, 0 where nothing was scored."""
-    column_T = torch.zeros(len(lesson.scored))
-    column_T[lesson.position_N] = value_N.float().cpu()
-    return tuple(floats(column_T))

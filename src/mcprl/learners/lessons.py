@@ -86,6 +86,12 @@ class Lesson:
         t = self.trajectory
         return f"task {t.task_id}, member {t.member} of step {t.step}"
 
+    def on_tokens(self, value_N: Tensor) -> Tensor:
+        """A number for each token of the trajectory, 0 where nothing was scored."""
+        column_T = torch.zeros(len(self.scored))
+        column_T[self.position_N] = value_N.detach().float().cpu()
+        return column_T
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:

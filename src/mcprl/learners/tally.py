@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from mcprl.algorithms import divergence, explained_variance, parity_metrics, ratio_metrics
+from mcprl.algorithms.columns import floats
 from mcprl.config import AlgorithmConfig
 from mcprl.errors import ParityError
-from mcprl.learners.lessons import Pack
+from mcprl.learners.lessons import Lesson, Pack
 from mcprl.learners.objective import Outcome
 from mcprl.learners.policy import Scores
+from mcprl.records import Columns, Trajectory
 
 __all__ = ["Seen", "Tally"]
 
@@ -24,10 +26,11 @@ __all__ = ["Seen", "Tally"]
 class Seen:
     """What one pack showed: detached, in the CPU's memory, so that processes can tell each other.
 
-    `sampled_tokens` are all that the policy sampled in the pack, forced ones too.
+    `sampled_tokens` are all that the policy sampled in the pack, forced ones too. `ratios` has an entry for each token
+    of each trajectory, by the trajectory's task and member.
 
     Seen(loss=-0.02, alignment=1.0, sampled_tokens=3, columns={"logprob": tensor([-0.3, -1.2]), …},
-         parts={"policy_loss": tensor([-0.01, -0.01])})
+         parts={"policy_loss": tensor([-0.01, -0.01])}, ratios={("meet-ana", 0): tensor([0.0, 1.0, 0.97])})
     """
 
     loss: float
@@ -35,9 +38,19 @@ class Seen:
     sampled_tokens: int
     columns: Mapping[str, Tensor]
     parts: Mapping[str, Tensor]
+    ratios: Mapping[tuple[str, int], Tensor]
 
     @classmethod
-    def of(cls, scores: Scores, pack: Pack, outcome: Outcome, *, alignment: float, sampled_tokens: int) -> Seen:
+    def of(
+        cls,
+        lessons: Sequence[Lesson],
+        scores: Scores,
+        pack: Pack,
+        outcome: Outcome,
+        *,
+        alignment: float,
+        sampled_tokens: int,
+    ) -> Seen:
         columns, carries_N = pack.columns, pack.columns.carries_loss_N
         seen = {
             "logprob": scores.logprob_N,
@@ -56,6 +69,7 @@ class Seen:
             sampled_tokens=sampled_tokens,
             columns={name: column_N.detach().cpu() for name, column_N in seen.items()},
             parts={name: column_N.detach().cpu() for name, column_N in outcome.parts.items()},
+            ratios=_ratios(lessons, pack, scores.logprob_N),
         )
 
 
@@ -78,6 +92,7 @@ class Tally:
         self._imitation: list[float] = []
         self._sampled_tokens = 0
         self._parity: dict[str, float] = {}
+        self._ratios: dict[tuple[str, int], Tensor] = {}
 
     @property
     def looked_at_parity(self) -> bool:
@@ -89,6 +104,7 @@ class Tally:
         self._alignments.append(seen.alignment)
         for name, column_N in {**seen.columns, **seen.parts}.items():
             self._columns[name].append(column_N)
+        self._ratios |= seen.ratios
         for name, column_N in seen.parts.items():
             self._minibatch[name].append(column_N)
 
@@ -125,6 +141,11 @@ class Tally:
                 f"learner.max_parity_error is {max_parity_error:g}",
                 fix="use the same model and dtype in both, or raise learner.max_parity_error for bfloat16",
             )
+
+    def ratios_of(self, trajectories: Sequence[Trajectory]) -> Columns:
+        """The ratio of each token when it was last looked at; 0 where it was not."""
+        nothing_seen = {(t.task_id, t.member): torch.zeros(len(t.token_ids)) for t in trajectories}
+        return tuple(tuple(floats(ratio_T)) for ratio_T in (nothing_seen | self._ratios).values())
 
     def metrics(self, algorithm: AlgorithmConfig) -> dict[str, float]:
         """Of an update that scored at least one token."""
@@ -183,3 +204,13 @@ class Tally:
 
     def _column(self, name: str) -> Tensor:
         return torch.cat(self._columns[name])
+
+
+def _ratios(lessons: Sequence[Lesson], pack: Pack, logprob_N: Tensor) -> dict[tuple[str, int], Tensor]:
+    columns = pack.columns
+    change_N = logprob_N.detach() - columns.old_logprob_N
+    ratio_N = torch.where(columns.carries_loss_N, change_N.exp(), 0.0)
+    return {
+        (lesson.trajectory.task_id, lesson.trajectory.member): lesson.on_tokens(ratio_N[pack.sequence_N == place])
+        for place, lesson in enumerate(lessons)
+    }

@@ -170,7 +170,7 @@ class _OngoingUpdate:
             if chosen:
                 sampled = sum(sum(lesson.trajectory.sampled) for lesson in some)
                 alignment = check_alignment(pack, some)
-                seen.append(Seen.of(scores, pack, outcome, alignment=alignment, sampled_tokens=sampled))
+                seen.append(Seen.of(some, scores, pack, outcome, alignment=alignment, sampled_tokens=sampled))
         everyones = [own for part in self._crew.gather(seen) for own in part]
         for own in everyones:
             self.tally.add(own)

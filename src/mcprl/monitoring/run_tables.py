@@ -11,15 +11,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from statistics import fmean
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from mcprl.monitoring.next_steps import try_command
 from mcprl.monitoring.printable import printable
 from mcprl.monitoring.severities import verdict_words
+from mcprl.monitoring.sparkline import sparkline
 from mcprl.monitoring.success_table import success_table
 from mcprl.training.checkpoints import Checkpoint, Damaged
 from mcprl.training.past_runs import RECENT_STEPS, PastRun, RunStatus
@@ -37,7 +38,6 @@ __all__ = [
 ]
 
 _GAP = (0, 2, 0, 0)
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTHS = range(6, 25)
 _SYMBOLS = "ox+*#@%"
 _SEVERAL = "&"
@@ -64,21 +64,6 @@ _FIGURES = {
     "episodes_lost": ("episodes lost, run again", ".0f"),
     "updates_skipped": ("updates skipped", ".0f"),
 }
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as blocks from the lowest to the highest, at most `width` of them, each the mean of its neighbours.
-
-    >>> sparkline([0.0, 0.5, 1.0], 8)
-    '▁▅█'
-    """
-    count = min(width, len(values))
-    means = [fmean(values[i * len(values) // count : (i + 1) * len(values) // count]) for i in range(count)]
-    if not means:
-        return ""
-    low, span = min(means), max(means) - min(means)
-    # Where nothing changes, there is no lowest or highest: a line in the middle.
-    return "".join(_BLOCKS[round((mean - low) / span * (len(_BLOCKS) - 1)) if span else 3] for mean in means)
 
 
 def plot_lines(curves: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
@@ -115,10 +100,12 @@ def next_command(run: PastRun) -> str:
         case RunStatus.STOPPED | RunStatus.FAILED_TO_START:
             return shlex.join(["mcprl", "resume", str(run.path)])
         case RunStatus.FINISHED:
-            option = ["--adapter", str(run.path / "adapter")]
-            if "model" in run.files:
-                option = ["--set", f"model.path={run.path.absolute() / 'model'}"]
-            return shlex.join(["mcprl", "try", str(run.path / "config.yaml"), *option])
+            return try_command(
+                run.path / "config.yaml",
+                run.path,
+                engine=str(run.config.get("engine", "")),
+                whole_model="model" in run.files,
+            )
         case _:
             return ""
 

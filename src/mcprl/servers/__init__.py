@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["SERVERS", "make_server", "run"]
 
 SERVERS: Mapping[str, str] = {
+    "bfcl": "mcprl.servers.bfcl.server",
     "directory": "mcprl.servers.directory",
     "fmp": "mcprl.servers.fmp.server",
     "polygon": "mcprl.servers.polygon.server",

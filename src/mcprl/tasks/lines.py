@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
@@ -154,6 +155,8 @@ class SolutionLine(_Line):
 
 
 _Messages = Annotated[list[Message], Field(min_length=1)]
+# What benchmarks say of their tasks in Python only.
+_UNSAID = {"follow_ups", "setup", "calls_in_order", "must_fit"}
 
 
 def _as_messages(prompt: object) -> object:
@@ -237,6 +240,10 @@ def line_of(task: Task) -> dict[str, Any]:
         "max_turns": task.max_turns,
         "world": task.world,
         "solution": None if task.solution is None else _solution_line(task.solution),
+    }
+    # No line can say these: they are put in to be refused, so that no task is written without them.
+    value |= {
+        f.name: getattr(task, f.name) for f in fields(task) if f.name in _UNSAID and getattr(task, f.name) != f.default
     }
     TaskLine.model_validate(value)
     defaults = {name: field.get_default(call_default_factory=True) for name, field in TaskLine.model_fields.items()}

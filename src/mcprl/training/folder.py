@@ -6,16 +6,20 @@ outputs/hello-cpu/
   metrics.jsonl                   one object a step
   health.jsonl                    the verdicts on each step
   tool_stats.json                 what happened to the tool calls, for `mcprl tools stats`
+  timeline.jsonl                  when each step was collected, learnt from, published and saved
   trajectories/step-00000.parquet one row an episode
+  tokens/step-00000.parquet       what the update made of each of its tokens
   checkpoints/step-00012/         the state after 12 steps
   journal/step-00012.jsonl        the finished episodes of a step that no checkpoint covers yet
   weights/v1, v2, …               the last versions of the weights
   adapter/ or model/              the last of them, once the run has ended
   logs/                           vLLM and the tool servers
+  tracking.json                   what became of telling trackers, where a run has any
+  wandb/, tensorboard/            the files of these
   summary.json                    what the run showed: where it is, the run has ended
 
-A step is recorded in one order: trajectories, verdicts, metrics. So its line of metrics says that the rest is there
-too, and what a crash left behind without one is cut off when the run is resumed.
+A step is recorded in one order: trajectories, tokens, spans, verdicts, metrics. So its line of metrics says that the
+rest is there too, and what a crash left behind without one is cut off when the run is resumed.
 """
 
 from __future__ import annotations
@@ -37,19 +41,33 @@ from typing import Any, Generic, Self, TypeVar
 from mcprl.config import RunConfig
 from mcprl.durable import storage_faults, sync_file, sync_folder, write_file
 from mcprl.errors import NoRunError, RunInUseError
-from mcprl.records import Group, Weights
-from mcprl.training.step_lines import read_entry, verdict_of
+from mcprl.records import Batch, Columns, Group, Weights
+from mcprl.training.step_lines import read_entry, span_of, verdict_of
+from mcprl.training.timeline import Span
+from mcprl.training.token_files import write_token_notes
 from mcprl.training.trajectory_files import write_trajectories
 from mcprl.verdicts import Verdict
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "StepRecord"]
 
 _KEPT_VERSIONS = 3  # as many as vLLM may still be sampling by
 _LOCK_TRIES, _LOCK_TRY_S = 3, 0.05
 _WEIGHTS_NAME = re.compile(r"v(\d+)(\.partial|\.replaced)?")
-_TRAJECTORIES_NAME = re.compile(r"\.?step-(\d+)\.parquet(\.partial)?")
+_STEP_FILE_NAME = re.compile(r"\.?step-(\d+)\.parquet(\.partial)?")
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """All that is kept of a step: what was played, what of it was learnt from and how, and what is said of it."""
+
+    played: Sequence[Group]
+    batch: Batch
+    ratios: Columns
+    spans: Sequence[Span]
+    metrics: Mapping[str, float]
+    verdicts: Sequence[Verdict]
 
 
 class RunFolder:
@@ -63,6 +81,8 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.journal = path / "journal"
         self._trajectories = path / "trajectories"
+        self._tokens = path / "tokens"
+        self._timeline = path / "timeline.jsonl"
         self._metrics = path / "metrics.jsonl"
         self._health = path / "health.jsonl"
         self._summary = path / "summary.json"
@@ -84,8 +104,8 @@ class RunFolder:
                     continue
                 break
             folder = cls(path)
-            for inner in (folder.weights, folder.logs, folder.checkpoints, folder.journal, folder._trajectories):
-                inner.mkdir()
+            for name in ("weights", "logs", "checkpoints", "journal", "trajectories", "tokens"):
+                (path / name).mkdir()
         # Last: a folder that has it is whole.
         folder.rewrite_config(config)
         sync_folder(outputs)
@@ -114,15 +134,18 @@ class RunFolder:
         """Put other settings in force."""
         write_file(self.config_file, config.to_yaml().encode())
 
-    def record_step(
-        self, step: int, groups: Sequence[Group], metrics: Mapping[str, float], verdicts: Sequence[Verdict]
-    ) -> None:
-        """Make a step durable: its trajectories, the verdicts on it, then the line that says it happened."""
-        write_trajectories(
-            self._trajectories / f"step-{step:05d}.parquet", (t for group in groups for t in group.trajectories)
-        )
-        _append(self._health, [{"step": step, **asdict(verdict)} for verdict in verdicts])
-        _append(self._metrics, [{"step": step, **metrics}])
+    def record_step(self, step: int, record: StepRecord) -> None:
+        """Make a step durable: its trajectories, what became of them, then the line that says it happened."""
+        name = f"step-{step:05d}.parquet"
+        write_trajectories(self._trajectories / name, (t for group in record.played for t in group.trajectories))
+        write_token_notes(self._tokens / name, record.batch, record.ratios)
+        self.record_spans(record.spans)
+        _append(self._health, [{"step": step, **asdict(verdict)} for verdict in record.verdicts])
+        _append(self._metrics, [{"step": step, **record.metrics}])
+
+    def record_spans(self, spans: Sequence[Span]) -> None:
+        """Add what the run did to its timeline."""
+        _append(self._timeline, [asdict(span) for span in spans])
 
     def cut_to(self, step: int) -> tuple[list[dict[str, float]], list[list[Verdict]]]:
         """Forget all that was recorded of this step and later ones, and that the run has ended.
@@ -132,6 +155,7 @@ class RunFolder:
         """
         metrics = _kept_lines(self._metrics, step, _metrics)
         health = _kept_lines(self._health, step, verdict_of)
+        spans = _kept_lines(self._timeline, step, span_of, of_each_step=False)
         if [line.step for line in metrics] != list(range(step)):
             raise NoRunError(
                 f"{self._metrics} does not have the first {step} steps one by one",
@@ -143,12 +167,9 @@ class RunFolder:
             for name in ("adapter", "model"):
                 _remove_folder(self.path / name)
                 _remove_folder(self.path / f"{name}.partial")
-            for path in self._trajectories.iterdir():
-                file = _TRAJECTORIES_NAME.fullmatch(path.name)
-                if file is not None and (file[2] is not None or int(file[1]) >= step):
-                    path.unlink()
-        sync_folder(self._trajectories)
-        for path, lines in ((self._health, health), (self._metrics, metrics)):
+            for folder in (self._trajectories, self._tokens):
+                _cut_files(folder, step)
+        for path, lines in ((self._timeline, spans), (self._health, health), (self._metrics, metrics)):
             write_file(path, b"".join(line.text + b"\n" for line in lines))
         verdicts = [[line.value for line in health if line.step == kept] for kept in range(step)]
         return [line.value for line in metrics], verdicts
@@ -226,7 +247,18 @@ class _Line(Generic[T]):
     text: bytes
 
 
-def _kept_lines(path: Path, step: int, read: Callable[[Mapping[str, Any]], T]) -> list[_Line[T]]:
+def _cut_files(folder: Path, step: int) -> None:
+    """Remove the files of this step and later ones, and those that a crash left unfinished."""
+    for path in folder.iterdir():
+        file = _STEP_FILE_NAME.fullmatch(path.name)
+        if file is not None and (file[2] is not None or int(file[1]) >= step):
+            path.unlink()
+    sync_folder(folder)
+
+
+def _kept_lines(
+    path: Path, step: int, read: Callable[[Mapping[str, Any]], T], *, of_each_step: bool = True
+) -> list[_Line[T]]:
     """The lines of a file that belong to steps before this one.
 
     Lines that cannot be read are what a crash left where they stand at the end; before a line that is kept, or in the
@@ -237,7 +269,7 @@ def _kept_lines(path: Path, step: int, read: Callable[[Mapping[str, Any]], T]) -
     lines = [_read_line(line, read) for line in ended]
     kept = {i: line for i, line in enumerate(lines) if line is not None and line.step < step}
     last = max(kept, default=-1)
-    has_last_step = step == 0 or (last >= 0 and kept[last].step == step - 1)
+    has_last_step = not of_each_step or step == 0 or (last >= 0 and kept[last].step == step - 1)
     damaged = [i for i, line in enumerate(lines) if line is None and (i < last or not has_last_step)]
     if damaged:
         raise NoRunError(f"{path}: line {damaged[0] + 1} cannot be read", fix="mend that line, or begin a new run")

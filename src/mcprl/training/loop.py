@@ -12,7 +12,9 @@ from mcprl.records import Batch, LostEpisode, Trajectory, Update
 from mcprl.tasks import Deal
 from mcprl.tools.stats import write_stats
 from mcprl.training.collecting import CollectedStep, collect_step
+from mcprl.training.folder import StepRecord
 from mcprl.training.pipeline import Pipeline
+from mcprl.training.resources import resource_metrics
 from mcprl.training.run import Run
 from mcprl.training.saving import save_run
 from mcprl.training.shutdown import RunStopped
@@ -45,6 +47,7 @@ async def train(run: Run) -> Summary:
             raise RunStopped(await _leave(run, pipeline)) from None
         finally:
             await pipeline.close()
+        run.folder.record_spans(run.timeline.take())
         run.folder.finish(await run.learner.fetch(run.weights), run.summary.as_dict())
     return run.summary
 
@@ -57,13 +60,22 @@ async def _make_step(run: Run, pipeline: Pipeline) -> None:
     played = taken.collected.all_groups
     metrics = episode_metrics(played, taken.collect_s) | taken.collected.metrics | {"wait_s": taken.wait_s}
     run.learning = True  # and still so where this is broken off: then the learner is no longer where the step began
-    update = await shutdown.unless_stopped(_learn(run, taken.collected), share=_UPDATE_SHARE)
-    await _publish(run, update)
+    batch, update = await shutdown.unless_stopped(_learn(run, taken.collected), share=_UPDATE_SHARE)
+    with run.timeline.span(step, "publish"):
+        await _publish(run, update)
     run.learning = False
     run.order.note({g.task.id: [succeeded(t.reward_parts) for t in g.trajectories] for g in played})
-    metrics |= {**update.metrics, **_course_metrics(run)}
+    metrics |= {**update.metrics, **_course_metrics(run), **await resource_metrics()}
     verdicts = run.health.judge(metrics, update.skipped)
-    await asyncio.to_thread(run.folder.record_step, step, played, metrics, verdicts)
+    record = StepRecord(
+        played=played,
+        batch=batch,
+        ratios=update.ratios,
+        spans=run.timeline.take(),
+        metrics=metrics,
+        verdicts=verdicts,
+    )
+    await asyncio.to_thread(run.folder.record_step, step, record)
     write_stats(run.folder.path, run.toolbox.stats())
     run.summary.add(metrics, verdicts)
     run.step = step + 1
@@ -98,12 +110,14 @@ async def _collect(run: Run, step: int, deal: Deal) -> CollectedStep:
     def on_finished(outcome: Trajectory | LostEpisode) -> None:
         run.watcher.episode_finished(step, outcome)
 
-    return await collect_step(deal, run.collector, step, run.config.algorithm, on_finished)
+    with run.timeline.span(step, "collect"):
+        return await collect_step(deal, run.collector, step, run.config.algorithm, on_finished)
 
 
-async def _learn(run: Run, collected: CollectedStep) -> Update:
-    with run.learner_occupancy.working():
-        return await run.learner.update(await _batch_of(run, collected))
+async def _learn(run: Run, collected: CollectedStep) -> tuple[Batch, Update]:
+    with run.learner_occupancy.working(), run.timeline.span(run.step, "update"):
+        batch = await _batch_of(run, collected)
+        return batch, await run.learner.update(batch)
 
 
 async def _batch_of(run: Run, collected: CollectedStep) -> Batch:

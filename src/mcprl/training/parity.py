@@ -24,7 +24,7 @@ from mcprl.concurrency import run_all
 from mcprl.config import RewardsConfig, RunConfig
 from mcprl.errors import NonFiniteError
 from mcprl.goals import AnyText, Goal
-from mcprl.learners import open_learner
+from mcprl.learners import Learner, open_learner
 from mcprl.records import Task, Trajectory
 from mcprl.seeds import derive_seed
 from mcprl.training.parity_verdict import Dtype, Evidence, ParityFigures, judge_parity
@@ -32,7 +32,7 @@ from mcprl.training.run import Stage, open_stage
 from mcprl.training.watching import Watcher
 from mcprl.verdicts import Verdict
 
-__all__ = ["ParityReport", "ScoredToken", "check_parity", "pick_tasks", "run_parity"]
+__all__ = ["ParityReport", "ScoredToken", "check_parity", "measure_parity", "pick_tasks", "run_parity"]
 
 Scores = Sequence[Sequence[float]]
 
@@ -197,20 +197,32 @@ async def run_parity(config: RunConfig, tasks: Sequence[Task], watcher: Watcher,
             learner = await stack.enter_async_context(
                 open_learner(config, folder=Path(folder) / "weights", grammars=stage.grammars, engine=stage.engine)
             )
-            watcher.stage("scoring what was sampled")
-            report = partial(
-                check_parity,
-                trajectories,
-                await learner.score(trajectories),
-                dtype=config.model.dtype,
-                max_error=config.learner.max_parity_error,
-                decode=stage.chat.decode,
-            )
-            found = report()
-            if not found.figures.exact and config.sampling.temperature != 1.0:
-                watcher.stage("scoring it again at temperature 1")
-                found = report(scores_at_1=await learner.score([replace(t, temperature=1.0) for t in trajectories]))
-            return found
+            return await measure_parity(config, trajectories, learner, watcher, decode=stage.chat.decode)
+
+
+async def measure_parity(
+    config: RunConfig,
+    trajectories: Sequence[Trajectory],
+    learner: Learner,
+    watcher: Watcher,
+    *,
+    decode: Callable[[Sequence[int]], str] | None = None,
+) -> ParityReport:
+    """Have the learner score what was sampled before any update, and compare; again at temperature 1 where it helps."""
+    watcher.stage("scoring what was sampled")
+    report = partial(
+        check_parity,
+        trajectories,
+        await learner.score(trajectories),
+        dtype=config.model.dtype,
+        max_error=config.learner.max_parity_error,
+        decode=decode,
+    )
+    found = report()
+    if not found.figures.exact and config.sampling.temperature != 1.0:
+        watcher.stage("scoring it again at temperature 1")
+        found = report(scores_at_1=await learner.score([replace(t, temperature=1.0) for t in trajectories]))
+    return found
 
 
 async def _play(config: RunConfig, tasks: Sequence[Task], stage: Stage, watcher: Watcher) -> tuple[Trajectory, ...]:

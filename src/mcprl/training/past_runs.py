@@ -26,7 +26,16 @@ from mcprl.training.checkpoints import Checkpoint, Checkpoints, Damaged
 from mcprl.training.step_lines import read_entry, verdict_of
 from mcprl.verdicts import GRAVEST_FIRST, Verdict
 
-__all__ = ["RECENT_STEPS", "PastRun", "RunStatus", "find_runs", "is_run", "read_run", "verify_checkpoints"]
+__all__ = [
+    "RECENT_STEPS",
+    "PastRun",
+    "RunStatus",
+    "find_runs",
+    "is_run",
+    "lock_holder",
+    "read_run",
+    "verify_checkpoints",
+]
 
 RECENT_STEPS = 5  # over how many of the last steps a figure is averaged that differs much from step to step
 _SERVERS = "servers.settings"  # the one mapping of sections; its keys are names of servers
@@ -207,7 +216,7 @@ def read_run(path: Path) -> PastRun:
     except OSError as error:
         why = f"cannot read {error.filename}: {error.strerror}"
     files, changed = _sizes(path)
-    held, pid = _lock_holder(path / "lock")
+    held, pid = lock_holder(path / "lock")
     if held:
         state = RunStatus.RUNNING
     elif (path / "summary.json").is_file():
@@ -331,7 +340,7 @@ def _count_journaled(folder: Path, covered: int) -> int:
     return count
 
 
-def _lock_holder(path: Path) -> tuple[bool, int | None]:
+def lock_holder(path: Path) -> tuple[bool, int | None]:
     """Whether a process holds the lock, and which one. Asked for a share only, so that two who ask are no holders."""
     try:
         with path.open("rb") as file:

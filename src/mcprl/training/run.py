@@ -39,6 +39,7 @@ from mcprl.training.resuming import Standing, take_up
 from mcprl.training.shutdown import Shutdown
 from mcprl.training.state import deals_of, read_state
 from mcprl.training.summary import Summary
+from mcprl.training.timeline import Timeline
 from mcprl.training.watching import Watcher
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Run:
     open_deals: Mapping[int, Deal] = field(default_factory=dict[int, Deal])
     learning: bool = False
     learner_occupancy: Occupancy = field(default_factory=Occupancy)
+    timeline: Timeline = field(default_factory=Timeline)
     step_ended: float = field(default_factory=time.monotonic)
     save_s: float = 0.0
 

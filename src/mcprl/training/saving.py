@@ -16,6 +16,12 @@ __all__ = ["save_run"]
 async def save_run(run: Run, open_deals: Mapping[int, Deal]) -> None:
     """Save the run as it stands between two steps. Where that fails, the checkpoints of before are as they were."""
     started = time.monotonic()
+    with run.timeline.span(run.step - 1, "save"):
+        await _write(run, open_deals)
+    run.save_s = time.monotonic() - started
+
+
+async def _write(run: Run, open_deals: Mapping[int, Deal]) -> None:
     state = RunState(
         step=run.step,
         seed=run.config.seed,
@@ -34,4 +40,3 @@ async def save_run(run: Run, open_deals: Mapping[int, Deal]) -> None:
     run.journal.forget_before(run.step)
     kept = run.config.training.keep_checkpoints
     await asyncio.to_thread(run.checkpoints.retain, kept, also=run.health.steps_to_return_to)
-    run.save_s = time.monotonic() - started

@@ -1,4 +1,4 @@
-"""Lines of metrics.jsonl and health.jsonl: one JSON object each, with the step that it belongs to."""
+"""Lines of metrics.jsonl, health.jsonl and timeline.jsonl: one JSON object each, with the step that it belongs to."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
+from mcprl.training.timeline import Span
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = ["read_entry", "verdict_of"]
+__all__ = ["read_entry", "span_of", "verdict_of"]
 
 
 def read_entry(line: bytes) -> dict[str, Any] | None:
@@ -32,3 +33,8 @@ def verdict_of(entry: Mapping[str, Any]) -> Verdict:
     return Verdict(
         severity=Severity(entry["severity"]), what=str(entry["what"]), fix=str(entry["fix"]), name=str(entry["name"])
     )
+
+
+def span_of(entry: Mapping[str, Any]) -> Span:
+    """The span of a line of timeline.jsonl. Raises KeyError or ValueError where it is none."""
+    return Span(step=entry["step"], activity=entry["activity"], start=float(entry["start"]), end=float(entry["end"]))

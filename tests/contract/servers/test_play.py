@@ -74,7 +74,7 @@ def test_a_task_of_the_shipped_market_is_played_to_a_full_reward_from_a_shell():
     task = next(task for task in tasks if task.goal.state and task.solution)
     command = [sys.executable, "-m", "mcprl", "play", task.id]
     typed = keys(typed_solution(task))
-    result = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=240, check=False)
+    result = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=900, check=False)
     assert result.returncode == 0, result.stderr
     assert task.prompt[-1]["content"].split()[0] in result.stdout
     assert "the episode is over: answered" in result.stdout

@@ -201,6 +201,6 @@ async def main():
 asyncio.run(main())
 """
     command = [sys.executable, "-c", script]
-    run = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=240)
+    run = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=900)
     assert "KeyboardInterrupt" in run.stderr
     assert not is_alive(int(run.stdout))

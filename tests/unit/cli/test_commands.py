@@ -97,6 +97,7 @@ def test_each_server_has_a_command_and_options_of_its_own():
     commands = typer.main.get_command(app).commands["serve"].commands
     options = {name: {flag for option in made.params for flag in option.opts} for name, made in commands.items()}
     assert options == {
+        "bfcl": {"--http", "--port"},
         "directory": {"--http", "--port"},
         "fmp": {"--http", "--port", "--world"},
         "polygon": {"--http", "--port", "--world"},
@@ -160,7 +161,8 @@ def test_the_exit_code_tells_a_wrong_setting_from_a_failing_world(monkeypatch, c
     assert run_main(monkeypatch, UnknownToolError("no tool", fix="add it")) == 2
     assert run_main(monkeypatch, ServerLostError("gone", fix="restart it")) == 3
     assert capsys.readouterr().err == (
-        "mcprl: E-TOOL-003 no tool. Fix: add it.\nmcprl: E-TOOL-011 gone. Fix: restart it.\n"
+        "mcprl: E-TOOL-003 no tool. Fix: add it. (mcprl explain E-TOOL-003)\n"
+        "mcprl: E-TOOL-011 gone. Fix: restart it. (mcprl explain E-TOOL-011)\n"
     )
 
 
@@ -169,5 +171,6 @@ def test_notes_of_an_error_are_printed_and_nothing_in_them_commands_the_terminal
     error.add_note("its log ends with: \x1b]0;title\x07")
     run_main(monkeypatch, error)
     assert capsys.readouterr().err == (
-        "mcprl: E-TOOL-011 server said \\x1b[2J. Fix: restart it.\n  its log ends with: \\x1b]0;title\\x07\n"
+        "mcprl: E-TOOL-011 server said \\x1b[2J. Fix: restart it. (mcprl explain E-TOOL-011)\n"
+        "  its log ends with: \\x1b]0;title\\x07\n"
     )

@@ -18,6 +18,7 @@ from mcprl.cli import app
 from mcprl.errors import BadValueError, McprlError, NoRunError, UnknownKeyError
 from mcprl.recipe import load_recipe
 from mcprl.training.folder import RunFolder
+from step_records import step_record
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -189,7 +190,7 @@ def make_run(outputs: Path, steps: int) -> Path:
     }
     with RunFolder.create(config) as folder:
         for step in range(steps):
-            folder.record_step(step, (), metrics, [])
+            folder.record_step(step, step_record((), metrics, []))
     return folder.path
 
 

@@ -16,6 +16,7 @@ from mcprl.recipe import load_recipe
 from mcprl.training.checkpoints import Checkpoints
 from mcprl.training.folder import RunFolder
 from mcprl.verdicts import Severity, Verdict
+from step_records import step_record
 
 HELLO = Path(__file__).parents[3] / "recipes" / "hello-cpu.yaml"
 FINE = Verdict(severity=Severity.OK, name="healthy", what="healthy", fix="")
@@ -25,7 +26,7 @@ def make_run(outputs: Path, rewards: list[float], *overrides: str) -> Path:
     config = load_recipe(HELLO, [f"training.outputs={outputs}", *overrides])
     with RunFolder.create(config) as folder:
         for step, reward in enumerate(rewards):
-            folder.record_step(step, (), {"reward": reward, "step_s": 2.0, "kl": float("nan")}, [FINE])
+            folder.record_step(step, step_record((), {"reward": reward, "step_s": 2.0, "kl": float("nan")}, [FINE]))
         if rewards:
             checkpoints = Checkpoints(folder.checkpoints)
             (checkpoints.begin(len(rewards)) / "state.json").write_text("{}")

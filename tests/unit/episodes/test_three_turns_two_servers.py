@@ -17,6 +17,7 @@ from mcprl.samplers.scripted import ScriptedSampler
 from mcprl.tools import Toolbox
 from mcprl.training.folder import RunFolder
 from mcprl.training.trajectory_files import read_trajectories
+from step_records import step_record
 
 FIND = {"name": "find_person", "arguments": {"name": "Grace"}}
 CONVERT = {
@@ -65,7 +66,7 @@ async def test_three_turns_two_servers_one_episode_read_back_from_disk(time_spec
         played = [await runner.run(TASK, step=0, member=member, attempt=0) for member in (0, 1)]
 
     folder = RunFolder.create(config)
-    folder.record_step(0, [Group(task=TASK, trajectories=tuple(played))], {"reward": played[0].reward}, [])
+    folder.record_step(0, step_record([Group(task=TASK, trajectories=tuple(played))], {"reward": played[0].reward}, []))
     read = read_trajectories(folder.path / "trajectories" / "step-00000.parquet")
     assert read == played
 

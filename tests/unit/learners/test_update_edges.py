@@ -11,6 +11,7 @@ from made_trajectories import batch_of, make_trajectory, on_policy, ragged_batch
 from transformers import FalconConfig, LlamaConfig, MistralConfig, Qwen2Config
 
 from mcprl.errors import UnsharableError
+from mcprl.learners.lessons import plain_lessons
 from mcprl.learners.tree_attention import require_sharable
 
 CAPPED = {"cap": 1e-9, "reference": "sync", "sync_every": 1}
@@ -61,6 +62,32 @@ def test_a_batch_that_is_too_small_is_not_called_one_without_numbers(tiny_model,
     small = batch_of([make_trajectory([1, 2], "cs", reward=reward) for reward in (0.0, 1.0)])
     metrics = learner._update(small).metrics
     assert (metrics["nonfinite"], metrics["nonfinite_in_a_row"], metrics["update_skipped"]) == (0.0, 1.0, 1.0)
+
+
+def test_the_ratio_of_each_token_is_the_one_it_was_last_learnt_with(tiny_model, make_learner):
+    """Two passes with one step between them: the second sees the policy that the first one left."""
+    batch = ragged_batch(tiny_model)
+    once = make_learner(algorithm={"epochs": 1})
+    first = once._update(batch)
+    assert first.ratios == tuple(tuple(pytest.approx(float(m), abs=1e-4) for m in mask) for mask in batch.learnable)
+
+    lessons = plain_lessons(batch.trajectories, [t.sampled for t in batch.trajectories])
+    moved = once._survey(once.policy, lessons)[0]
+    twice = make_learner(algorithm={"epochs": 2})
+    second = twice._update(batch)
+    for ratios, new, trajectory, mask in zip(second.ratios, moved, batch.trajectories, batch.learnable, strict=True):
+        wanted = [
+            math.exp(now - then) if learnable else 0.0
+            for now, then, learnable in zip(new, trajectory.logprobs, mask, strict=True)
+        ]
+        assert ratios == pytest.approx(wanted, rel=1e-3)
+    assert any(abs(ratio - 1) > 1e-3 for ratios in second.ratios for ratio in ratios if ratio)
+
+
+def test_of_an_update_that_was_not_made_no_ratio_is_known(make_learner):
+    learner = make_learner(algorithm={"min_learnable_tokens": 4})
+    small = batch_of([make_trajectory([1, 2], "cs", reward=reward) for reward in (0.0, 1.0)])
+    assert learner._update(small).ratios == ((0.0, 0.0), (0.0, 0.0))
 
 
 @pytest.mark.parametrize(

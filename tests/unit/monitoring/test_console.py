@@ -12,7 +12,10 @@ from rich.console import Console
 
 from mcprl.config import ModelConfig, RunConfig, ServersConfig, TasksConfig
 from mcprl.monitoring.console import StageConsole, TrainingConsole, print_summary
+from mcprl.monitoring.run_tables import next_command
+from mcprl.monitoring.step_table import StepTable, step_row
 from mcprl.records import LostEpisode
+from mcprl.training.past_runs import PastRun, RunStatus
 from mcprl.training.summary import Summary
 from mcprl.verdicts import Severity, Verdict
 
@@ -64,6 +67,10 @@ def terminal() -> tuple[Console, StringIO]:
     return Console(file=out, width=160, height=50, force_terminal=True, highlight=False), out
 
 
+def without_escapes(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text)
+
+
 def test_a_log_gets_one_line_a_step_with_its_figures():
     console, out = plain()
     with TrainingConsole(CONFIG, console) as shown:
@@ -101,47 +108,40 @@ def test_a_log_says_what_is_being_started_and_which_episodes_were_lost_in_the_wo
     assert second.endswith("lost to infrastructure, run again: t[red]/1 (said [/nothing] \\x1b[2J" + "!" * 90 + ")")
 
 
-def test_a_terminal_shows_a_panel_with_the_steps_and_the_progress_of_the_current_one():
+def test_a_terminal_shows_a_panel_and_keeps_the_last_steps_when_the_run_ends():
     console, out = terminal()
     with TrainingConsole(CONFIG, console) as shown:
         shown.stage("starting [red]")
-        console.print(shown._progress)
-        shown.step_finished(0, METRICS, OK)
-        shown.episode_finished(1, make_trajectory())
-        console.print(shown._panel())
-    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.getvalue())
-    assert re.search(r"starting \[red\] ━+", text)
-    assert "valid calls" in text
-    assert "1/20  +0.250" in text
-    assert "step 2/20: episodes" in text
-    assert "1/4" in text
-
-
-def test_a_terminal_keeps_the_last_steps_in_view_and_gets_its_cursor_back():
-    console, out = terminal()
-    with TrainingConsole(CONFIG, console) as shown:
         for step in range(20):
-            shown.step_finished(step, METRICS, OK)
+            shown.step_finished(step, METRICS, (KL, CLIPPING) if step == 19 else OK)
         before = len(out.getvalue())
+    text = without_escapes(out.getvalue())
     last = out.getvalue()[before:]
+    assert " s  starting [red]" in text
+    assert re.search(r"now +starting \[red\]", text)
     assert "20/20" in last
     assert "9/20" in last
     assert " 8/20" not in last
+    assert "\x1b[1;31mbad: KL +1\x1b[0m" in last
+    assert "KL is 4 [red]\\x1b[2J. Try: go back to step 3." in without_escapes(last)
     assert last.endswith("\x1b[?25h") or "\x1b[?25h" in last
 
 
-def test_the_bar_names_the_update_once_all_episodes_are_in_and_starts_again():
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
     console, out = terminal()
     with TrainingConsole(CONFIG, console) as shown:
-        for _ in range(4):
-            shown.episode_finished(0, make_trajectory())
-        console.print(shown._progress)
         shown.step_finished(0, METRICS, OK)
-        shown.episode_finished(1, make_trajectory())
-        console.print(shown._progress)
-    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.getvalue())
-    assert re.search(r"step 1/20: update.*4/4", text)
-    assert re.search(r"step 2/20: episodes.*1/4", text)
+    assert out.getvalue().startswith("step 1/20  reward +0.250")
+
+
+def test_no_colour_is_written_where_none_is_wanted(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    console, out = terminal()
+    with TrainingConsole(CONFIG, console) as shown:
+        shown.step_finished(0, METRICS, (CLIPPING,))
+    assert "clipping" in out.getvalue()
+    assert re.search(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10\d)(?:;\d+)*m", out.getvalue()) is None
 
 
 def test_a_log_says_a_verdict_in_full_when_it_begins_and_by_its_name_while_it_lasts():
@@ -164,24 +164,6 @@ def test_a_log_says_a_verdict_in_full_when_it_begins_and_by_its_name_while_it_la
     ]
 
 
-def test_a_terminal_shows_the_worst_verdict_of_the_last_step_in_words_and_its_mark_beside_the_step():
-    console, out = terminal()
-    with TrainingConsole(CONFIG, console) as shown:
-        shown.step_finished(0, METRICS, (KL, CLIPPING))
-        before = len(out.getvalue())
-        console.print(shown._panel())
-        panel = out.getvalue()[before:]
-        shown.step_finished(1, METRICS, OK)
-        before = len(out.getvalue())
-        console.print(shown._panel())
-        healed = out.getvalue()[before:]
-    assert "\x1b[1;31mbad: KL +1\x1b[0m" in panel
-    assert "KL is 4 [red]\\x1b[2J. Try: go back to step 3." in panel
-    assert "41%" not in panel
-    assert "bad: KL +1" in healed
-    assert "Try" not in healed
-
-
 def test_a_skipped_update_has_no_figures_of_its_own():
     console, out = plain()
     with TrainingConsole(CONFIG, console) as shown:
@@ -190,20 +172,16 @@ def test_a_skipped_update_has_no_figures_of_its_own():
     assert "  KL –  ratio –  " in out.getvalue()
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 160])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
 def test_a_narrow_terminal_leaves_columns_out_and_keeps_health(width):
-    out = StringIO()
-    console = Console(file=out, width=width, height=50, force_terminal=True, highlight=False)
-    with TrainingConsole(CONFIG, console) as shown:
-        shown.step_finished(0, METRICS, (CLIPPING,))
-        before = len(out.getvalue())
-        console.print(shown._table())
-        table = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.getvalue()[before:])
-    steps = [line for line in table.splitlines() if "1/20" in line]
-    assert "+0.250" in steps[-1]
-    assert "warn: clipping" in steps[-1]
-    assert "…" not in steps[-1]
-    assert ("123" in steps[-1]) == (width == 160)
+    console = Console(file=StringIO(), width=width, highlight=False)
+    console.print(StepTable([step_row("1/20", METRICS, (CLIPPING,), left_s=60)]))
+    head, line = console.file.getvalue().splitlines()
+    assert head.startswith("step  reward")
+    assert "+0.250" in line
+    assert "warn: clipping" in line
+    assert "…" not in line
+    assert ("123" in line) == (width == 160)
 
 
 def test_stages_before_an_episode_are_said_on_stderr_in_the_words_they_came(capsys):
@@ -279,6 +257,23 @@ def test_the_summary_ends_with_a_command_that_can_be_pasted(summary, capsys):
     print_summary(summary, recipe=Path("my recipes/a.yaml"), config=CONFIG, folder=folder)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"Next: mcprl try 'my recipes/a.yaml' --adapter 'out [red] puts/{'x' * 80}/adapter'"
+
+
+def test_an_adapter_of_skyrl_is_tried_with_the_engine_that_can_load_it(summary, capsys):
+    config = CONFIG.model_copy(update={"engine": "skyrl"})
+    print_summary(summary, recipe=Path("a.yaml"), config=config, folder=Path("outputs/a"))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "Next: mcprl try a.yaml --adapter outputs/a/adapter --set engine=torch"
+    # `mcprl runs show` says the same of the run later.
+    past = PastRun(
+        path=Path("outputs/a"),
+        state=RunStatus.FINISHED,
+        started=0.0,
+        changed=0.0,
+        files={"adapter": 1},
+        config={"engine": "skyrl"},
+    )
+    assert next_command(past) == "mcprl try outputs/a/config.yaml --adapter outputs/a/adapter --set engine=torch"
 
 
 def test_a_run_that_trains_all_weights_names_the_model_it_left(summary, capsys):

@@ -20,6 +20,7 @@ from mcprl.training.checkpoints import Checkpoint, Checkpoints, Damaged
 from mcprl.training.folder import RunFolder
 from mcprl.training.past_runs import PastRun, RunStatus, find_runs, is_run, read_run, verify_checkpoints
 from mcprl.verdicts import Severity, Verdict
+from step_records import step_record
 
 FINE = Verdict(severity=Severity.OK, name="healthy", what="healthy", fix="")
 CLIPPED = Verdict(severity=Severity.WARN, name="clipping", what="the clip cuts off much", fix="slow down")
@@ -33,7 +34,8 @@ def config(tmp_path) -> RunConfig:
 
 def record(folder: RunFolder, rewards: list[float], verdicts: tuple[Verdict, ...] = (FINE,)) -> None:
     for step, reward in enumerate(rewards):
-        folder.record_step(step, (), {**HEALTHY, "reward": reward, "weights_version": step + 1.0}, verdicts)
+        metrics = {**HEALTHY, "reward": reward, "weights_version": step + 1.0}
+        folder.record_step(step, step_record((), metrics, verdicts))
 
 
 def save(folder: RunFolder, step: int) -> Checkpoint:

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,12 @@ from mcprl.goals import Goal
 from mcprl.recipe import load_recipe
 from mcprl.records import Group, Task, Weights
 from mcprl.training.folder import RunFolder
+from mcprl.training.step_lines import span_of
+from mcprl.training.timeline import Span
+from mcprl.training.token_files import read_token_notes
 from mcprl.training.trajectory_files import read_trajectories
 from mcprl.verdicts import Severity, Verdict
+from step_records import step_record
 
 RECIPE = Path(__file__).resolve().parents[3] / "recipes" / "hello-cpu.yaml"
 BAD = Verdict(severity=Severity.BAD, what="all is lost", fix="begin anew", name="loss")
@@ -47,7 +52,9 @@ def make_weights(folder: RunFolder, version: int, text: str = "w") -> Path:
 
 def record(folder: RunFolder, steps: int) -> None:
     for step in range(steps):
-        folder.record_step(step, [make_group(step)], {"reward": step / 4, "loss": -0.5}, [BAD, FINE])
+        spans = [Span(step=step, activity="collect", start=10.0 * step, end=10.0 * step + 4.5)]
+        metrics = {"reward": step / 4, "loss": -0.5}
+        folder.record_step(step, step_record([make_group(step)], metrics, [BAD, FINE], spans=spans))
 
 
 def contents(folder: RunFolder) -> dict[str, bytes]:
@@ -75,7 +82,7 @@ def test_a_second_run_of_a_name_gets_a_number_and_touches_nothing_of_the_first(t
 
 
 def test_a_folder_is_ready_for_all_that_a_run_writes(folder):
-    inner = {"weights", "logs", "checkpoints", "journal", "trajectories"}
+    inner = {"weights", "logs", "checkpoints", "journal", "trajectories", "tokens"}
     assert {path.name for path in folder.path.iterdir()} == {"config.yaml", "lock", *inner}
     named = (folder.weights, folder.logs, folder.checkpoints, folder.journal)
     assert [path.relative_to(folder.path).as_posix() for path in named] == ["weights", "logs", "checkpoints", "journal"]
@@ -144,14 +151,35 @@ def test_a_folder_without_a_configuration_is_no_run_and_stays_as_it_is(tmp_path,
 
 def test_a_step_leaves_its_trajectories(folder):
     group = make_group(3)
-    folder.record_step(3, [group, group], {}, [])
+    folder.record_step(3, step_record([group, group], {}, []))
     read = read_trajectories(folder.path / "trajectories" / "step-00003.parquet")
     assert read == [*group.trajectories, *group.trajectories]
 
 
+def test_a_step_leaves_what_was_made_of_each_token_of_its_batch(folder):
+    played, dropped = make_group(3), make_group(3)
+    made = step_record([played])
+    folder.record_step(3, replace(made, played=[played, dropped]))
+    notes = read_token_notes(folder.path / "tokens" / "step-00003.parquet")
+    assert list(notes) == [("task", 0), ("task", 1)]
+    for note, *wanted in zip(notes.values(), made.batch.learnable, made.batch.advantages, made.ratios, strict=True):
+        assert [note.learnable, note.advantages, note.ratios] == wanted
+
+
+def test_what_was_done_meanwhile_is_on_the_timeline_until_its_step_is_cut_off(folder):
+    record(folder, 2)
+    ahead = Span(step=4, activity="collect", start=18.0, end=19.5)
+    folder.record_spans([ahead])
+    lines = (folder.path / "timeline.jsonl").read_bytes().splitlines()
+    assert [span_of(json.loads(line)).step for line in lines] == [0, 1, 4]
+    assert span_of(json.loads(lines[-1])) == ahead
+    folder.cut_to(2)
+    assert (folder.path / "timeline.jsonl").read_bytes().splitlines() == lines[:2]
+
+
 def test_each_step_adds_one_line_of_metrics(folder):
     for step in range(2):
-        folder.record_step(step, [], {"reward": step / 4, "loss": -0.5}, [])
+        folder.record_step(step, step_record([], {"reward": step / 4, "loss": -0.5}, []))
     lines = (folder.path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"step": 0, "reward": 0.0, "loss": -0.5},
@@ -160,8 +188,8 @@ def test_each_step_adds_one_line_of_metrics(folder):
 
 
 def test_the_verdicts_on_each_step_are_recorded_in_words(folder):
-    folder.record_step(0, [], {}, [BAD, FINE])
-    folder.record_step(1, [], {}, [FINE])
+    folder.record_step(0, step_record([], {}, [BAD, FINE]))
+    folder.record_step(1, step_record([], {}, [FINE]))
     lines = [json.loads(line) for line in (folder.path / "health.jsonl").read_text().splitlines()]
     assert [(line["step"], line["severity"], line["fix"]) for line in lines] == [
         (0, "bad", "begin anew"),
@@ -171,32 +199,36 @@ def test_the_verdicts_on_each_step_are_recorded_in_words(folder):
 
 
 def test_the_line_of_metrics_is_written_last_and_each_file_is_synced_before_the_next(folder, monkeypatch):
-    names = ("step-00000.parquet", "health.jsonl", "metrics.jsonl")
+    names = ("trajectories/step-00000.parquet", "tokens/step-00000.parquet", "health.jsonl", "metrics.jsonl")
     seen: list[tuple[str, list[str]]] = []
     real_sync = os.fsync
 
     def sync(descriptor: int) -> None:
         real_sync(descriptor)
-        there = {path.name for path in folder.path.rglob("*") if path.name in names}
+        there = {str(path.relative_to(folder.path)) for path in folder.path.rglob("*")}
         seen.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, [name for name in names if name in there]))
 
     monkeypatch.setattr(os, "fsync", sync)
-    folder.record_step(0, [make_group()], {}, [FINE])
+    folder.record_step(0, step_record([make_group()], {}, [FINE]))
     assert [name.strip(".").removesuffix(".partial") for name, _ in seen] == [
         "step-00000.parquet",
         "trajectories",
+        "step-00000.parquet",
+        "tokens",
+        "timeline.jsonl",
+        "hello",
         "health.jsonl",
         "hello",
         "metrics.jsonl",
         "hello",
     ]
-    assert [len(there) for _, there in seen] == [0, 1, 2, 2, 3, 3]
+    assert [len(there) for _, there in seen] == [0, 1, 1, 2, 2, 2, 3, 3, 4, 4]
 
 
 def test_a_full_disk_is_told_as_one(folder):
     (folder.path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(StorageError, match=r"metrics\.jsonl failed: No space left"):
-        folder.record_step(0, [], {}, [])
+        folder.record_step(0, step_record([], {}, []))
 
 
 def test_cutting_gives_back_the_steps_that_stay_and_leaves_what_they_had_left(folder):
@@ -204,7 +236,7 @@ def test_cutting_gives_back_the_steps_that_stay_and_leaves_what_they_had_left(fo
     as_it_was = contents(folder)
     record_more = {"reward": math.nan, "loss": math.inf}
     for step in (3, 4):
-        folder.record_step(step, [make_group(step)], record_more, [FINE])
+        folder.record_step(step, step_record([make_group(step)], record_more, [FINE]))
     folder.finish(Weights(version=2, adapter=make_weights(folder, 2)), {"updates": 5})
     shutil.rmtree(folder.weights / "v2")
     metrics, verdicts = folder.cut_to(3)
@@ -229,13 +261,13 @@ def test_a_run_can_be_cut_to_its_very_beginning(folder):
 
 
 def test_metrics_that_are_no_numbers_are_given_back_as_they_are(folder):
-    folder.record_step(0, [], {"loss": math.nan, "kl": -math.inf}, [])
+    folder.record_step(0, step_record([], {"loss": math.nan, "kl": -math.inf}, []))
     (metrics,), _ = folder.cut_to(1)
     assert math.isnan(metrics["loss"])
     assert metrics["kl"] == -math.inf
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "health.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "health.jsonl", "timeline.jsonl"])
 @pytest.mark.parametrize("remains", [b'{"step": 2, "los', b"\0\0\0\0\n", b'{"step": 2}\n\0\0', b"[]\n"])
 def test_what_a_crash_tore_is_cut_off(folder, name, remains):
     record(folder, 2)
@@ -254,7 +286,7 @@ def test_what_a_crash_tore_is_cut_off(folder, name, remains):
 @pytest.mark.parametrize("line", [0, 1, 2])
 def test_damage_in_the_steps_that_stay_is_an_error_and_changes_nothing(folder, name, line):
     for step in range(4):
-        folder.record_step(step, [make_group(step)], {"loss": 0.0}, [FINE])
+        folder.record_step(step, step_record([make_group(step)], {"loss": 0.0}, [FINE]))
     path = folder.path / name
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:line]) + b'{"step": rot}\n' + b"".join(lines[line + 1 :]))

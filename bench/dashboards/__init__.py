@@ -1,0 +1,1 @@
+"""Runs that no model made, for measuring and trying the dashboard."""

@@ -1,0 +1,343 @@
+"""All episodes of a run in a database in memory, kept up to date from its files.
+
+Opening is two stages. The columns that a file has as they are load at once, so that a table of a hundred thousand
+episodes is there in a moment. What has to be taken out of the turns (tools, faults, the text to search) follows in the
+background, the newest files first; until then answers say how many episodes are still `pending`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+import duckdb
+
+from mcprl.dashboard.episode_columns import COLUMNS, FULL_ROWS, LIGHT_ROWS
+from mcprl.dashboard.live_episodes import LiveEpisodes
+from mcprl.dashboard.questions import Filter, Page
+
+__all__ = ["EpisodeIndex", "EpisodeKey", "Found"]
+
+_FILE_NAME = re.compile(r"step-(\d+)\.parquet")
+_FILES_AT_ONCE = 12  # some thousands of episodes: between two of them, others have their turn
+_FRESH_S = 0.25
+_MAX_COMPLETED_FILES = 4
+_Signature = tuple[int, int, int]
+"""Inode, size and time of a file: another where it was written anew."""
+_SHOWN = (
+    "step, task_id, member, reward, solved, stop, turns, calls, faults, tokens, sampled_tokens, duration_s, tools, "
+    "preview, live"
+)
+_SETTINGS = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeKey:
+    """Which episode of a run. EpisodeKey(step=12, task_id="meet-ana", member=3)"""
+
+    step: int
+    task_id: str
+    member: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The episodes that a filter lets through: how many, a page of them, and how many could not be judged yet.
+
+    Found(total=812, rows=[{"step": 12, "task_id": "meet-ana", …}], pending=0)
+    """
+
+    total: int
+    rows: list[dict[str, Any]]
+    pending: int
+
+
+class EpisodeIndex:
+    """The episodes of one run. Any thread may ask; each question is answered from one state of the index."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._folder = run / "trajectories"
+        self._live = LiveEpisodes(run)
+        self._database = duckdb.connect(":memory:", config=dict(_SETTINGS))
+        # Rows of files whose turns were not read yet, and rows that are complete.
+        self._database.execute(f"CREATE TABLE light ({COLUMNS}); CREATE TABLE full_rows ({COLUMNS})")
+        self._database.execute(
+            "CREATE VIEW episodes AS SELECT *, false AS pending FROM full_rows "
+            "UNION ALL SELECT *, true AS pending FROM light"
+        )
+        self._known: dict[int, _Signature] = {}
+        self._pending: set[int] = set()
+        self._problems: dict[int, str] = {}
+        self._lock = Lock()
+        self._filling: Thread | None = None
+        self._closed = False
+        self._fresh_until = 0.0
+
+    def close(self) -> None:
+        """Stop what is done in the background and give the memory back."""
+        self._closed = True
+        if self._filling is not None:
+            self._filling.join()
+        self._database.close()
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for each file that cannot be read. The others are there all the same."""
+        return [self._problems[step] for step in sorted(self._problems)] + self._live.problems
+
+    def refresh(self) -> None:
+        """Take in what the files have become since the last time, unless that was a moment ago."""
+        with self._lock:
+            if time.monotonic() < self._fresh_until:
+                return
+            files = self._files()
+            gone = [step for step, known in self._known.items() if files.get(step) != known]
+            new = [step for step, found in files.items() if self._known.get(step) != found]
+            if gone:
+                self._forget(gone)
+            if new:
+                self._load_light(sorted(new))
+                self._known |= {step: files[step] for step in new}
+            if self._live.refresh(set(self._known)):
+                self._replace_live()
+            if self._pending and (self._filling is None or not self._filling.is_alive()):
+                self._filling = Thread(target=self._fill, name="episode-index", daemon=True)
+                self._filling.start()
+            self._fresh_until = time.monotonic() + _FRESH_S
+
+    def wait(self) -> None:
+        """Until the turns of all files are read."""
+        while (filling := self._filling) is not None and filling.is_alive():
+            filling.join()
+
+    def find(self, wanted: Filter, page: Page) -> Found:
+        """A page of the episodes that a filter lets through."""
+        condition, parameters = wanted.condition()
+        cursor = self._database.cursor()
+        cursor.begin()  # so that all of this is about one state
+        try:
+            # Materialised, so that the texts are searched once for the page and the count.
+            chosen = cursor.execute(
+                f"WITH found AS MATERIALIZED (SELECT {_SHOWN}, pending FROM episodes WHERE {condition}) "
+                f"SELECT *, (SELECT count(*) FROM found) AS total FROM found {page.clause()} "
+                "LIMIT $limit OFFSET $offset",
+                parameters | {"limit": page.limit, "offset": page.offset},
+            )
+            rows = _dicts(chosen)
+            totals = [row.pop("total") for row in rows]
+            if not rows and page.offset:  # behind the end
+                totals = [_count(cursor, f"SELECT count(*) FROM episodes WHERE {condition}", parameters)]
+            needs_turns = wanted.needs_turns or page.sort in ("turns", "tokens")
+            pending = _count(cursor, "SELECT count(*) FROM light") if needs_turns else 0
+        finally:
+            cursor.rollback()
+            cursor.close()
+        self._complete([row for row in rows if row.pop("pending")])
+        return Found(total=totals[0] if totals else 0, rows=rows, pending=pending)
+
+    def facets(self) -> dict[str, Any]:
+        """What there is to filter by, with counts."""
+        cursor = self._database.cursor()
+        cursor.begin()
+        try:
+            summary = cursor.execute("SELECT count(*), min(step), max(step) FROM episodes").fetchone() or (0, 0, 0)
+            return {
+                "episodes": summary[0],
+                "steps": [summary[1], summary[2]] if summary[0] else [],
+                "tasks": _counts(cursor, "SELECT task_id, count(*) FROM episodes GROUP BY 1 ORDER BY 1", "id"),
+                "tools": _counts(
+                    cursor,
+                    "SELECT tool, count(*) FROM (SELECT unnest(tools) AS tool FROM full_rows) "
+                    "GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 1000",
+                    "name",
+                ),
+                "stops": _counts(cursor, "SELECT stop, count(*) FROM episodes GROUP BY 1 ORDER BY 2 DESC, 1", "name"),
+                "pending": _count(cursor, "SELECT count(*) FROM light"),
+            }
+        finally:
+            cursor.rollback()
+            cursor.close()
+
+    def group(self, step: int, task_id: str) -> list[dict[str, Any]]:
+        """The episodes of a task in a step, by member."""
+        wanted = Filter(task=task_id, step_from=step, step_to=step)
+        return sorted(self.find(wanted, Page(limit=500)).rows, key=lambda row: row["member"])
+
+    def of_task(self, task_id: str) -> list[dict[str, Any]]:
+        """Step, member, reward and solved of all episodes of a task, in that order."""
+        cursor = self._database.cursor()
+        try:
+            return _dicts(
+                cursor.execute(
+                    "SELECT step, member, reward, solved FROM episodes WHERE task_id = $task ORDER BY step, member",
+                    {"task": task_id},
+                )
+            )
+        finally:
+            cursor.close()
+
+    def stored(self, key: EpisodeKey) -> dict[str, Any] | None:
+        """The whole row of an episode as its file has it, turns and reward parts as JSON text; None without one."""
+        live = self._live.row(key.step, key.task_id, key.member)
+        if live is not None:
+            return live
+        path = self._folder / f"step-{key.step:05d}.parquet"
+        if key.step not in self._known or key.step in self._problems:
+            return None
+        cursor = self._database.cursor()
+        try:
+            found = _dicts(
+                cursor.execute(
+                    "SELECT * FROM read_parquet($file) WHERE task_id = $task AND member = $member LIMIT 1",
+                    {"file": str(path), "task": key.task_id, "member": key.member},
+                )
+            )
+        except duckdb.Error as error:
+            self._note(key.step, error)
+            return None
+        finally:
+            cursor.close()
+        return found[0] | {"live": False} if found else None
+
+    def _files(self) -> dict[int, _Signature]:
+        """The files by step, each with what changes when it is written anew."""
+        if not self._folder.is_dir():
+            return {}
+        found: dict[int, _Signature] = {}
+        for path in self._folder.iterdir():
+            name = _FILE_NAME.fullmatch(path.name)
+            # Of two names for one step, only that which a run writes counts.
+            if name is None or path.name != f"step-{int(name[1]):05d}.parquet":
+                continue
+            try:
+                seen = path.stat()
+            except FileNotFoundError:  # cut off since, by a run that is resumed
+                continue
+            found[int(name[1])] = (seen.st_ino, seen.st_size, seen.st_mtime_ns)
+        return found
+
+    def _forget(self, steps: Sequence[int]) -> None:
+        cursor = self._database.cursor()
+        cursor.begin()
+        for table in ("light", "full_rows"):
+            cursor.execute(f"DELETE FROM {table} WHERE list_contains($steps, file) AND NOT live", {"steps": [*steps]})
+        cursor.commit()
+        for step in steps:
+            self._known.pop(step, None)
+            self._problems.pop(step, None)
+        self._pending -= set(steps)
+
+    def _load_light(self, steps: Sequence[int]) -> None:
+        """In one query where all files can be read, which is much faster; else one by one, to tell which cannot."""
+        try:
+            self._insert("light", LIGHT_ROWS, steps)
+        except duckdb.Error as error:
+            if len(steps) == 1:
+                self._note(steps[0], error)
+                return
+            middle = len(steps) // 2
+            self._load_light(steps[:middle])
+            self._load_light(steps[middle:])
+        else:
+            self._pending |= set(steps)
+
+    def _fill(self) -> None:
+        """In the background: read the turns of the files that wait, the newest first."""
+        while not self._closed:
+            with self._lock:
+                newest = sorted(self._pending, reverse=True)[:_FILES_AT_ONCE]
+                steps = {step: self._known[step] for step in newest if step in self._known}
+            if not steps:
+                return
+            self._load_full(steps)
+
+    def _load_full(self, steps: Mapping[int, _Signature]) -> None:
+        try:
+            self._insert("full_rows", FULL_ROWS, list(steps), unless_changed=steps)
+        except duckdb.TransactionException:
+            return  # a file was forgotten meanwhile; what is still pending has its turn again
+        except duckdb.Error as error:
+            if len(steps) > 1:
+                for step, signature in steps.items():
+                    self._load_full({step: signature})
+                return
+            for step in steps:
+                self._note(step, error)
+        with self._lock:
+            self._pending -= {step for step, signature in steps.items() if self._known.get(step) == signature}
+
+    def _insert(
+        self, table: str, rows: str, steps: Sequence[int], *, unless_changed: Mapping[int, _Signature] | None = None
+    ) -> None:
+        """Load files into a table; with `unless_changed` in the place of their light rows, if they are still those."""
+        cursor = self._database.cursor()
+        cursor.begin()
+        try:
+            cursor.execute(f"INSERT INTO {table} {rows}", {"files": self._paths(steps)})
+            if unless_changed is None:
+                cursor.commit()
+                return
+            with self._lock:
+                if all(self._known.get(step) == signature for step, signature in unless_changed.items()):
+                    cursor.execute("DELETE FROM light WHERE list_contains($steps, file)", {"steps": list(steps)})
+                    cursor.commit()
+                else:
+                    cursor.rollback()
+        except duckdb.Error:
+            cursor.rollback()
+            raise
+        finally:
+            cursor.close()
+
+    def _paths(self, steps: Sequence[int]) -> list[str]:
+        return [str(self._folder / f"step-{step:05d}.parquet") for step in steps]
+
+    def _replace_live(self) -> None:
+        cursor = self._database.cursor()
+        cursor.begin()
+        cursor.execute("DELETE FROM full_rows WHERE live")
+        rows = self._live.index_rows()
+        if rows:
+            cursor.executemany(f"INSERT INTO full_rows VALUES ({', '.join('?' * len(rows[0]))})", rows)
+        cursor.commit()
+        cursor.close()
+
+    def _complete(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Fill in what only turns tell, for rows of a page whose files were not read yet, unless those are many."""
+        steps = sorted({row["step"] for row in rows})
+        if not rows or len(steps) > _MAX_COMPLETED_FILES:
+            return
+        cursor = self._database.cursor()
+        try:
+            found = _dicts(cursor.execute(f"SELECT {_SHOWN} FROM ({FULL_ROWS})", {"files": self._paths(steps)}))
+        except duckdb.Error:
+            return  # the reading in the background meets the same fault, and notes it
+        finally:
+            cursor.close()
+        whole = {(row["step"], row["task_id"], row["member"]): row for row in found}
+        for row in rows:
+            row.update(whole.get((row["step"], row["task_id"], row["member"]), {}))
+
+    def _note(self, step: int, error: duckdb.Error) -> None:
+        reason = str(error).splitlines()[0][:200]
+        self._problems[step] = f"trajectories/step-{step:05d}.parquet cannot be read: {reason}"
+
+
+def _dicts(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    names = [column[0] for column in result.description or []]
+    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
+def _counts(cursor: duckdb.DuckDBPyConnection, query: str, name: str) -> list[dict[str, Any]]:
+    return [{name: found, "count": count} for found, count in cursor.execute(query).fetchall()]
+
+
+def _count(cursor: duckdb.DuckDBPyConnection, query: str, parameters: Mapping[str, Any] | None = None) -> int:
+    counted = cursor.execute(query, dict(parameters or {})).fetchone()
+    return counted[0] if counted else 0

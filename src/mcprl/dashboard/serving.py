@@ -1,0 +1,76 @@
+"""Serves the dashboard on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import webbrowser
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from mcprl.dashboard.app import make_app
+from mcprl.dashboard.run_list import RunList
+from mcprl.errors import BadValueError
+
+__all__ = ["serve"]
+
+_LOOPBACK = "127.0.0.1"
+_CLOSING_S = 2
+
+
+def serve(folder: Path, *, port: int = 0, open_browser: bool = True) -> None:
+    """Show the runs of a folder, or the run in it, at an address that is printed. Port 0 is any free one."""
+    runs = RunList(folder)
+    with _listen(port) as listening:
+        address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}/"
+        print(f"mcprl dashboard: {folder} at {address}  (Ctrl-C ends it)", flush=True)
+        if open_browser and _has_display():
+            webbrowser.open(address)
+        asyncio.run(_serve(runs, listening))
+
+
+async def _serve(runs: RunList, listening: socket.socket) -> None:
+    closing = asyncio.Event()
+    config = uvicorn.Config(
+        make_app(runs, closing),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_CLOSING_S,
+    )
+    await _Server(config, closing).serve(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """Lets the streams of events end first: uvicorn waits for every answer, and those have no end of their own."""
+
+    def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
+        super().__init__(config)
+        self._closing = closing
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._loop.call_soon_threadsafe(self._closing.set)
+        super().handle_exit(sig, frame)
+
+
+def _listen(port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((_LOOPBACK, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise BadValueError(
+            f"port {port} of {_LOOPBACK} cannot be used: {error}", fix="name another --port, or none for a free one"
+        ) from error
+    return listening
+
+
+def _has_display() -> bool:
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

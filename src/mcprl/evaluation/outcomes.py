@@ -1,0 +1,179 @@
+"""What is counted of an episode: whether it solved its task, one named reason where it did not, its calls, its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from mcprl.episodes.rewards import succeeded
+from mcprl.evaluation.suites import Judged
+from mcprl.goals import Goal
+from mcprl.records import Observation, Source, StopReason, Task, ToolCall, Trajectory
+
+__all__ = ["UNKNOWN_TOOL", "CallFate", "CallOutcome", "EpisodeOutcome", "FailureKind", "failure_of", "outcome_of"]
+
+UNKNOWN_TOOL: Final = "(no tool)"
+"""Calls that are unreadable or name no tool on offer are counted as one: a policy may invent names without end."""
+
+
+class CallFate(StrEnum):
+    """What became of a call."""
+
+    WORKED = "worked"
+    INVALID = "invalid"  # refused before it reached a tool: no call, no such tool, or arguments that do not fit
+    ERROR = "error"  # the tool answered with an error, or the failure was injected
+
+
+class FailureKind(StrEnum):
+    """Why an episode failed. Exactly one for each that did; a suite may have names of its own besides."""
+
+    CUT_BY_LENGTH = "cut by length"
+    CONTEXT_LIMIT = "context limit"
+    DEADLINE = "deadline"
+    INVALID_CALLS = "invalid calls only"
+    UNRECOVERED = "tool error never recovered"
+    TURN_LIMIT = "turn limit"
+    NO_CALL = "no call made"
+    EMPTY_ANSWER = "empty answer"
+    WRONG_TOOL = "wrong tool"
+    CALL_MISSING = "needed call missing"
+    WRONG_ARGUMENTS = "wrong arguments"
+    WRONG_STATE = "wrong state"
+    WRONG_ANSWER = "wrong answer"
+    LOW_GRADE = "low grade"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOutcome:
+    """One call of an episode. `server` is None where it named no tool on offer.
+
+    CallOutcome(tool="find_person", server="directory", fate=CallFate.WORKED, latency_s=0.003, source=Source.LIVE)
+    """
+
+    tool: str
+    server: str | None
+    fate: CallFate
+    latency_s: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeOutcome:
+    """One episode, reduced to what is counted. `failure` is None where it solved its task, and only there.
+
+    `prompt_tokens` are those that the policy read, each counted once: prompt, tools, and what tools answered.
+
+    EpisodeOutcome(task_id="meet-ana", member=0, success=False, failure="wrong answer", reward=0.4,
+                   stop=StopReason.ANSWERED, turns=3, prompt_tokens=812, sampled_tokens=96, duration_s=2.1, calls=(…))
+    """
+
+    task_id: str
+    member: int
+    success: bool
+    failure: str | None
+    reward: float
+    stop: StopReason
+    turns: int
+    prompt_tokens: int
+    sampled_tokens: int
+    duration_s: float
+    calls: tuple[CallOutcome, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.success != (self.failure is None):
+            raise ValueError(f"episode {self.task_id}/{self.member}: a failure has one reason, a success none")
+
+
+_ENDED_BY: Final = {
+    StopReason.CUT_BY_LENGTH: FailureKind.CUT_BY_LENGTH,
+    StopReason.CONTEXT_LIMIT: FailureKind.CONTEXT_LIMIT,
+    StopReason.DEADLINE: FailureKind.DEADLINE,
+}
+
+
+def outcome_of(task: Task, trajectory: Trajectory, judged: Judged) -> EpisodeOutcome:
+    """What is counted of a finished episode, as its suite judged it."""
+    sampled = sum(trajectory.sampled)
+    return EpisodeOutcome(
+        task_id=task.id,
+        member=trajectory.member,
+        success=judged.success,
+        failure=None if judged.success else judged.failure or failure_of(task.goal, trajectory).value,
+        reward=trajectory.reward,
+        stop=trajectory.stop,
+        turns=len(trajectory.turns),
+        prompt_tokens=len(trajectory.token_ids) - sampled,
+        sampled_tokens=sampled,
+        duration_s=trajectory.duration_s,
+        calls=_calls(trajectory),
+    )
+
+
+def failure_of(goal: Goal, trajectory: Trajectory) -> FailureKind:
+    """Why a failed episode failed: what ended it where that was a limit, else the first thing that went wrong.
+
+    Earlier kinds cause later ones, so the first that holds is the one to mend: a call that was never valid, then an
+    error that was not overcome, a needed tool that was not used, its arguments, and only then the answer itself.
+    """
+    if trajectory.stop in _ENDED_BY:
+        return _ENDED_BY[trajectory.stop]
+    calls = _calls(trajectory)
+    if calls and all(call.fate is CallFate.INVALID for call in calls):
+        return FailureKind.INVALID_CALLS
+    if _ends_in_errors(trajectory):
+        return FailureKind.UNRECOVERED
+    if trajectory.stop is StopReason.TURN_LIMIT:
+        return FailureKind.TURN_LIMIT
+    if not trajectory.turns or not trajectory.turns[-1].text.strip():
+        return FailureKind.EMPTY_ANSWER
+    return _why_not_solved(goal, trajectory, calls)
+
+
+def _why_not_solved(goal: Goal, trajectory: Trajectory, calls: Sequence[CallOutcome]) -> FailureKind:
+    """Of an episode that ended with an answer, its last calls having worked."""
+    parts = trajectory.reward_parts
+    if not calls and (goal.calls or goal.min_calls or goal.state):
+        return FailureKind.NO_CALL
+    used = {call.tool for call in calls if call.fate is CallFate.WORKED}
+    needed = {call.tool for call in goal.calls}
+    if needed - used:
+        return FailureKind.WRONG_TOOL if used - needed else FailureKind.CALL_MISSING
+    if parts.get("calls", 1.0) < 1.0:
+        return FailureKind.CALL_MISSING
+    if parts.get("arguments", 1.0) < 1.0:
+        return FailureKind.WRONG_ARGUMENTS
+    if parts.get("state", 1.0) < 1.0:
+        return FailureKind.WRONG_STATE
+    if parts.get("answer", 1.0) < 1.0 or succeeded(parts):  # solved by its parts: a suite asked for more, of the answer
+        return FailureKind.WRONG_ANSWER
+    return FailureKind.LOW_GRADE
+
+
+def _ends_in_errors(trajectory: Trajectory) -> bool:
+    """Whether the last turn that made calls made none that worked."""
+    last = next((turn.observations for turn in reversed(trajectory.turns) if turn.observations), ())
+    return bool(last) and not any(seen.worked for seen in last)
+
+
+def _calls(trajectory: Trajectory) -> tuple[CallOutcome, ...]:
+    made = [pair for turn in trajectory.turns for pair in zip(turn.calls, turn.observations, strict=True)]
+    return tuple(
+        CallOutcome(
+            tool=UNKNOWN_TOOL if seen.server is None and seen.source is not Source.INJECTED else seen.tool,
+            server=seen.server,
+            fate=_fate(call, seen),
+            latency_s=seen.latency_s,
+            source=seen.source,
+        )
+        for call, seen in made
+    )
+
+
+def _fate(call: ToolCall, seen: Observation) -> CallFate:
+    if seen.worked:
+        return CallFate.WORKED
+    # What is refused before it reaches a server takes no time there.
+    refused = call.problem is not None or seen.server is None or not seen.latency_s
+    return CallFate.INVALID if refused and seen.source is not Source.INJECTED else CallFate.ERROR

@@ -1,0 +1,46 @@
+"""An MCP server by hand, which starts in milliseconds and is sick in the way that its one argument says.
+
+Its argument is a JSON object: `tools` as a server lists them, `version`, and `mood`: well, dies, hangs, slow, refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+
+def answer(request: dict, plan: dict) -> dict | None:
+    if "id" not in request:
+        return None
+    method, result = request["method"], {}
+    if method == "initialize":
+        server = {"name": "sick", "version": plan.get("version", "1")}
+        version = request["params"]["protocolVersion"]
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}
+    elif method == "tools/list":
+        result = {"tools": plan["tools"]}
+    elif method == "tools/call":
+        if plan.get("mood") == "slow":
+            threading.Event().wait()  # until it is ended
+        refused = plan.get("mood") == "refuses"
+        result = {"content": [{"type": "text", "text": "No such person." if refused else "Lima"}], "isError": refused}
+    elif method != "ping":
+        return {"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32601, "message": f"no method {method}"}}
+    return {"jsonrpc": "2.0", "id": request["id"], "result": result}
+
+
+def main() -> None:
+    plan = json.loads(sys.argv[1])
+    if plan.get("mood") == "dies":
+        sys.exit("the licence has expired")
+    if plan.get("mood") == "hangs":
+        threading.Event().wait()
+    for line in sys.stdin:
+        said = answer(json.loads(line), plan)
+        if said is not None:
+            print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Faults that only a model shows: its template, the grammar, the sampler against the learner, and what it plays."""
+# R25
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from patients import Patient, server, tool, well_patient
+
+from mcprl.doctor import Finding
+from mcprl.doctor.play_checks import judge_groups
+from mcprl.goals import Contains, Goal
+from mcprl.recipe import load_recipe
+from mcprl.records import FinishReason, Group, LostEpisode, Observation, StopReason, Task, ToolCall, Trajectory, Turn
+from mcprl.samplers.transformers import TransformersSampler
+from mcprl.verdicts import Severity
+
+# What a model is needed for, and what that needs.
+BEFORE_TEMPLATE = {"recipe", "model", "template"}
+BEFORE_GRAMMAR = BEFORE_TEMPLATE | {"keys", "tasks", "servers", "grammar", "prompt length"}
+
+
+def only(findings: tuple[Finding, ...], check: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.check == check]
+    return found
+
+
+@pytest.fixture
+def tiny(tmp_path, taught_qwen3) -> Patient:
+    return well_patient(tmp_path, taught_qwen3)
+
+
+async def test_a_template_that_rewrites_history_is_found(tiny, taught_qwen3, tmp_path):
+    folder = shutil.copytree(taught_qwen3, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if loop.last or m.role != 'assistant' %}[{{ m.role }}]{{ m.content }}{% else %}"
+        "[was]{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    tiny.set("model.path", str(folder))
+    tiny.set("model.renderer", "template")
+    tiny.write()
+    found = only(await tiny.examined(fast=False, only=BEFORE_TEMPLATE), "template")
+    assert (found.severity, found.code) == (Severity.BAD, "E-CHAT-001")
+    assert "rewrites a conversation as it goes on" in found.measured
+    assert "set model.renderer" in found.fix
+
+
+async def test_a_schema_that_no_grammar_can_hold_is_found_by_its_tool(tiny):
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "not": {"required": ["name"]}}
+    tiny.servers = {"people": server(tool("find_person", **schema))}
+    tiny.set("sampling.constrain", "act")
+    tiny.write()
+    found = only(await tiny.examined(fast=False, only=BEFORE_GRAMMAR), "grammar")
+    assert (found.severity, found.code) == (Severity.BAD, "E-CHAT-002")
+    assert "'find_person'" in found.measured
+    assert "sampling.loose_tools" in found.fix
+
+
+async def test_schemas_that_compile_are_said_to_and_prompts_are_rendered(tiny):
+    tiny.set("sampling.constrain", "act")
+    tiny.write()
+    findings = await tiny.examined(fast=False, only=BEFORE_GRAMMAR)
+    assert only(findings, "grammar").severity is Severity.OK
+    assert "rendered as the run will" in only(findings, "prompt length").measured
+    assert "are the same" in only(findings, "template").measured
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory, taught_qwen3) -> tuple[Finding, ...]:
+    """The whole examination of a recipe that is well, with a policy whose turns are cut before a call is written."""
+    patient = well_patient(tmp_path_factory.mktemp("played"), taught_qwen3)
+    patient.set("rewards.invalid_call", 0.0)  # so that episodes which all fail earn the same
+    patient.write()
+    return asyncio.run(patient.examined(fast=False))
+
+
+def test_the_sampler_comes_up_and_the_learner_agrees_with_it(played):
+    assert only(played, "sampler").severity is Severity.OK
+    assert only(played, "parity").severity is Severity.OK
+    assert "exact" in only(played, "parity").measured
+    assert not [finding for finding in played if finding.severity in (Severity.BAD, None)]
+
+
+def test_a_policy_that_makes_no_valid_call_is_told_of_warm_start_and_grammar(played):
+    found = only(played, "valid calls")
+    assert found.severity is Severity.WARN
+    assert "warm start" in found.fix
+    assert "sampling.constrain to act" in found.fix
+
+
+def test_groups_whose_rewards_are_all_equal_are_called_dead(played):
+    found = only(played, "rewards")
+    assert found.severity is Severity.WARN
+    assert "2 of 2 groups are dead" in found.measured
+    assert "group_size" in found.fix
+
+
+def test_episodes_that_never_answer_are_found(played):
+    found = only(played, "answers")
+    assert found.severity is Severity.WARN
+    assert "4 of 4 episodes ended without one (cut by length)" in found.measured
+    assert "raise sampling.max_tokens (4)" in found.fix
+
+
+def test_forecast_memory_and_disk_are_those_that_were_measured(played):
+    assert "as in the episodes played" in only(played, "forecast").measured
+    assert "were seen" in only(played, "memory").measured
+    assert not only(played, "disk").measured.startswith("about")
+
+
+async def test_a_sampler_that_disagrees_with_the_learner_is_found(tiny, monkeypatch):
+    class Other(TransformersSampler):
+        """Reports logprobs of other weights than the learner's."""
+
+        async def sample(self, request):
+            drawn = await super().sample(request)
+            return replace(drawn, logprobs=tuple(logprob - 1.0 for logprob in drawn.logprobs))
+
+    monkeypatch.setattr("mcprl.samplers.transformers.TransformersSampler", Other)
+    tiny.write()
+    found = only(await tiny.examined(fast=False), "parity")
+    assert (found.severity, found.code) == (Severity.BAD, "E-LEARN-002")
+    assert "more than rounding explains" in found.measured
+    assert "load the weights of model.path" in found.fix
+
+
+# ---- what a sample of episodes says, from groups made by hand --------------------------------------------------------
+
+
+def trajectory(member: int, reward: float, *observations: Observation, stop=StopReason.ANSWERED) -> Trajectory:
+    calls = tuple(ToolCall(name=seen.tool, arguments={}) for seen in observations)
+    turn = Turn(
+        text="x",
+        sampled_ids=(1,),
+        finish=FinishReason.STOP,
+        weights_version=0,
+        calls=calls,
+        observations=observations,
+    )
+    return Trajectory(
+        task_id="ana",
+        step=0,
+        member=member,
+        attempt=0,
+        temperature=1.0,
+        token_ids=(0, 1),
+        sampled=(False, True),
+        forced=(False, False),
+        fixed=(False, False),
+        logprobs=(0.0, -0.5),
+        turn_index=(-1, 0),
+        weights_version=(-1, 0),
+        turns=(turn,),
+        stop=stop,
+        reward=reward,
+        reward_parts={"answer": reward},
+    )
+
+
+def seen(latency_s: float) -> Observation:
+    return Observation(tool="find_person", server="people", text="Lima", latency_s=latency_s)
+
+
+TASK = Task(id="ana", prompt=({"role": "user", "content": "?"},), goal=Goal(answer=Contains(text="Lima")))
+
+
+def judged(patient: Patient, *trajectories: Trajectory, lost: tuple[LostEpisode, ...] = ()) -> dict[str, Finding]:
+    patient.write()
+    group = Group(task=TASK, trajectories=trajectories, lost=lost)
+    return {finding.check: finding for finding in judge_groups(load_recipe(patient.recipe), [group], 1.0)}
+
+
+def test_a_healthy_sample_has_nothing_to_mend(patient):
+    findings = judged(patient, trajectory(0, 1.0, seen(0.01)), trajectory(1, 0.0, seen(0.03)))
+    assert {finding.severity for finding in findings.values()} == {Severity.OK}
+    assert "p50 10 ms, p95 30 ms over 2 calls" in findings["tool latency"].measured
+    assert findings["valid calls"].measured == "100% of 2 calls"
+
+
+def test_a_tool_that_is_nearly_too_slow_is_found_with_its_setting(patient):
+    patient.set("servers.settings.people.call_deadline_s", 1.0)
+    found = judged(patient, trajectory(0, 1.0, seen(0.9)), trajectory(1, 0.0, seen(0.1)))["tool latency"]
+    assert found.severity is Severity.WARN
+    assert "servers.settings.people.call_deadline_s" in found.fix
+
+
+def test_attempts_that_the_infrastructure_lost_are_told_with_their_cause(patient):
+    lost = LostEpisode(task_id="ana", member=0, attempt=0, code="E-TOOL-011", reason="server 'people' went away")
+    found = judged(patient, trajectory(0, 1.0), trajectory(1, 0.0), lost=(lost,))["lost episodes"]
+    assert found.severity is Severity.WARN
+    assert "E-TOOL-011 server 'people' went away" in found.measured
+
+
+def test_the_findings_of_a_sample_can_be_written_as_json(patient):
+    findings = judged(patient, trajectory(0, 1.0), trajectory(1, 0.0))
+    assert json.loads(json.dumps(findings["rewards"].to_json()))["severity"] == "ok"

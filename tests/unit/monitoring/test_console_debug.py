@@ -1,0 +1,141 @@
+"""`--debug`: what happens goes to a file and, shortened, to stderr; nothing of it is secret or commands a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from episodes_seen import make_trajectory
+
+from mcprl.cli import resume, train
+from mcprl.errors import Fault, ServerLostError, UnknownToolError
+from mcprl.monitoring.debug_log import FILE_NAME, RunDiary, debugging
+from mcprl.records import FinishReason, LostEpisode, Observation, Turn
+from mcprl.redact import SECRETS
+from mcprl.training.folder import RunFolder
+from mcprl.verdicts import Severity, Verdict
+
+METRICS = {"reward": 0.25, "weights_version": 4.0}
+CLIPPING = Verdict(severity=Severity.WARN, name="clipping", what="the clip cuts off 41%", fix="lower a setting")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before():
+    """Redaction in the making of records stays once it is installed; other tests begin without it."""
+    factory = logging.getLogRecordFactory()
+    yield
+    logging.setLogRecordFactory(factory)
+
+
+def failed_call() -> Observation:
+    return Observation(tool="q", server="fmp", text="no\x1b[2J such symbol", fault=Fault.POLICY)
+
+
+def test_the_file_has_stages_episodes_with_their_reasons_failed_calls_losses_and_steps(tmp_path):
+    turn = Turn(text="", sampled_ids=(), finish=FinishReason.STOP, weights_version=3, observations=(failed_call(),))
+    with debugging(tmp_path):
+        diary = RunDiary()
+        diary.stage("starting the sampler")
+        diary.episode_finished(0, make_trajectory(turns=(turn,)))
+        diary.episode_finished(
+            0, LostEpisode(task_id="t", member=1, attempt=0, code="E-TOOL-011", reason="server 'fmp' ended")
+        )
+        diary.step_finished(0, METRICS, [CLIPPING])
+    log = (tmp_path / FILE_NAME).read_text()
+    for part in (
+        "INFO    mcprl.run: starting the sampler",
+        "episode meet-ana/2, attempt 1: call of q at fmp failed: no\\x1b[2J such symbol",
+        "episode meet-ana/2, attempt 1: answered after 1 turns, 1 calls, 4 tokens",
+        "WARNING mcprl.run: step 1, episode t/1, attempt 1: lost to E-TOOL-011 server 'fmp' ended",
+        "step 1: done, the sampler has weights version 4; reward 0.25, weights_version 4",
+        "step 1: warn clipping: the clip cuts off 41%",
+    ):
+        assert part in log
+
+
+def test_mcprl_is_heard_from_debug_and_others_from_info_upwards(tmp_path):
+    with debugging(tmp_path):
+        for name in ("mcprl.tools.pool", "httpx2"):
+            logging.getLogger(name).debug("a detail of %s", name)
+            logging.getLogger(name).info("news of %s", name)
+        warnings.warn("old and deprecated", stacklevel=1)
+    log = (tmp_path / FILE_NAME).read_text()
+    assert "a detail of mcprl.tools.pool" in log
+    assert "a detail of httpx2" not in log
+    assert "news of httpx2" in log
+    assert "old and deprecated" in log
+
+
+def test_stderr_gets_the_first_line_of_each_record_cut_to_size(tmp_path, capsys):
+    with debugging(tmp_path):
+        logging.getLogger("mcprl.tools").info("first\x1b[2J\nsecond")
+        logging.getLogger("mcprl.tools").info("x" * 500)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith("INFO    mcprl.tools: first\\x1b[2J")
+    assert len(second) == 160
+    assert second.endswith("x…")
+    assert "second" in (tmp_path / FILE_NAME).read_text()
+    assert "x" * 500 in (tmp_path / FILE_NAME).read_text()
+
+
+def test_an_error_that_ends_the_run_is_printed_with_its_traceback_and_without_secrets(tmp_path, capsys):
+    SECRETS.add("TRIAL_KEY", "k3y-that-nobody-sees")
+    with pytest.raises(UnknownToolError), debugging(tmp_path):
+        raise UnknownToolError("no tool 'x'", fix="correct it") from ValueError("k3y-that-nobody-sees\x1b[2J")
+    shown = capsys.readouterr().err
+    log = (tmp_path / FILE_NAME).read_text()
+    for text in (shown, log):
+        assert "Traceback (most recent call last)" in text
+        assert "E-TOOL-003 no tool 'x'" in text
+        assert "ValueError: [redacted TRIAL_KEY]\\x1b[2J" in text
+        assert "nobody-sees" not in text
+
+
+def test_nothing_is_left_behind_in_logging(tmp_path):
+    root, own = logging.getLogger(), logging.getLogger("mcprl")
+    before = root.level, own.level, list(root.handlers)
+    with pytest.raises(ServerLostError), debugging(tmp_path):
+        raise ServerLostError("gone", fix="see its log")
+    assert (root.level, own.level, list(root.handlers)) == before
+    size = (tmp_path / FILE_NAME).stat().st_size
+    RunDiary().stage("later")
+    assert (tmp_path / FILE_NAME).stat().st_size == size
+
+
+@pytest.fixture
+def run_asked_for(monkeypatch):
+    """What the commands ask to be run, which here only logs a line."""
+    asked = {}
+
+    def run(config, *, recipe, folder=None, standing=None):
+        asked.update(config=config, folder=folder)
+        logging.getLogger("mcprl.trial").debug("running")
+
+    # In the place of the module, which would load the libraries of training.
+    monkeypatch.setitem(sys.modules, "mcprl.cli.running", SimpleNamespace(run_to_the_end=run))
+    return asked
+
+
+def test_train_and_resume_take_debug(tmp_path, run_asked_for, recipe):
+    train.command(recipe, [f"training.outputs={tmp_path}"], debug=True)
+    path = run_asked_for["folder"].path
+    assert (path / "logs" / FILE_NAME).read_text().count("mcprl.trial: running") == 1
+    resume.command(path, debug=True)
+    assert (path / "logs" / FILE_NAME).read_text().count("mcprl.trial: running") == 2
+    run_asked_for["folder"].close()
+    RunFolder.open(path).close()  # nobody holds it
+
+
+def test_without_debug_no_folder_is_made_beforehand_and_nothing_is_logged(tmp_path, run_asked_for, recipe, capsys):
+    train.command(recipe, [f"training.outputs={tmp_path / 'runs'}"])
+    assert run_asked_for["folder"] is None
+    assert not (tmp_path / "runs").exists()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def recipe(pytestconfig):
+    return pytestconfig.rootpath / "recipes" / "hello-cpu.yaml"

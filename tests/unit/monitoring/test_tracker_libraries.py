@@ -1,0 +1,206 @@
+"""The real libraries, told of a run, and what they made of it: read back from their files or from a stand-in server."""
+# R28
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from told_runs import KEY, MEMBERS, STEPS, Listener, make_folder, tell
+from tracking_stand_in import StandIn, stand_in
+
+pytest.importorskip("tensorboard", reason="install mcprl[tensorboard]")
+pytest.importorskip("opentelemetry.proto", reason="install mcprl[opentelemetry]")
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
+
+from mcprl.processes import free_port
+
+EPISODES = STEPS * MEMBERS
+FLUSH_S = 3.0
+# Found, and not imported: that takes seconds.
+needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="install mcprl[wandb]")
+needs_weave = pytest.mark.skipif(find_spec("weave") is None, reason="install mcprl[weave]")
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A stand-in for all of them, which the libraries find by their variables."""
+    with stand_in() as running:
+        for name in [name for name in os.environ if name.startswith(("WANDB_", "WEAVE_", "WF_", "OTEL_"))]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        monkeypatch.setenv("WANDB_BASE_URL", running.url)
+        monkeypatch.setenv("WF_TRACE_SERVER_URL", running.url)
+        yield running
+
+
+def histories(server: StandIn) -> list[dict]:
+    """The lines of metrics that W&B was sent."""
+    lines = []
+    for request in server.bodies("/file_stream$"):
+        lines += request.json.get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
+    return [json.loads(line) for line in lines]
+
+
+def check_wandb(server: StandIn, run: Path) -> None:
+    """All that W&B is to know of the run, as it came."""
+    steps = histories(server)
+    assert [(line["step"], line["reward"]) for line in steps] == [(0, 0.25), (1, 1.25)]
+    assert all("loss" not in line for line in steps)  # it was no number
+    assert [line["episodes"]["nrows"] for line in steps] == [4, 4]
+    assert steps[1]["verdicts"]["nrows"] == 1
+    assert sum(steps[0]["rewards"]["values"]) == MEMBERS
+    tables = [request.json for request in server.bodies("/storage/media/table/episodes_0")]
+    assert tables[0]["data"][0][:6] == [0, "meet-ana", 3, 0.75, "answered", 2]
+    assert "→ find_person: Ana: Lima" in tables[0]["data"][0][7]
+    asked = [request.json for request in server.bodies("/graphql$")]
+    alerts = [query["variables"] for query in asked if "notifyScriptableRunAlert" in query["query"]]
+    assert [(alert["title"], alert["severity"]) for alert in alerts] == [("collapse", "WARN")]
+    artefacts = [query["variables"]["input"] for query in asked if "createArtifact(" in query["query"]]
+    assert [made["artifactCollectionName"] for made in artefacts if made["artifactTypeName"] == "model"] == [
+        "told-adapter"
+    ]
+    (config,) = [request.body for request in server.bodies("/storage/config.yaml")][-1:]
+    assert b"group_size" in config
+    names = {query["variables"]["name"] for query in asked if "upsertBucket(" in query["query"]}
+    assert names == {(run / "wandb" / "run-id").read_text().strip()}
+
+
+async def test_tensorboard_reads_back_scalars_and_histograms_and_no_torch_was_needed(tmp_path):
+    folder, listener = make_folder(tmp_path), Listener()
+    outcomes = await tell(folder, listener, tensorboard=True)
+    assert (outcomes["tensorboard"].state, listener.said) == ("delivered", [])
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0})
+    events.Reload()
+    assert set(events.Tags()["tensors"]) == {"reward", "kl", "rewards"}
+    scalars = [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors("reward")]
+    assert scalars == [(0, 0.25), (1, 1.25)]
+    buckets = make_ndarray(events.Tensors("rewards")[0].tensor_proto)
+    assert (buckets[0, 0], buckets[-1, 1], buckets[:, 2].sum()) == (0.0, 0.75, MEMBERS)
+    code = (
+        "import sys, mcprl.monitoring.trackers.process; print(sorted({'torch', 'wandb', 'weave'} & set(sys.modules)))"
+    )
+    loaded = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", code], text=True)
+    assert loaded == "[]\n"
+
+
+async def test_a_collector_gets_episodes_turns_and_calls_as_one_trace_each(tmp_path, server, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer collector-token-77")
+    folder, listener = make_folder(tmp_path), Listener()
+    outcomes = await tell(folder, listener, opentelemetry={"endpoint": f"{server.url}/v1/traces"})
+    assert (outcomes["opentelemetry"].state, listener.said) == ("delivered", [])
+    requests = server.bodies("^/v1/traces$")
+    assert {request.headers["authorization"] for request in requests} == {"Bearer collector-token-77"}
+    spans = [
+        span
+        for request in requests
+        for of_resource in ExportTraceServiceRequest.FromString(request.body).resource_spans
+        for scope in of_resource.scope_spans
+        for span in scope.spans
+    ]
+    episodes = [span for span in spans if not span.parent_span_id]
+    assert len(episodes) == EPISODES
+    assert len({span.trace_id for span in spans}) == EPISODES
+    (first, *_rest) = episodes
+    assert first.name == "invoke_agent meet-ana"
+    assert first.end_time_unix_nano - first.start_time_unix_nano == pytest.approx(2e9, abs=1e3)
+    turns = [span for span in spans if span.parent_span_id == first.span_id]
+    assert [span.name for span in turns] == ["chat tiny/model"] * 2
+    (call,) = [span for span in spans if span.parent_span_id in {turn.span_id for turn in turns}]
+    assert call.end_time_unix_nano - call.start_time_unix_nano == pytest.approx(0.25e9, abs=1e3)
+    told = {attribute.key: attribute.value.string_value for attribute in call.attributes}
+    assert told["gen_ai.operation.name"] == "execute_tool"
+    assert (told["gen_ai.tool.name"], told["mcprl.server"]) == ("find_person", "directory")
+    assert json.loads(told["gen_ai.tool.call.arguments"]) == {"name": "Ana"}
+    assert told["gen_ai.tool.call.result"] == "Ana: Lima"
+
+
+@pytest.mark.slow
+@needs_weave
+async def test_weave_gets_a_tree_of_turns_and_calls_for_each_episode(tmp_path, server):
+    folder, listener = make_folder(tmp_path), Listener()
+    outcomes = await tell(folder, listener, weave={"project": "e/p"})
+    assert (outcomes["weave"].state, listener.said) == ("delivered", [])
+    calls = [call for request in server.bodies("/calls/complete$") for call in request.json["batch"]]
+    by_id = {call["id"]: call for call in calls}
+    roots = [call for call in calls if call["parent_id"] is None]
+    assert (len(roots), len(calls)) == (EPISODES, EPISODES * 4)
+    (root,) = [c for c in roots if (c["inputs"]["step"], c["inputs"]["member"]) == (1, 2)]
+    assert root["inputs"]["prompt"] == [{"role": "user", "content": "Where is Ana?"}]
+    assert (root["output"]["reward"], root["output"]["stop"]) == (0.5, "answered")
+    turns = [call for call in calls if call["parent_id"] == root["id"]]
+    assert sorted(turn["output"]["text"] for turn in turns) == [
+        '<tool_call>{"name": "find_person"}</tool_call>',
+        "Lima.",
+    ]
+    (tool,) = [call for call in calls if call["parent_id"] in {turn["id"] for turn in turns}]
+    assert "/mcprl.call:" in tool["op_name"]
+    assert tool["inputs"] == {"tool": "find_person", "server": "directory", "arguments": {"name": "Ana"}}
+    assert (tool["output"]["result"], tool["output"]["latency_s"]) == ("Ana: Lima", 0.25)
+    assert by_id[tool["parent_id"]]["started_at"] < tool["started_at"] < tool["ended_at"] <= root["ended_at"]
+    assert {call["trace_id"] for call in (root, *turns, tool)} == {root["trace_id"]}
+
+
+@pytest.mark.slow
+@needs_wandb
+async def test_wandb_online_gets_metrics_tables_alerts_and_the_adapter(tmp_path, server):
+    folder, listener = make_folder(tmp_path), Listener()
+    outcomes = await tell(folder, listener, wandb={"project": "p", "entity": "e", "url": server.url})
+    assert (outcomes["wandb"].state, listener.said) == ("delivered", [])
+    check_wandb(server, folder)
+    (log,) = (folder / "logs").glob("tracker-wandb.log")
+    assert KEY not in log.read_text()
+
+
+@pytest.mark.slow
+@needs_wandb
+async def test_wandb_offline_asks_nobody_and_its_own_sync_sends_the_same_later(tmp_path, server):
+    folder, listener = make_folder(tmp_path), Listener()
+    outcomes = await tell(folder, listener, wandb={"project": "p", "entity": "e", "mode": "offline"})
+    assert (outcomes["wandb"].state, listener.said) == ("delivered", [])
+    assert server.requests == []
+    (kept,) = (folder / "wandb").glob("offline-run-*")
+    assert list(kept.glob("run-*.wandb"))
+    command = [str(Path(sys.executable).with_name("wandb")), "sync", str(kept)]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=120)
+    check_wandb(server, folder)
+
+
+@pytest.mark.slow
+@needs_wandb
+@needs_weave
+@pytest.mark.parametrize("fault", ["refused", "500", "429", "cut", "slow"])
+async def test_wandb_and_weave_are_spoken_of_once_whatever_the_fault(tmp_path, server, monkeypatch, fault):
+    if fault == "refused":
+        for name in ("WANDB_BASE_URL", "WF_TRACE_SERVER_URL"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    else:
+        server.fault = fault
+    folder, listener = make_folder(tmp_path), Listener()
+    asked = server.asked if fault != "refused" else None
+    both = {"wandb": {"project": "p", "entity": "e"}, "weave": {"project": "e/p"}}
+    outcomes = await tell(folder, listener, until=asked, flush_s=FLUSH_S, **both)
+    assert listener.held_up_s < FLUSH_S + 4.0
+    assert {outcome.state for outcome in outcomes.values()} <= {"failed", "incomplete"}
+    assert sorted(text.split()[1] for text in listener.said) == ["W&B", "Weave"]
+
+
+@pytest.mark.slow
+@needs_wandb
+async def test_a_run_that_is_resumed_goes_on_in_the_same_run_of_wandb(tmp_path, server):
+    folder, listener = make_folder(tmp_path), Listener()
+    for ends in (False, True):
+        outcomes = await tell(folder, listener, ends=ends, wandb={"project": "p", "entity": "e"})
+        assert (outcomes["wandb"].state, listener.said) == ("delivered", [])
+    asked = [request.json for request in server.bodies("/graphql$")]
+    names = {query["variables"]["name"] for query in asked if "upsertBucket(" in query["query"]}
+    assert names == {(folder / "wandb" / "run-id").read_text().strip()}
