@@ -45,8 +45,8 @@ MODEL_SETTINGS = (
     "model.renderer=chatml",
     "model.dtype=float32",
     "model.context_tokens=8192",
-    "sampling.max_tokens=256",
-    "episodes.max_concurrent=8",
+    "sampling.max_tokens=96",
+    "episodes.max_concurrent=16",
 )
 
 

@@ -100,6 +100,7 @@ def _settled(page: Page) -> None:
     expect(page.get_by_text("Reading…")).to_have_count(0)
 
 
+@pytest.mark.alone
 def test_a_step_that_is_recorded_shows_within_two_seconds(browser, address, outputs):
     with visit(browser, address) as seen, RunFolder.open(outputs / "live") as folder:
         page = seen.open("/runs/live")
@@ -120,6 +121,7 @@ def test_a_step_that_is_recorded_shows_within_two_seconds(browser, address, outp
         expect(page.get_by_role("button", name="dead groups, warn, steps 2 to 4")).to_be_visible()
 
 
+@pytest.mark.alone
 def test_a_hundred_thousand_episodes_open_filter_and_search_within_a_second(browser, root, model):
     run = kept_run(root, model, LARGE)
     with dashboard(run.parent) as served, visit(browser, served) as seen:

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 HEAVY = ("torch", "vllm", "transformers", "ray", "peft", "accelerate", "tinker", "mcp", "pyarrow")
 MAX_HELP_MS = 300
 LIST_HEAVY_AFTER_HELP = f"""
@@ -28,6 +30,7 @@ def test_help_imports_no_heavy_library(user_environment):
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.alone
 def test_help_answers_within_300_ms(user_environment, record_property):
     command = [str(Path(sys.executable).with_name("mcprl")), "--help"]
     times_ms: list[float] = []
