@@ -26,7 +26,7 @@ CHECKS = (
     Check(name="pins", run=check_pins, needs=lambda e: (e.config, e.toolboxes)),
     Check(name="tasks and tools", run=check_against_tools, needs=lambda e: (e.config, e.tasks, e.catalog)),
     Check(name="worlds", run=check_worlds, needs=lambda e: (e.tasks, e.catalog)),
-    Check(name="leaks", run=check_leaks, needs=lambda e: (e.tasks,)),
+    Check(name="leaks", run=check_leaks, needs=lambda e: (e.config, e.tasks)),
     Check(name="model", run=check_model, needs=lambda e: (e.config,)),
     Check(name="template", run=check_template, needs=lambda e: (e.config, e.model), after=("installed",), dear=True),
     Check(name="grammar", run=check_grammar, needs=lambda e: (e.config, e.chat, e.catalog), dear=True),
