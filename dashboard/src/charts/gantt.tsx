@@ -4,10 +4,10 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { duration, percent } from "../logic/format";
 import { gapsOf, spanAt, withIdle, type Bar } from "../logic/gantt_rows";
-import { colour, theme } from "../theme";
+import { colour } from "../theme";
 import type { Span } from "../types";
 import { ChartFrame } from "./frame";
-import { axes, follow, useNearby } from "./uplot_parts";
+import { axes, useChart } from "./uplot_parts";
 
 const ROWS = ["collect", "sampler idle", "update", "publish", "save", "learner idle"] as const;
 const COLOURS: Record<string, string> = {
@@ -22,13 +22,11 @@ const STEPS_IN_VIEW = 6;
 
 export function Gantt({ spans }: { spans: Span[] }) {
   const box = useRef<HTMLDivElement>(null);
-  const plot = useRef<uPlot | null>(null);
   const view = useRef<[number, number] | null>(null); // what the reader zoomed to; null: the last steps
   const pointed = useSignal<Bar | null>(null);
   const bars = withIdle(spans);
   const latest = useRef(bars);
   latest.current = bars;
-  const near = useNearby(box);
   const start = Math.min(...spans.map((span) => span.start));
   const end = Math.max(...spans.map((span) => span.end));
   const recent = (): [number, number] => {
@@ -36,22 +34,19 @@ export function Gantt({ spans }: { spans: Span[] }) {
     const shown = spans.filter((span) => span.step > last - STEPS_IN_VIEW);
     return [Math.min(...shown.map((span) => span.start)) - start, end - start];
   };
-  const zoom = (range: [number, number]) => plot.current?.setScale("x", { min: range[0], max: range[1] });
   const hasSpans = spans.length > 0;
-  useEffect(() => {
-    if (!near || !box.current || !hasSpans) return;
-    const made = new uPlot(optionsOf(box.current, latest, pointed), [[0, end - start], [0, 0]], box.current);
-    plot.current = made;
-    zoom(recent());
-    const unfollow = follow(made, box.current);
-    const unsubscribe = theme.subscribe(() => queueMicrotask(() => made.redraw(false)));
-    return () => {
-      unfollow();
-      unsubscribe();
-      made.destroy();
-      plot.current = null;
-    };
-  }, [near, hasSpans]);
+  const plot = useChart(
+    box,
+    (inside) => {
+      if (!hasSpans) return null;
+      const made = new uPlot(optionsOf(inside, latest, pointed), [[0, end - start], [0, 0]], inside);
+      const [min, max] = recent();
+      made.setScale("x", { min, max });
+      return made;
+    },
+    [hasSpans],
+  );
+  const zoom = (range: [number, number]) => plot.current?.setScale("x", { min: range[0], max: range[1] });
   useEffect(() => {
     if (!plot.current) return;
     plot.current.setData([[0, end - start], [0, 0]], false);

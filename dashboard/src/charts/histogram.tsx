@@ -4,10 +4,10 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { runUrl, useAnswer } from "../api";
 import { axisFigures, count, figure, percent } from "../logic/format";
-import { colour, theme } from "../theme";
+import { colour } from "../theme";
 import type { Ratios } from "../types";
 import { ChartFrame } from "./frame";
-import { axes, follow, useNearby } from "./uplot_parts";
+import { axes, useChart } from "./uplot_parts";
 
 const BETTER = "--scale-up";
 const WORSE = "--scale-down";
@@ -86,23 +86,9 @@ export function RatioHistogram({ run, newest }: { run: string; newest: number })
 
 function Bars({ data, onPoint }: { data: Ratios; onPoint: (place: number | null) => void }) {
   const box = useRef<HTMLDivElement>(null);
-  const plot = useRef<uPlot | null>(null);
   const latest = useRef(data);
   latest.current = data;
-  const near = useNearby(box);
-  useEffect(() => {
-    if (!near || !box.current) return;
-    const made = new uPlot(optionsOf(box.current, latest, onPoint), columnsOf(data), box.current);
-    plot.current = made;
-    const unfollow = follow(made, box.current);
-    const unsubscribe = theme.subscribe(() => queueMicrotask(() => made.redraw(false)));
-    return () => {
-      unfollow();
-      unsubscribe();
-      made.destroy();
-      plot.current = null;
-    };
-  }, [near]);
+  const plot = useChart(box, (inside) => new uPlot(optionsOf(inside, latest, onPoint), columnsOf(data), inside));
   useEffect(() => plot.current?.setData(columnsOf(data)), [data]);
   return <div ref={box} class="plot histogram" role="img" aria-label={`Histogram of ratios of step ${data.step}; see its data below`} />;
 }

@@ -4,10 +4,10 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { axisFigures, figure, percent } from "../logic/format";
 import { smooth } from "../logic/series";
-import { colour, theme } from "../theme";
+import { colour } from "../theme";
 import type { Figure } from "../types";
 import { ChartFrame, type ReadoutItem } from "./frame";
-import { axes, CURSOR, follow, useNearby } from "./uplot_parts";
+import { axes, CURSOR, useChart } from "./uplot_parts";
 
 export interface Line {
   label: string;
@@ -66,24 +66,10 @@ export function Plot(props: PlotProps) {
 function Canvas(props: PlotProps & { onCursor: (place: number | null) => void }) {
   const { title, steps, lines, smoothing = 0 } = props;
   const box = useRef<HTMLDivElement>(null);
-  const plot = useRef<uPlot | null>(null);
   const latest = useRef(props);
   latest.current = props;
-  const near = useNearby(box);
   const shape = lines.map((line) => `${line.label} ${line.colour}`).join("|") + (smoothing > 0 ? "~" : "");
-  useEffect(() => {
-    if (!near || !box.current) return;
-    const made = new uPlot(optionsOf(latest, box.current), dataOf(latest.current), box.current);
-    plot.current = made;
-    const unfollow = follow(made, box.current);
-    const unsubscribe = theme.subscribe(() => queueMicrotask(() => made.redraw(false)));
-    return () => {
-      unfollow();
-      unsubscribe();
-      made.destroy();
-      plot.current = null;
-    };
-  }, [near, shape]);
+  const plot = useChart(box, (inside) => new uPlot(optionsOf(latest, inside), dataOf(latest.current), inside), [shape]);
   useEffect(() => {
     const made = plot.current;
     if (!made) return;

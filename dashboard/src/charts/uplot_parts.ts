@@ -1,8 +1,8 @@
 /** What every chart has in common: axes in the page's colours, the shared cursor, its size, and when to draw it. */
 import type { RefObject } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
-import { colour } from "../theme";
+import { colour, theme } from "../theme";
 
 const FONT = '11px ui-sans-serif, system-ui, -apple-system, "Segoe UI", sans-serif';
 
@@ -43,8 +43,35 @@ export function axes(yFormat: (marks: number[]) => string[], xFormat?: (marks: n
   ];
 }
 
+/**
+ * The chart that lives in a box: made once the box is near the screen, made anew where one of `shape` changes, as large
+ * as the box, and drawn again in the colours of another theme. `make` may give null while there is nothing to draw.
+ */
+export function useChart(
+  box: RefObject<HTMLElement | null>,
+  make: (box: HTMLElement) => uPlot | null,
+  shape: unknown[] = [],
+): RefObject<uPlot | null> {
+  const plot = useRef<uPlot | null>(null);
+  const near = useNearby(box);
+  useEffect(() => {
+    const made = near && box.current ? make(box.current) : null;
+    if (!made) return;
+    plot.current = made;
+    const unfollow = follow(made, box.current!);
+    const unsubscribe = theme.subscribe(() => queueMicrotask(() => made.redraw(false)));
+    return () => {
+      unfollow();
+      unsubscribe();
+      made.destroy();
+      plot.current = null;
+    };
+  }, [near, ...shape]);
+  return plot;
+}
+
 /** Keep a chart as large as its box. Gives what ends it. */
-export function follow(plot: uPlot, box: HTMLElement): () => void {
+function follow(plot: uPlot, box: HTMLElement): () => void {
   const observer = new ResizeObserver(() => {
     if (box.clientWidth > 0) plot.setSize({ width: box.clientWidth, height: box.clientHeight });
   });
