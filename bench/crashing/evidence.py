@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import safe_open
 
 from mcprl.records import Trajectory
+from mcprl.training.token_files import read_token_notes
 from mcprl.training.trajectory_files import encode_trajectory, read_trajectories
 from servers.harness import say
 
@@ -32,7 +33,8 @@ Key = tuple[int, str, int]
 
 
 def evidence(run: Path) -> dict[str, str]:
-    """SHA-256 by name: every tensor and every fact of the newest checkpoint, the adapter, each episode, each step."""
+    """SHA-256 by name: every tensor and every fact of the newest checkpoint, the adapter, each episode, each token, each
+    step."""
     newest = max((run / "checkpoints").glob("step-?????"))
     found = {f"checkpoint/{newest.name}/state.json": _digest((newest / "state.json").read_bytes())}
     for file in sorted(newest.glob("learner-*")):
@@ -44,8 +46,11 @@ def evidence(run: Path) -> dict[str, str]:
     for line in (run / "metrics.jsonl").read_text().splitlines():
         metrics: dict[str, float] = json.loads(line)
         for name, value in metrics.items():
-            if not _is_time(name):
+            if not _is_of_the_machine(name):
                 found[f"metrics/{metrics['step']}/{name}"] = repr(value)
+    for path in (run / "tokens").glob("*.parquet"):
+        for (task, member), notes in read_token_notes(path).items():
+            found[f"tokens/{path.stem}/{task}/{member}"] = _digest(repr(notes).encode())
     return found
 
 
@@ -120,8 +125,9 @@ def _without_times(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, turns=turns, duration_s=0.0)
 
 
-def _is_time(metric: str) -> bool:
-    return metric.endswith(("_s", "_idle_share")) or "per_s" in metric
+def _is_of_the_machine(metric: str) -> bool:
+    """Whether a metric is a time, or what the machine had to give: two runs that are the same differ in these."""
+    return metric.endswith(("_s", "_idle_share")) or "per_s" in metric or metric.startswith(("memory_", "cpu_", "gpu_"))
 
 
 def _tensors(file: Path) -> dict[str, str]:

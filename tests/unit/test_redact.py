@@ -219,7 +219,7 @@ def test_each_key_in_the_recorded_tool_results_is_found():
 
 def processor_seconds(text: str, secrets: SecretRegistry) -> float:
     spent = []
-    for _ in range(3):  # the best of three: other processes share the machine
+    for _ in range(10):  # the best of ten: other processes share the machine
         start = time.process_time()
         secrets.redact(text)
         spent.append(time.process_time() - start)
