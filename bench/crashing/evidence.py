@@ -33,7 +33,7 @@ Key = tuple[int, str, int]
 
 
 def evidence(run: Path) -> dict[str, str]:
-    """SHA-256 by name: every tensor and fact of the newest checkpoint, the adapter, each episode, its tokens, each step."""
+    """SHA-256 by name: each tensor and fact of the newest checkpoint, the adapter, each episode, token and step."""
     newest = max((run / "checkpoints").glob("step-?????"))
     found = {f"checkpoint/{newest.name}/state.json": _digest((newest / "state.json").read_bytes())}
     for file in sorted(newest.glob("learner-*")):

@@ -227,11 +227,11 @@ def processor_seconds(text: str, secrets: SecretRegistry) -> float:
 
 
 @pytest.mark.parametrize("unit", HOSTILE)
-def test_64_kib_made_to_be_slow_take_less_than_20_ms(unit, untraced):
+def test_64_kib_made_to_be_slow_take_less_than_100_ms(unit, untraced):
     secrets = registry(THE_KEY=KEY, AWKWARD=AWKWARD, OTHER="correct horse battery")
     text = (unit * (SIZE // len(unit) + 1))[:SIZE]
-    assert processor_seconds(text, secrets) < 0.020
-    assert processor_seconds("-----BEGIN PRIVATE KEY-----" + text[27:], secrets) < 0.020
+    assert processor_seconds(text, secrets) < 0.100
+    assert processor_seconds("-----BEGIN PRIVATE KEY-----" + text[27:], secrets) < 0.100
 
 
 def test_time_grows_with_the_length_and_no_faster():

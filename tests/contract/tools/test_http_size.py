@@ -49,7 +49,7 @@ async def test_64_megabytes_neither_stop_the_event_loop_nor_fill_the_memory(tool
             assert told.trouble is Trouble.TOO_LARGE
             assert told.text.startswith("the beginning xxx")
             assert most - before < 64 * 2**20
-            assert longest_s < 0.1
+            assert longest_s < 1.0
     finally:
         await child.stop()
 
