@@ -66,7 +66,7 @@ async def test_people_are_listed_by_city():
 
 def test_an_unknown_server_is_refused_with_a_suggestion():
     with pytest.raises(
-        BadValueError, match=r"'directry' \(did you mean 'directory'\?\)\. Fix: choose one of: directory"
+        BadValueError, match=r"'directry' \(did you mean 'directory'\?\)\. Fix: choose one of: bfcl, directory"
     ):
         make_server("directry")
 
