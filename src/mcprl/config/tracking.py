@@ -61,3 +61,14 @@ class TrackingConfig(Section):
     wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; null: not told.")
     weave: WeaveConfig | None = Field(default=None, description="Weave; null: not told.")
     opentelemetry: OpenTelemetryConfig | None = Field(default=None, description="OpenTelemetry; null: not told.")
+
+    @property
+    def named(self) -> list[str]:
+        """The trackers that are on: their settings, their extras and their processes have the same names."""
+        asked = {
+            "wandb": self.wandb is not None,
+            "weave": self.weave is not None,
+            "tensorboard": self.tensorboard,
+            "opentelemetry": self.opentelemetry is not None,
+        }
+        return [name for name, is_asked in asked.items() if is_asked]

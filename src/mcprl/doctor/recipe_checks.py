@@ -11,7 +11,6 @@ from importlib import metadata
 from pydantic import ValidationError
 
 from mcprl.config import RunConfig
-from mcprl.config.tracking import TrackingConfig
 from mcprl.doctor.examination import Examination
 from mcprl.doctor.findings import Finding, fine, warning, wrong, wrong_by
 from mcprl.doctor.machine import gpu_memories, needed_gpus
@@ -128,19 +127,11 @@ def needed_libraries(config: RunConfig) -> tuple[Library, ...]:
             ),
         ),
     ]
-    return (*(library for holds, library in wanted if holds), *_tracker_libraries(config.tracking))
+    return (*(library for holds, library in wanted if holds), *map(_library_of_tracker, config.tracking.named))
 
 
-def _tracker_libraries(tracking: TrackingConfig) -> Iterator[Library]:
-    named = {
-        "wandb": tracking.wandb is not None,
-        "weave": tracking.weave is not None,
-        "tensorboard": tracking.tensorboard,
-        "opentelemetry": tracking.opentelemetry is not None,
-    }
-    for name, is_named in named.items():
-        if is_named:
-            yield Library(module=name, extra=name, because=f"tracking.{name} is set", instead="leave it out")
+def _library_of_tracker(name: str) -> Library:
+    return Library(module=name, extra=name, because=f"tracking.{name} is set", instead="leave it out")
 
 
 async def check_installed(examination: Examination) -> AsyncIterator[Finding]:

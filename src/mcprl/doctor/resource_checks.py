@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -21,6 +20,7 @@ from mcprl.errors import StorageError
 from mcprl.planning.model_size import model_size
 from mcprl.planning.plan import Known, make_plan
 from mcprl.planning.servers import server_names
+from mcprl.tools.keys import load_keys
 from mcprl.training.checkpoints import forecast
 
 __all__ = ["check_disk", "check_forecast", "check_memory", "check_trackers"]
@@ -172,7 +172,8 @@ def _model_folder(examination: Examination) -> str:
 
 async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
     """Whether the trackers that the recipe names can be reached. One that is down stops no run, so this only warns."""
-    tracking = examination.config.value.tracking
+    config = examination.config.value
+    tracking, keys = config.tracking, load_keys(config.servers.env_file)
     named: list[str] = []
     addresses: dict[str, str] = {}
     if tracking.tensorboard:
@@ -180,10 +181,10 @@ async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
     if tracking.wandb is not None:
         named.append(f"wandb ({tracking.wandb.mode})")
         if tracking.wandb.mode == "online":
-            addresses["tracking.wandb"] = tracking.wandb.url or os.environ.get("WANDB_BASE_URL") or _WANDB_CLOUD
+            addresses["tracking.wandb"] = tracking.wandb.url or keys.get("WANDB_BASE_URL") or _WANDB_CLOUD
     if tracking.weave is not None:
         named.append("weave")
-        addresses["tracking.weave"] = os.environ.get("WANDB_BASE_URL") or _WANDB_CLOUD
+        addresses["tracking.weave"] = keys.get("WANDB_BASE_URL") or _WANDB_CLOUD
     if tracking.opentelemetry is not None:
         named.append("opentelemetry")
         addresses["tracking.opentelemetry"] = tracking.opentelemetry.endpoint
@@ -194,14 +195,14 @@ async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
             f"{setting}: nobody answers at {addresses[setting]}; the run would go on without",
             fix="start it, correct its address, or leave it out (tracking.wandb.mode offline sends later)",
         )
-    if "tracking.wandb" in addresses and not _has_wandb_key():
+    if "tracking.wandb" in addresses and not _has_wandb_key(keys):
         yield warning("trackers", "tracking.wandb is online, and there is no key for it", fix="run `wandb login`")
     if not down:
         yield fine("trackers", ", ".join(named) if named else "none is named; the run's own folder has everything")
 
 
-def _has_wandb_key() -> bool:
-    return bool(os.environ.get("WANDB_API_KEY")) or (Path.home() / ".netrc").is_file()
+def _has_wandb_key(keys: Mapping[str, str]) -> bool:
+    return bool(keys.get("WANDB_API_KEY")) or (Path.home() / ".netrc").is_file()
 
 
 async def _answers(address: str) -> bool:

@@ -17,7 +17,7 @@ from mcprl.config import TrackingConfig
 from mcprl.errors import MissingExtraError
 from mcprl.monitoring.trackers import opening
 from mcprl.monitoring.trackers.delivery import Delivery
-from mcprl.monitoring.trackers.opening import Trackers, configured_trackers, require_trackers, tracker_environment
+from mcprl.monitoring.trackers.opening import Trackers, require_trackers, tracker_environment
 from mcprl.monitoring.trackers.reports import episode_report, run_started
 from mcprl.processes import free_port
 from mcprl.records import FinishReason, LostEpisode, ToolCall, Turn
@@ -37,7 +37,7 @@ async def told_to(delivery: Delivery, folder, tracking: TrackingConfig) -> None:
 
 
 def test_nobody_is_told_unless_the_recipe_says_so():
-    assert configured_trackers(TrackingConfig()) == []
+    assert TrackingConfig().named == []
 
 
 @pytest.mark.parametrize("kind", ["wandb", "weave", "tensorboard", "opentelemetry"])

@@ -31,7 +31,7 @@ from mcprl.tools.keys import load_keys, register_secrets
 from mcprl.training.watching import Watcher
 from mcprl.verdicts import Verdict
 
-__all__ = ["Trackers", "configured_trackers", "require_trackers", "tracker_environment"]
+__all__ = ["Trackers", "require_trackers", "tracker_environment"]
 
 # What each needs: a module that its extra brings. The extra has the tracker's name.
 _MODULES = {
@@ -79,7 +79,7 @@ class Trackers:
         self._folder = folder
         keys = load_keys(self._config.servers.env_file)
         started = run_started(self._config, folder)
-        for kind in configured_trackers(self._config.tracking):
+        for kind in self._config.tracking.named:
             delivery = Delivery(kind, self._watcher.stage)
             environment = tracker_environment(kind, self._config.tracking, keys)
             await delivery.start(started, environment=environment, logs=folder / "logs")
@@ -133,20 +133,9 @@ class Trackers:
             delivery.hear(make)
 
 
-def configured_trackers(tracking: TrackingConfig) -> list[str]:
-    """The trackers that a recipe asks for."""
-    asked = {
-        "wandb": tracking.wandb is not None,
-        "weave": tracking.weave is not None,
-        "tensorboard": tracking.tensorboard,
-        "opentelemetry": tracking.opentelemetry is not None,
-    }
-    return [kind for kind, is_asked in asked.items() if is_asked]
-
-
 def require_trackers(tracking: TrackingConfig) -> None:
     """Raises MissingExtraError where the library of a configured tracker is not installed."""
-    for kind in configured_trackers(tracking):
+    for kind in tracking.named:
         if not _is_installed(_MODULES[kind]):
             raise MissingExtraError(f"tracking.{kind} is on, which needs a library", fix=f"install mcprl[{kind}]")
 
