@@ -122,8 +122,8 @@ def make_run(folder: Path, *, model: Path, episodes: int, steps_ahead: int = 0, 
         (folder / name).mkdir(parents=True, exist_ok=True)
     _write_settings(folder, scenes, model, steps + steps_ahead)
     share = _Share(folder, episodes, steps, scenes, digit_ids(model / "tokenizer.json"), seed)
-    # Forked, so that the scenes need not be sent; nothing of this process has started a thread by now.
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as workers:
+    # Not forked: a test's process has threads, and a lock that one of them holds would stay held in the copy for ever.
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as workers:
         rewards = list(workers.map(share.write_step, range(steps), chunksize=4))
     started = time.time() - 40.0 * steps
     write_metrics(folder, rewards, _PER_STEP)

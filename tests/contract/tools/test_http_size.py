@@ -3,6 +3,7 @@
 # R15
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -19,6 +20,15 @@ from mcprl.tools.transports.wire import Trouble
 
 def _rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def uncollected():
+    """No garbage is collected meanwhile: in a process full of other tests' objects it takes a second."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 async def _watch_loop(stop):

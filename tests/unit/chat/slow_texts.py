@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Callable, Mapping
+
+from processor_time import least_s
 
 __all__ = ["BARE", "TAGGED", "cpu_ms", "growth"]
 
@@ -81,14 +82,8 @@ BARE: Mapping[str, Callable[[int], str]] = {
 
 
 def cpu_ms(read: Callable[[str], object], text: str, *, looks: int = 5, readings: int = 1) -> float:
-    """Processor time of this thread for a reading, the least of some looks: the machine can only add to it."""
-    taken: list[float] = []
-    for _ in range(looks):
-        started = time.thread_time()
-        for _ in range(readings):
-            read(text)
-        taken.append(time.thread_time() - started)
-    return min(taken) * 1000 / readings
+    """Processor time for a reading."""
+    return least_s(lambda: [read(text) for _ in range(readings)], looks=looks) * 1000 / readings
 
 
 def growth(read: Callable[[str], object], make: Callable[[int], str]) -> float:

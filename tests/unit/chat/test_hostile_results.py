@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from functools import cache
 
 import pytest
@@ -15,6 +14,7 @@ from transformers import AutoTokenizer
 
 from mcprl.chat import Chat
 from mcprl.chat.control_text import ControlText
+from processor_time import least_s
 
 RENDERERS = list(FAMILIES)
 HARMLESS = "Ana: Lima, America/Lima"
@@ -225,6 +225,4 @@ def test_every_text_of_a_value_is_defused_keys_too(chat_of):
 def test_a_megabyte_of_markers_is_defused_in_seconds(chat_of, untraced):
     control = chat_of("llama-3")._control_text
     for flood in ("<|eot_id|>" * 100_000, "<|reserved_special_token_" * 40_000, "<" * 1_000_000):
-        started = time.thread_time()
-        control.defused(flood)
-        assert time.thread_time() - started < 10
+        assert least_s(lambda flood=flood: control.defused(flood)) < 10

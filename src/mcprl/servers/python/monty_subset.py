@@ -1,7 +1,8 @@
 """Which code gives the same result in Monty as in Python, decided by its text alone.
 
 The list is of what has been compared, and errs on the side of no. Left out for what differs in Monty 1.4: `round` to a
-number of digits (2.675 becomes 2.68 there), the functions of `math` that are no exact operations, the order of sets,
+number of digits (2.675 becomes 2.68 there), floats written as they come (of two shortest texts of one float,
+…397.2 and …397.3, it may take the other), the functions of `math` that are no exact operations, the order of sets,
 `sum` where Python adds floats with compensation (from 3.12 on), and everything that could notice a missing feature and
 go another way: `try`, `hasattr`, classes.
 """
@@ -25,7 +26,7 @@ _NODES = (
 _BUILTINS = frozenset(
     (
         *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "filter", "float", "int", "isinstance", "len"),
-        *("list", "map", "max", "min", "print", "range", "reversed", "round", "sorted", "str", "sum", "tuple", "zip"),
+        *("list", "map", "max", "min", "print", "range", "reversed", "round", "sorted", "sum", "tuple", "zip"),
     )
 )
 _METHODS = frozenset(
@@ -36,7 +37,7 @@ _METHODS = frozenset(
     )
 )
 _EXACT_MATHS = frozenset(("ceil", "e", "fabs", "floor", "gcd", "isfinite", "isinf", "isnan", "pi", "sqrt", "trunc"))
-_FORMAT = re.compile(r"[<>^]?\+?\d{0,3},?(\.\d{1,2})?[fdegsx%]?")
+_FORMAT = re.compile(r"[<>^]?\+?\d{0,3},?(\.\d{1,2})?[fdegsx%]")
 _PYTHON_SUMS_LIKE_MONTY = sys.version_info < (3, 12)
 
 
@@ -74,6 +75,8 @@ def _is_same(node: ast.AST, bound: set[str]) -> bool:
             return conversion == -1 and _is_plain_format(spec)
         case ast.Call(func=ast.Name(id="round"), args=arguments, keywords=keywords):
             return len(arguments) == 1 and not keywords
+        case ast.Call(func=ast.Name(id="print"), args=arguments):
+            return all(_is_text(argument) for argument in arguments)
         case ast.BinOp(left=ast.Constant(value=str()), op=ast.Mod()):
             return False
         case ast.Is() | ast.IsNot() | ast.MatMult():
@@ -89,9 +92,13 @@ def _known_names() -> frozenset[str]:
     return names if _PYTHON_SUMS_LIKE_MONTY else names - {"sum"}
 
 
+def _is_text(argument: ast.expr) -> bool:
+    return isinstance(argument, ast.JoinedStr) or (
+        isinstance(argument, ast.Constant) and not isinstance(argument.value, float)
+    )
+
+
 def _is_plain_format(spec: ast.expr | None) -> bool:
-    if spec is None:
-        return True
     match spec:
         case ast.JoinedStr(values=[ast.Constant(value=str(text))]):
             return _FORMAT.fullmatch(text) is not None
