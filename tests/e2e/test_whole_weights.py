@@ -211,7 +211,7 @@ def test_weights_that_turn_out_to_be_lacking_are_never_sampled_from(observed, ma
     """Some layers are new then and others old: the server is ended, and the next one has the version in force."""
     error = observed.refused["lacking"]
     assert isinstance(error, SamplerLostError)
-    assert "model.layers.0.self_attn.qkv_proj, model.layers.1.input_layernorm.weight" in error.what
+    assert "it lacks model.layers.0.self_attn.qkv_proj; it lacks model.layers.1.input_layernorm.weight" in error.what
     assert observed.restarts == 1
     assert set(observed.after_a_failure.weights_versions) == {1}
     assert max_error(1, REQUEST, observed.after_a_failure) <= 1e-4

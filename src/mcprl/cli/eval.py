@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +47,8 @@ def command(  # noqa: PLR0913 - each is an option of the command line
 
     Writes results.json, report.md, report.html and every trajectory into a folder of its own.
     """
+    import asyncio
+
     if compared is not None:
         _compare(compared, out, as_json=as_json)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +26,8 @@ def command(
 
     Exits with 1 where they disagree.
     """
+    import asyncio
+
     from rich.console import Console
 
     from mcprl.monitoring.parity_table import ParityTable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -37,6 +36,8 @@ def tools() -> None:
 @app.command("list")
 def list_tools(recipe: Recipe, overrides: Overrides = None) -> None:
     """Start the servers of a recipe and list their tools with their arguments; [brackets] mark optional ones."""
+    import asyncio
+
     servers = _load(recipe, overrides)
 
     async def catalog() -> Catalog:
@@ -58,6 +59,8 @@ def call_tool(
     overrides: Overrides = None,
 ) -> None:
     """Call a tool as a policy would and print what the policy would read. Exits with 1 where the call is refused."""
+    import asyncio
+
     servers = _load(recipe, overrides)
     exact = _parse_object(json_arguments) if json_arguments else {}
     seen = asyncio.run(_call(servers, tool, exact, _parse_pairs(arguments or [])))
@@ -79,6 +82,8 @@ def pin_tools(
     overrides: Overrides = None,
 ) -> None:
     """Write down the tools of a recipe's servers, so that a run stops where they are others. Shows what changed."""
+    import asyncio
+
     from rich.console import Console
 
     from mcprl.tools.pins import write_pins

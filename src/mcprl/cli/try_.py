@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +25,8 @@ def command(
     overrides: Overrides = None,
 ) -> None:
     """Let the model play a task and print the conversation: its words, its calls, what the tools answered."""
+    import asyncio
+
     from mcprl.cli.task_choice import choose_task
     from mcprl.monitoring.transcript import print_transcript
     from mcprl.recipe import load_recipe

@@ -43,6 +43,10 @@ class VllmConfig(Section):
     max_sequences: int = Field(default=64, ge=1, description="Sequences decoded at once.")
     memory_fraction: float = Field(default=0.5, gt=0, lt=1, description="Share of GPU memory for vLLM.")
     cpu_cache_gib: int = Field(default=1, ge=1, description="GiB of key/value cache where vLLM runs on a CPU.")
+    merge_adapters: bool = Field(
+        default=False,
+        description="Whether an adapter is added to the weights instead of computed beside them: much faster on a CPU.",
+    )
     start_deadline_s: float = Field(default=600.0, gt=0, description="Seconds until it must be healthy.")
     max_restarts: int = Field(
         default=3, ge=0, description="Times it is started again after it ended, without a turn sampled in between."

@@ -6,8 +6,6 @@ import copyreg
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from mcprl.redact import SECRETS
-
 __all__ = [
     "ConfigurationError",
     "Fault",
@@ -31,6 +29,9 @@ class McprlError(Exception):
     fault: ClassVar[Fault]
 
     def __init__(self, what: str, *, fix: str) -> None:
+        # Here and not above: compiling its patterns takes as long as all else that `mcprl --help` does.
+        from mcprl.redact import SECRETS
+
         # An error may quote what a server wrote, or a command with a key in it.
         self.what = SECRETS.redact(what)
         self.fix = SECRETS.redact(fix)

@@ -1,7 +1,8 @@
 """Sampling through a vLLM server in a process of its own, with weights that change while turns are being sampled.
 
 Where adapters are trained, a turn ends under the version that it began with, and the next one begins under the version
-in force (`vllm_adapters`). Where all weights are trained, a turn goes on under the new ones (`vllm_whole_weights`).
+in force (`vllm_adapters`). Where all weights are trained, or adapters are added to them, a turn goes on under the new
+ones (`vllm_whole_weights`).
 
 A turn depends on its request and on the weights alone. So when the server ends, by whatever cause, another one is
 started and given the weights in force (`vllm_supervisor`), and the turns that were lost are asked for again: who waits
@@ -20,6 +21,7 @@ from mcprl.records import Weights
 from mcprl.samplers.sampler import Completion, SampleRequest
 from mcprl.samplers.vllm_adapters import Adapters
 from mcprl.samplers.vllm_process import VllmProcess
+from mcprl.samplers.vllm_server import replaces_weights
 from mcprl.samplers.vllm_supervisor import SupervisedVllm
 from mcprl.samplers.vllm_turns import GENERATE_PATH, generate_body, read_completion
 from mcprl.samplers.vllm_whole_weights import check_whole_weights, put_whole_weights
@@ -41,7 +43,7 @@ class VllmSampler:
         self._sampling = sampling
         self._learner = learner
         self._log = log
-        self._whole = learner.tuning == "full"
+        self._whole = replaces_weights(sampling, learner)
         self._weights = _AS_STARTED
         self._adapters = Adapters()
         self._publishing = asyncio.Lock()
@@ -75,7 +77,7 @@ class VllmSampler:
         while True:
             server = await self._servers.ready()
             weights = self._weights
-            with self._adapters.in_use(weights) as name:
+            with self._adapters.in_use(_AS_STARTED if self._whole else weights) as name:
                 try:
                     answer = await server.post(GENERATE_PATH, generate_body(request, name))
                 except SamplerLostError:
@@ -87,7 +89,7 @@ class VllmSampler:
 
     async def publish(self, weights: Weights) -> Weights:
         """Load `weights` and sample from them. Turns in flight go on; those of one adapter may have to end first."""
-        unfit = weights.adapter if self._whole else weights.model
+        unfit = weights.adapter if self._learner.tuning == "full" else weights.model
         if unfit is not None:
             raise BadValueError(
                 f"vLLM was started for learner.tuning {self._learner.tuning} and cannot take the weights in {unfit}",

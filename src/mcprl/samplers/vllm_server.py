@@ -11,7 +11,7 @@ from importlib import metadata
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
 from mcprl.errors import MissingExtraError
 
-__all__ = ["BASE_NAME", "MAX_ADAPTERS", "server_argv", "server_env"]
+__all__ = ["BASE_NAME", "MAX_ADAPTERS", "replaces_weights", "server_argv", "server_env"]
 
 BASE_NAME = "base"
 """The name that the server gives the model it was started with."""
@@ -21,6 +21,11 @@ MAX_ADAPTERS = 3
 
 _MIN_BATCHED_TOKENS = 4096
 _WORKER_EXTENSION = "mcprl.samplers.vllm_worker.WholeWeights"
+
+
+def replaces_weights(sampling: SamplingConfig, learner: LearnerConfig) -> bool:
+    """Whether each version takes the place of the server's weights, instead of being an adapter beside them."""
+    return learner.tuning == "full" or sampling.vllm.merge_adapters
 
 
 def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, port: int) -> list[str]:
@@ -47,7 +52,7 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
         "--uvicorn-log-level": "warning",
     }
     flags = ["--enable-scale-out"]
-    if learner.tuning == "full":
+    if replaces_weights(sampling, learner):
         # Layers that could take an adapter sample more slowly, also while there is none.
         arguments["--worker-extension-cls"] = _WORKER_EXTENSION
     else:
@@ -71,7 +76,8 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
 def server_env(sampling: SamplingConfig, learner: LearnerConfig) -> dict[str, str]:
     """The server's environment: ours, weights allowed to change at run time, and threads that share a CPU well."""
     # The routes that change whole weights belong to vLLM's development mode; the server listens on loopback only.
-    changeable = "VLLM_SERVER_DEV_MODE" if learner.tuning == "full" else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+    whole = replaces_weights(sampling, learner)
+    changeable = "VLLM_SERVER_DEV_MODE" if whole else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
     env = os.environ | {changeable: "1", "VLLM_NO_USAGE_STATS": "1"}
     if _runs_on_cpu():
         env |= {

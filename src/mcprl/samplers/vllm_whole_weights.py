@@ -1,4 +1,6 @@
-"""Whole weights in a vLLM server: those of a folder in place of the ones it has, while turns are being sampled.
+"""Whole weights in a vLLM server: others in place of the ones it has, while turns are being sampled.
+
+They are those of a folder, or those it was started with and an adapter added to them.
 
 The server stops between two tokens, and its turns stay where they are. It throws away all keys and values, those of the
 turns in flight too, loads the new weights, and goes on: it first reads each turn again from its first token, under the
@@ -27,7 +29,7 @@ async def check_whole_weights(server: VllmProcess, folder: Path | None, *, start
     if folder is None:
         return
     check_files(folder)
-    differences = await _ask_workers(server, "compare_model_folder", folder)
+    differences = await _ask_workers(server, "compare_model_folder", folder=folder)
     if differences:
         raise BadValueError(
             f"{folder} holds another model than {started_with}: {'; '.join(differences)}",
@@ -39,10 +41,10 @@ async def put_whole_weights(server: VllmProcess, weights: Weights) -> None:
     """Have the server go on with `weights`. Where that fails, some layers may be new and others old: it is ended."""
     try:
         await server.post(_PAUSE, {})
-        missing = await _ask_workers(server, "load_model_folder", weights.model)
-        if missing:
+        objections = await _ask_workers(server, "load_model_folder", folder=weights.model, adapter=weights.adapter)
+        if objections:
             raise SamplerLostError(
-                f"{weights.model} lacks weights that the model has, among them {', '.join(missing[:3])}",
+                f"vLLM cannot sample from {weights.model or weights.adapter}: {'; '.join(objections[:3])}",
                 fix="have the learner write all weights, and start anew from the last checkpoint",
             )
         await server.post("/update_weight_version", {"new_version": str(weights.version)})
@@ -52,9 +54,10 @@ async def put_whole_weights(server: VllmProcess, weights: Weights) -> None:
         raise
 
 
-async def _ask_workers(server: VllmProcess, method: str, folder: Path | None) -> list[str]:
-    """What the workers object to a folder, see `mcprl.samplers.vllm_worker`. None is the model of the start."""
-    answer = await server.post("/collective_rpc", {"method": method, "kwargs": {"folder": _location(folder)}})
+async def _ask_workers(server: VllmProcess, method: str, **folders: Path | None) -> list[str]:
+    """What the workers object to folders, see `mcprl.samplers.vllm_worker`."""
+    given = {name: _location(folder) for name, folder in folders.items()}
+    answer = await server.post("/collective_rpc", {"method": method, "kwargs": given})
     return sorted({objection for worker in answer["results"] for objection in worker["objections"]})
 
 

@@ -1,12 +1,14 @@
-"""What mcprl adds to vLLM's worker: whole weights from a folder. It runs in vLLM's process, see `/collective_rpc`.
+"""What mcprl adds to vLLM's worker: whole weights from a folder, or an adapter added to its own.
 
-vLLM packs weights for its kernels when it loads them, and its own reload does not do all of that again: the copy that a
-tied output layer packs of the embeddings stays the old one, and tensors that a folder lacks are only warned of.
+It runs in vLLM's process, see `/collective_rpc`. vLLM packs weights for its kernels when it loads them, and its own
+reload does not do all of that again: the copy that a tied output layer packs of the embeddings stays the old one, and
+tensors that a folder lacks are only warned of.
 """
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 from vllm.config import set_current_vllm_config
@@ -16,6 +18,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_processin
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.transformers_utils.config import get_config  # pyright: ignore[reportUnknownVariableType]
 
+from mcprl.samplers.merged_adapters import MergedAdapter
 from mcprl.samplers.model_folder import differing_settings
 
 __all__ = ["WholeWeights"]
@@ -33,11 +36,13 @@ class WholeWeights:
         new = get_config(folder, trust_remote_code=False)
         return {"objections": differing_settings(started.to_dict(), new.to_dict())}
 
-    def load_model_folder(self, folder: str | None) -> dict[str, list[str]]:
+    def load_model_folder(self, folder: str | None, adapter: str | None) -> dict[str, list[str]]:
         """Load the weights in `folder`, or those that the server was started with, in place of the present ones.
 
-        Where something is missing, the weights are a mixture afterwards and must not be used.
+        The adapter in the folder `adapter`, if there is one, is added to them. Where something is missing, the weights
+        are a mixture afterwards and must not be used.
         """
+        addition = None if adapter is None else MergedAdapter(Path(adapter))
         model = self.model_runner.get_model()
         source = copy.copy(self.vllm_config.model_config)
         source.model = source.model if folder is None else folder
@@ -45,11 +50,14 @@ class WholeWeights:
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
             loader: Any = get_model_loader(self.vllm_config.load_config)
-            missing = wanted - set(model.load_weights(loader.get_all_weights(source, model))) | _partly_loaded(model)
-            if not missing:
+            weights = loader.get_all_weights(source, model)
+            loaded = set(model.load_weights(weights if addition is None else addition.added_to(weights)))
+            objections = [f"it lacks {name}" for name in sorted(wanted - loaded | _partly_loaded(model))]
+            objections += [] if addition is None else addition.objections
+            if not objections:
                 finalize_layerwise_processing(model, source)
                 _pack_tied_heads(model)
-        return {"objections": sorted(missing)}
+        return {"objections": objections}
 
 
 def _partly_loaded(model: Any) -> set[str]:

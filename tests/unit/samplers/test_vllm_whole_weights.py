@@ -7,10 +7,22 @@ import json
 from dataclasses import replace
 
 import pytest
-from vllm_stand_in import FULL, GENERATE, LORA, REQUEST, altered, answering, make_sampler, response, standing_in
+from vllm_stand_in import (
+    FULL,
+    GENERATE,
+    LORA,
+    MERGING,
+    REQUEST,
+    altered,
+    answering,
+    make_sampler,
+    response,
+    standing_in,
+)
 
 from mcprl.errors import BadValueError, SamplerLostError
 from mcprl.records import Weights
+from mcprl.samplers.vllm_server import BASE_NAME
 from mcprl.samplers.vllm_turns import read_completion
 
 
@@ -52,6 +64,18 @@ async def test_whole_weights_are_loaded_at_rest_with_an_empty_cache_before_the_s
     folders = [body["kwargs"]["folder"] for _, body in seen if body.get("method") == "load_model_folder"]
     assert folders == [str(whole.model), None]
     assert [body["new_version"] for path, body in seen if path == "/update_weight_version"] == ["1", "0"]
+
+
+async def test_merged_adapters_take_the_place_of_the_weights_and_of_each_other(tmp_path):
+    adapter = Weights(version=1, adapter=tmp_path / "v1")
+    async with answering(tmp_path, whole_weights_answer, LORA, MERGING) as (sampler, seen):
+        assert await sampler.publish(adapter) == adapter
+        await sampler.sample(REQUEST)
+        await sampler.publish(Weights(version=0))
+    assert [body.get("method", path) for path, body in seen] == [*CHANGE, GENERATE, *CHANGE]
+    loaded = [body["kwargs"] for _, body in seen if body.get("method") == "load_model_folder"]
+    assert loaded == [{"folder": None, "adapter": str(adapter.adapter)}, {"folder": None, "adapter": None}]
+    assert next(body["model"] for path, body in seen if path == GENERATE) == BASE_NAME
 
 
 @pytest.mark.parametrize(
@@ -105,7 +129,7 @@ async def test_a_publication_that_fails_half_way_ends_the_server_and_the_old_wei
         await sampler.publish(whole)
         sampler_has_version_1 = True
         with pytest.raises(
-            SamplerLostError, match={"lacking": "among them a, b, c", "failing": "shapes differ"}[fault]
+            SamplerLostError, match={"lacking": "cannot sample from .*v1: a; b; c", "failing": "shapes differ"}[fault]
         ):
             await sampler.publish(later)
         assert (await sampler.sample(REQUEST)).weights_versions == (7, 7)

@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_stand_in import ANSWER, FULL, LORA, MODEL, REQUEST, SAMPLING, altered, answering, make_sampler, response
+from vllm_stand_in import (
+    ANSWER,
+    FULL,
+    LORA,
+    MERGING,
+    MODEL,
+    REQUEST,
+    SAMPLING,
+    altered,
+    answering,
+    make_sampler,
+    response,
+)
 
 from mcprl.config import LearnerConfig, SamplingConfig, VllmConfig
 from mcprl.errors import (
@@ -108,9 +120,10 @@ def test_adapters_may_change_while_the_server_runs(installed, tuning):
     assert "VLLM_SERVER_DEV_MODE" not in env
 
 
-def test_for_whole_weights_the_server_takes_no_adapters_and_listens_to_this_machine_alone(installed):
+@pytest.mark.parametrize(("sampling", "learner"), [(SAMPLING, FULL), (MERGING, LORA)])
+def test_for_whole_weights_the_server_takes_no_adapters_and_listens_to_this_machine_alone(installed, sampling, learner):
     installed("vllm")
-    argv, env = server_argv(MODEL, SAMPLING, FULL, port=1), server_env(SAMPLING, FULL)
+    argv, env = server_argv(MODEL, sampling, learner, port=1), server_env(sampling, learner)
     assert not any("lora" in part for part in argv)
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in env
     assert env["VLLM_SERVER_DEV_MODE"] == "1"

@@ -27,6 +27,7 @@ SAMPLING = SamplingConfig(
     request_deadline_s=20.0,
     vllm=VllmConfig(max_sequences=3, memory_fraction=0.4, cpu_cache_gib=2, start_deadline_s=20, max_restarts=2),
 )
+MERGING = SAMPLING.model_copy(update={"vllm": SAMPLING.vllm.model_copy(update={"merge_adapters": True})})
 LORA, FULL = LearnerConfig(lora_rank=4), LearnerConfig(tuning="full")
 REQUEST = SampleRequest(
     prompt_ids=(1, 2, 3), max_tokens=4, temperature=0.7, stop=("</x>",), stop_token_ids=(9,), seed=5
@@ -159,8 +160,8 @@ async def standing_in(
 
 @asynccontextmanager
 async def answering(
-    folder: Path, answer: Answer, learner: LearnerConfig = LORA
+    folder: Path, answer: Answer, learner: LearnerConfig = LORA, sampling: SamplingConfig = SAMPLING
 ) -> AsyncGenerator[tuple[VllmSampler, list[tuple[str, dict]]]]:
     """A sampler whose server is ours, and what it was asked."""
-    async with standing_in(folder, answer, learner) as (sampler, stand_in):
+    async with standing_in(folder, answer, learner, sampling) as (sampler, stand_in):
         yield sampler, stand_in.seen
