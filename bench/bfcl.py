@@ -47,6 +47,7 @@ MODEL_SETTINGS = (
     "model.context_tokens=8192",
     "sampling.max_tokens=96",
     "episodes.max_concurrent=16",
+    "sampling.vllm.merge_adapters=true",  # there is none, and layers that could take one read prompts more slowly
     "sampling.vllm.cpu_cache_gib=8",  # else sixteen conversations of some thousand tokens push each other out
 )
 
