@@ -149,7 +149,8 @@ def marked_grammar(request: SampleRequest) -> SampleRequest:
 
 
 async def collect(model: ModelConfig, chat: Chat, log: Path) -> Sampled:
-    sampling = SamplingConfig(vllm=VllmConfig(max_sequences=2 * sum(TURNS.values())))
+    # Merging, since there is no adapter here and layers that could take one are slow.
+    sampling = SamplingConfig(vllm=VllmConfig(max_sequences=2 * sum(TURNS.values()), merge_adapters=True))
     found = Sampled()
     tools = await market_tools()
     assert len(tools) == 25

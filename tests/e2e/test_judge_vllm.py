@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from mcprl.config import JudgeConfig, LearnerConfig, ModelConfig, SamplingConfig
+from mcprl.config import JudgeConfig, LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
 from mcprl.episodes import Judge
 from mcprl.errors import BadValueError
 from mcprl.goals import Goal
@@ -33,8 +33,8 @@ async def test_a_small_model_behind_vllm_gives_grades(smollm2, tmp_path):
     # Whether a model of 135M parameters grades well is not the question: it must not be able to reply anything else.
     sampler = VllmSampler(
         ModelConfig(path=str(smollm2), dtype="float32", context_tokens=2048),
-        SamplingConfig(),
-        LearnerConfig(lora_rank=8),
+        SamplingConfig(vllm=VllmConfig(merge_adapters=True)),  # there is none, and layers that could take one are slow
+        LearnerConfig(),
         log=tmp_path / "vllm.log",
     )
     cache = tmp_path / "grades.sqlite"
