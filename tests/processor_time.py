@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def least_s(work: Callable[[], object], *, looks: int = 3) -> float:
@@ -14,3 +16,14 @@ def least_s(work: Callable[[], object], *, looks: int = 3) -> float:
         work()
         taken.append(time.thread_time() - started)
     return min(taken)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile: among the objects of all other tests that takes as long as a second."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

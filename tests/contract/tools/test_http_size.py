@@ -3,7 +3,6 @@
 # R15
 
 import asyncio
-import gc
 import os
 import socket
 import sys
@@ -16,19 +15,11 @@ from upstream_calls import client_of, outcome
 
 from mcprl.processes import ChildProcess, free_port
 from mcprl.tools.transports.wire import Trouble
+from processor_time import uncollected
 
 
 def _rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.fixture(autouse=True)
-def uncollected():
-    """No garbage is collected meanwhile: in a process full of other tests' objects it takes a second."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def _watch_loop(stop):
@@ -52,10 +43,11 @@ async def test_64_megabytes_neither_stop_the_event_loop_nor_fill_the_memory(tool
         async with client_of(f"http://127.0.0.1:{port}/mcp", limit=8 * 2**20) as client:
             before = _rss_bytes()
             stop = asyncio.Event()
-            watch = asyncio.create_task(_watch_loop(stop))
-            told = await outcome(client.call_tool(tool))
-            stop.set()
-            longest_s, most = await watch
+            with uncollected():
+                watch = asyncio.create_task(_watch_loop(stop))
+                told = await outcome(client.call_tool(tool))
+                stop.set()
+                longest_s, most = await watch
             assert told.trouble is Trouble.TOO_LARGE
             assert told.text.startswith("the beginning xxx")
             assert most - before < 64 * 2**20

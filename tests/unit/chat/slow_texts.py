@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Mapping
 
-from processor_time import least_s
+from processor_time import least_s, uncollected
 
 __all__ = ["BARE", "TAGGED", "cpu_ms", "growth"]
 
@@ -93,13 +92,9 @@ def growth(read: Callable[[str], object], make: Callable[[int], str]) -> float:
     a processor at one size does not at another, which makes one doubling cost more than the next. The collector is off:
     what it takes depends on all the other objects of the process.
     """
-    gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         small, large = (
             cpu_ms(read, text, readings=math.ceil(10 / max(cpu_ms(read, text, looks=1), 0.01)))
             for text in (make(1 << 16), make(1 << 20))
         )
-    finally:
-        gc.enable()
     return (large / small) ** (1 / 4)

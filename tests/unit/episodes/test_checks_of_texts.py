@@ -207,7 +207,7 @@ def test_a_pattern_is_searched_for(pattern, given, right):
 @pytest.mark.usefixtures("untraced")
 def test_no_pattern_and_no_text_takes_more_than_a_moment(expected, text):
     assert meets(expected, text) is False
-    assert least_s(lambda: meets(expected, text)) < 2.0
+    assert least_s(lambda: meets(expected, text)) < 1.0
 
 
 @pytest.mark.parametrize(
