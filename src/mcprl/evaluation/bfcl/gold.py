@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,10 @@ from mcprl.servers.bfcl.simulators import parameter_names
 from mcprl.servers.bfcl.wheel import Entry, gold_answers
 
 __all__ = ["calls_before_offer", "gold_calls", "read_call"]
+
+# Tasks are judged in threads, and Python 3.11 counts the depth of a syntax tree once for all of them: where two threads
+# parse at the same time, one may be told "AST constructor recursion depth mismatch".
+_parsing = threading.Lock()
 
 
 def gold_calls(entry: Entry) -> tuple[tuple[ToolCall, ...], ...]:
@@ -24,7 +29,8 @@ def read_call(text: str) -> ToolCall:
     Raises ValueError for a text that is anything but one call with literal arguments.
     """
     try:
-        call = ast.parse(text, mode="eval").body
+        with _parsing:
+            call = ast.parse(text, mode="eval").body
     except SyntaxError as error:
         raise ValueError(f"{text!r} is no Python") from error
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
