@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -82,6 +82,10 @@ def generate_tasks(
     world: Annotated[int, typer.Option("--world", metavar="SEED", help="Offline world that the tasks are about.")] = 7,
     train: Annotated[int, typer.Option("--train", min=1, help="Tasks to train on.")] = 400,
     validation: Annotated[int, typer.Option("--validation", min=1, help="Tasks to validate on.")] = 100,
+    difficulty: Annotated[
+        Literal["easy", "medium", "hard"] | None,
+        typer.Option("--difficulty", help="Make tasks of this difficulty only."),
+    ] = None,
     distractors: Annotated[
         int, typer.Option("--distractors", min=0, help="Tools on offer besides those a task needs.")
     ] = 3,
@@ -91,6 +95,7 @@ def generate_tasks(
     from rich.console import Console
 
     from mcprl.errors import TaskFileError
+    from mcprl.records import Difficulty
     from mcprl.tasks import write_tasks
     from mcprl.tasks.generation import generate
 
@@ -99,7 +104,14 @@ def generate_tasks(
     except OSError as error:
         raise TaskFileError(f"cannot make the folder {out}: {error.strerror}", fix="choose another place") from error
     with Console(stderr=True, highlight=False).status("making tasks …"):
-        splits = generate(world, train=train, validation=validation, distractors=distractors, seed=seed)
+        splits = generate(
+            world,
+            train=train,
+            validation=validation,
+            difficulties=tuple(Difficulty) if difficulty is None else (Difficulty(difficulty),),
+            distractors=distractors,
+            seed=seed,
+        )
     console = Console(highlight=False)
     for name, made in zip(("train.jsonl", "validation.jsonl"), splits, strict=True):
         write_tasks(made, out / name)

@@ -6,7 +6,7 @@ Easy tasks take one call, medium ones two or three, hard ones four to six.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mcprl.errors import BadValueError
 from mcprl.records import Difficulty, Task
@@ -20,35 +20,55 @@ from mcprl.world.draws import Draws
 __all__ = ["SHARES", "generate"]
 
 SHARES: dict[Difficulty, float] = {Difficulty.EASY: 0.35, Difficulty.MEDIUM: 0.35, Difficulty.HARD: 0.3}
-"""How large a part of each split a difficulty makes up."""
+"""How large a part of each split a difficulty makes up where all are wanted."""
 
 # After so many draws in a row that gave nothing new, a family has nothing more to ask.
 _DRAWS = 100
 
 
 def generate(
-    world: int, *, train: int = 400, validation: int = 100, distractors: int = 3, seed: int = 0
+    world: int,
+    *,
+    train: int = 400,
+    validation: int = 100,
+    difficulties: Collection[Difficulty] = tuple(SHARES),
+    distractors: int = 3,
+    seed: int = 0,
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
     """Tasks whose answers are true of the offline world of that seed: those to train on and those to validate on.
 
-    The same arguments give the same tasks. No task of one split asks for what one of the other asks for, and
-    validation has wordings that training never sees. Raises BadValueError where the world has not enough to ask.
+    The same arguments give the same tasks. `difficulties` keep their proportion to each other. No task of one split
+    asks for what one of the other asks for, and validation has wordings that training never sees. Raises BadValueError
+    where the world has not enough to ask.
     """
     market, workspace = open_market(world), open_workspace(world)
     shares = split_material(market, workspace, seed)
     splits: list[tuple[Task, ...]] = []
     taken: set[tuple[str, ...]] = set()
     for split, material, count in zip(("train", "validation"), shares, (train, validation), strict=True):
-        splits.append(_make_split(split, material, count, distractors=distractors, seed=seed, taken=taken))
+        wanted = _numbers(count, difficulties)
+        splits.append(_make_split(split, material, wanted, distractors=distractors, seed=seed, taken=taken))
     return splits[0], splits[1]
 
 
+def _numbers(count: int, difficulties: Collection[Difficulty]) -> dict[Difficulty, int]:
+    """How many tasks of each difficulty; what rounding leaves over is of the hardest."""
+    levels = [level for level in SHARES if level in difficulties]
+    whole = sum(SHARES[level] for level in levels)
+    numbers = {level: round(count * SHARES[level] / whole) for level in levels[:-1]}
+    return numbers | {levels[-1]: count - sum(numbers.values())}
+
+
 def _make_split(
-    split: str, material: Material, count: int, *, distractors: int, seed: int, taken: set[tuple[str, ...]]
+    split: str,
+    material: Material,
+    wanted: Mapping[Difficulty, int],
+    *,
+    distractors: int,
+    seed: int,
+    taken: set[tuple[str, ...]],
 ) -> tuple[Task, ...]:
     tasks: list[Task] = []
-    easy, medium = (round(count * SHARES[level]) for level in (Difficulty.EASY, Difficulty.MEDIUM))
-    wanted = {Difficulty.EASY: easy, Difficulty.MEDIUM: medium, Difficulty.HARD: count - easy - medium}
     for difficulty, number in wanted.items():
         families = [family for family in FAMILIES if family.difficulty is difficulty]
         for family, serial, draft in _deal_drafts(split, families, number, material, seed=seed, taken=taken):

@@ -51,6 +51,14 @@ def test_each_difficulty_has_its_share(splits):
         assert counts == {difficulty: round(share * size) for difficulty, share in SHARES.items()}
 
 
+def test_difficulties_can_be_chosen_and_keep_their_proportion():
+    easy, _ = generate(WORLD, train=30, validation=10, difficulties=(Difficulty.EASY,))
+    assert [task.difficulty for task in easy] == [Difficulty.EASY] * 30
+    train, validation = generate(WORLD, train=20, validation=10, difficulties=(Difficulty.HARD, Difficulty.EASY))
+    counts = [Counter(task.difficulty for task in tasks) for tasks in (train, validation)]
+    assert counts == [{Difficulty.EASY: 11, Difficulty.HARD: 9}, {Difficulty.EASY: 5, Difficulty.HARD: 5}]
+
+
 def test_difficulty_is_how_many_calls_it_takes(everything):
     needed = {Difficulty.EASY: {1}, Difficulty.MEDIUM: {2, 3}, Difficulty.HARD: {4, 5, 6}}
     assert [task.id for task in everything if len(task.goal.calls) not in needed[task.difficulty]] == []
