@@ -91,6 +91,9 @@ def _count(number: float) -> str:
 async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
     """What the run will hold against what the machine has: by the model's size, and as seen where it was loaded."""
     config = examination.config.value
+    if config.engine == "skyrl" and config.skyrl.url is not None:
+        yield fine("memory", f"not this machine's: the model is held by the server at {config.skyrl.url}")
+        return
     gpus = gpu_memories()
     size = model_size(_model_folder(examination))
     needs = memory_needs(config, size, on_gpu=bool(gpus))

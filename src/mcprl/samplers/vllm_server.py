@@ -9,7 +9,7 @@ import sys
 from importlib import metadata
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
-from mcprl.errors import MissingExtraError
+from mcprl.errors import BadValueError, MissingExtraError
 
 __all__ = ["BASE_NAME", "MAX_ADAPTERS", "replaces_weights", "server_argv", "server_env"]
 
@@ -20,6 +20,7 @@ MAX_ADAPTERS = 3
 """Adapters that the server holds at once: the version in force, the one being published, one that turns still use."""
 
 _MIN_BATCHED_TOKENS = 4096
+_ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has room to give
 _WORKER_EXTENSION = "mcprl.samplers.vllm_worker.WholeWeights"
 
 
@@ -57,7 +58,7 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
         arguments["--worker-extension-cls"] = _WORKER_EXTENSION
     else:
         flags.append("--enable-lora")
-        arguments["--max-lora-rank"] = max(8, learner.lora_rank)
+        arguments["--max-lora-rank"] = _room_for(learner.lora_rank)
         arguments["--max-loras"] = MAX_ADAPTERS
     if _runs_on_cpu():
         # On a CPU compilation costs minutes and gains nothing, and the cache wants blocks of 32.
@@ -71,6 +72,17 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
         arguments["--gpu-memory-utilization"] = sampling.vllm.memory_fraction
     pairs = [str(part) for pair in arguments.items() for part in pair]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
+
+
+def _room_for(rank: int) -> int:
+    """The least that vLLM can be told to have room for."""
+    for room in _ADAPTER_RANKS:
+        if room >= rank:
+            return room
+    raise BadValueError(
+        f"learner.lora_rank is {rank}, and vLLM takes adapters of {_ADAPTER_RANKS[-1]} at most",
+        fix="lower learner.lora_rank, or set sampling.vllm.merge_adapters",
+    )
 
 
 def server_env(sampling: SamplingConfig, learner: LearnerConfig) -> dict[str, str]:

@@ -28,6 +28,7 @@ from vllm_stand_in import (
 
 from mcprl.config import LearnerConfig, SamplingConfig, VllmConfig
 from mcprl.errors import (
+    BadValueError,
     GrammarError,
     InadmissibleTokenError,
     InfrastructureError,
@@ -82,10 +83,17 @@ def test_grammars_are_held_by_xgrammar_from_the_first_token_on(installed, distri
     assert json.loads(option(argv, "--structured-outputs-config")) == {"backend": "xgrammar", "reasoning_parser": ""}
 
 
-@pytest.mark.parametrize(("rank", "wanted"), [(4, "8"), (8, "8"), (64, "64")])
+@pytest.mark.parametrize(("rank", "wanted"), [(4, "8"), (8, "8"), (24, "32"), (64, "64")])
 def test_the_server_takes_adapters_of_the_learners_rank(installed, rank, wanted):
     installed("vllm")
     assert option(server_argv(MODEL, SAMPLING, LearnerConfig(lora_rank=rank), port=1), "--max-lora-rank") == wanted
+
+
+def test_a_rank_beyond_what_vllm_takes_is_refused_with_two_ways_out(installed):
+    installed("vllm")
+    with pytest.raises(BadValueError, match=r"lora_rank is 600.*512 at most.*merge_adapters"):
+        server_argv(MODEL, SAMPLING, LearnerConfig(lora_rank=600), port=1)
+    server_argv(MODEL, MERGING, LearnerConfig(lora_rank=600), port=1)
 
 
 def test_on_a_cpu_the_server_runs_eagerly_in_one_process(installed):
