@@ -5,4 +5,6 @@ Data flows one way, and the folders read in that order:
     Task ──▶ Episode ──▶ Trajectory ──▶ Batch ──▶ Update
 """
 
+__all__ = ["__version__"]
+
 __version__ = "0.1.0.dev0"

@@ -14,6 +14,7 @@ from mcprl.cli import (
     doctor,
     eval,
     explain,
+    init,
     logs,
     parity,
     plan,
@@ -26,11 +27,17 @@ from mcprl.cli import (
     train,
     try_,
 )
-from mcprl.errors import Fault, McprlError
+from mcprl.errors import Fault, McprlError, MissingExtraError
 from mcprl.monitoring.printable import printable
 
 __all__ = ["app", "main"]
 
+# The extra that brings a library, for commands that the base install cannot run.
+EXTRAS = {
+    **dict.fromkeys(("jinja2", "renderers", "tokenizers", "transformers"), "chat"),
+    **dict.fromkeys(("accelerate", "peft", "safetensors", "torch", "xgrammar"), "torch"),
+    **dict.fromkeys(("numpy", "pandas"), "servers"),
+}
 EXIT_CODES = {Fault.CONFIGURATION: 2, Fault.INFRASTRUCTURE: 3}
 
 app = typer.Typer(
@@ -41,6 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("init")(init.command)
 app.command("doctor")(doctor.command)
 app.command("train")(train.command)
 app.command("resume")(resume.command)
@@ -65,10 +73,24 @@ def main() -> None:
     # Read when OpenMP loads: threads that spin while they wait cost a shared CPU several times the work.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        app()
+        _run()
     except McprlError as error:
         # Printable, because an error may quote what a server wrote.
         print(printable(f"mcprl: {error} (mcprl explain {error.code})"), file=sys.stderr)
         for note in getattr(error, "__notes__", []):
             print(printable(f"  {note}"), file=sys.stderr)
         sys.exit(EXIT_CODES[error.fault])
+
+
+def _run() -> None:
+    """The command; a library of an extra that is not installed has a name and a fix, too."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        library = (error.name or "").split(".")[0]
+        if library not in EXTRAS:
+            raise
+        raise MissingExtraError(
+            f"this command needs {library}, which is not installed",
+            fix=f"pip install 'mcprl[{EXTRAS[library]}]'; `mcprl doctor RECIPE` names all that a recipe needs",
+        ) from error

@@ -49,16 +49,19 @@ MAY_IMPORT = {
     "evaluation": BEFORE_TRAINING | {"servers", "training"},
     "doctor": BEFORE_TRAINING | {"planning", "training"},
     "dashboard": BASE | {"tasks", "training"},
+    # Its template is a project of the user's: a server, and a test that plays tasks.
+    "scaffold": BEFORE_EPISODES | {"episodes", "servers"},
     "monitoring": BEFORE_TRAINING | {"planning", "training", "evaluation", "doctor"},
-    "cli": BEFORE_TRAINING | {"planning", "servers", "training", "evaluation", "doctor", "dashboard", "monitoring"},
+    "cli": BEFORE_TRAINING
+    | {"planning", "servers", "training", "evaluation", "doctor", "dashboard", "monitoring", "scaffold"},
     "__main__": {"cli"},
     "__init__": BASE,
 }
 
 # Who may import a heavy library: files, or folders that end in a slash.
 OWNERS = {
-    "mcp": ("tools/", "servers/"),
-    "mcp_types": ("tools/", "servers/"),
+    "mcp": ("tools/", "servers/", "scaffold/template/server.py"),
+    "mcp_types": ("tools/", "servers/", "scaffold/template/server.py"),
     "vllm": ("samplers/vllm_worker.py",),
     "ray": ("episodes/workers.py", "skyrl_gym/trainer.py"),
     "tinker": ("skyrl/",),

@@ -1,0 +1,56 @@
+"""`mcprl init`: a project of one's own to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mcprl.scaffold import Project
+
+__all__ = ["command"]
+
+_COMMENT_COLUMN = 33
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="Folder of the project: a new one, or an empty one.")],
+    model: Annotated[
+        str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
+    ] = None,
+) -> None:
+    """Make a project that trains: an MCP server in Python, tasks with solutions, a recipe, a test and a README."""
+    from mcprl.scaffold import DEFAULT_MODEL, write_project
+
+    _print_project(write_project(folder, DEFAULT_MODEL if model is None else model))
+
+
+def _print_project(project: Project) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from mcprl.monitoring.printable import printable
+    from mcprl.scaffold import FILES
+
+    console = Console(highlight=False)
+    console.print(Text(printable(f"A project for {project.model} is in {project.folder}:\n")), soft_wrap=True)
+    files = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, purpose in FILES.items():
+        files.add_row(Text(f"  {name}", no_wrap=True), Text(purpose, style="dim"))
+    console.print(files)
+    if project.is_local_model:
+        console.print(
+            "\nFirst: set model.renderer in recipe.yaml. The name of a folder does not say how its model writes chats.",
+            style="yellow",
+        )
+    console.print("\nNext:\n")
+    for line, purpose in project.next_steps():
+        # Lines that a terminal's width would break could not be copied.
+        shown = Text(f"  {printable(line)}", style="bold")
+        if purpose:
+            shown.pad_right(max(0, _COMMENT_COLUMN - len(shown)))
+            shown.append(f"  # {purpose}", style="dim")
+        console.print(shown, soft_wrap=True)

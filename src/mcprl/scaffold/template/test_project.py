@@ -1,0 +1,43 @@
+"""Plays every task on the real server, without a model: a solution must earn everything, and doing nothing nothing."""
+
+import asyncio
+import tempfile
+import unittest
+from collections.abc import Sequence
+from pathlib import Path
+
+from make_tasks import TASKS, task_files
+
+from mcprl.episodes import Trial, play, play_gold
+from mcprl.recipe import load_recipe
+from mcprl.records import Task
+from mcprl.tasks import load_tasks
+from mcprl.tools import open_toolbox
+
+CONFIG = load_recipe(Path(__file__).resolve().parent / "recipe.yaml")
+
+
+async def play_all(tasks: Sequence[Task]) -> tuple[tuple[Trial, ...], list[Trial]]:
+    """The solution of each task, and an episode of each in which nothing is done and nothing said."""
+    with tempfile.TemporaryDirectory() as logs:
+        async with open_toolbox(CONFIG.servers, log_dir=Path(logs)) as toolbox:
+            solved = await play_gold(tasks, toolbox, CONFIG.rewards, episodes=CONFIG.episodes)
+            idle = [await play(task, toolbox, (), "", CONFIG.rewards, episodes=CONFIG.episodes) for task in tasks]
+            return solved, idle
+
+
+class Project(unittest.TestCase):
+    def test_a_solution_earns_everything_and_doing_nothing_earns_nothing(self) -> None:
+        tasks = [task for name in task_files() for task in load_tasks(TASKS / name)]
+        solved, idle = asyncio.run(play_all(tasks))
+        wrong = [f"the solution of {trial.task_id} earns {trial.reward}" for trial in solved if trial.reward != 1]
+        wrong += [f"doing nothing in {trial.task_id} earns {trial.reward}" for trial in idle if trial.reward != 0]
+        assert not wrong, wrong
+
+    def test_the_task_files_are_those_that_make_tasks_writes(self) -> None:
+        old = [name for name, text in task_files().items() if (TASKS / name).read_text() != text]
+        assert not old, f"run python make_tasks.py: {old}"
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,82 @@
+"""What `mcprl init` makes, as a user goes on with it: its own test, the doctor, and a step of training."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mcprl.scaffold import write_project
+from mcprl.training.trajectory_files import read_trajectories
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+DEADLINE_S = 800  # only a hang takes so long
+# A random model earns nothing, so its episodes alone would make no update: what the recipe has it imitate does.
+SMALL = (
+    "model.renderer=qwen3",
+    "model.dtype=float32",
+    "sampling.engine=transformers",
+    "sampling.max_tokens=48",
+    "episodes.group_size=2",
+    "episodes.max_turns={easy: 2, medium: 3}",
+    "algorithm.min_learnable_tokens=1",
+    "learner.lora_rank=2",
+    "training.steps=1",
+    "training.tasks_per_step=2",
+)
+
+
+@pytest.fixture
+def python(tmp_path, tiny_qwen3) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python with these arguments in the folder of a new project with a tiny model."""
+    write_project(tmp_path / "shop", str(tiny_qwen3))
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path / "shop", env=environment, timeout=DEADLINE_S
+        )
+
+    return run
+
+
+def test_its_own_test_passes(python):
+    done = python("-m", "unittest", "-v")
+    assert done.returncode == 0, done.stderr
+    assert "Ran 2 tests" in done.stderr
+    assert "OK" in done.stderr
+
+
+def test_its_own_test_fails_where_the_server_no_longer_does_what_the_tasks_say(python, tmp_path):
+    server = tmp_path / "shop" / "server.py"
+    server.write_text(server.read_text().replace("room[item] -= count\n", "room[item] -= 1\n"))
+    done = python("-m", "unittest")
+    assert done.returncode == 1
+    assert "the solution of sell-mugs earns" in done.stderr
+    assert "the solution of count-mugs earns" not in done.stderr
+
+
+def test_the_doctor_finds_nothing_wrong_without_a_model(python):
+    done = python("-m", "mcprl", "doctor", "recipe.yaml", "--fast", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings = json.loads(done.stdout)["findings"]
+    assert [f for f in findings if f["severity"] in ("warn", "bad") and "this machine" not in f["measured"]] == []
+    measured = {finding["check"]: finding["measured"] for finding in findings}
+    assert "lists 3 tools" in measured["server stock"]
+
+
+def test_it_trains_an_adapter_where_it_said_that_it_would(python, tmp_path):
+    overrides = [part for setting in SMALL for part in ("--set", setting)]
+    done = python("-m", "mcprl", "train", "recipe.yaml", *overrides)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run: Path = tmp_path / "shop" / "outputs" / "stock"
+    assert (run / "adapter" / "adapter_model.safetensors").exists()
+    assert json.loads((run / "summary.json").read_text())["updates"] == 1
+    assert len(read_trajectories(run / "trajectories" / "step-00000.parquet")) == 4
