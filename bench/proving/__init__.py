@@ -1,0 +1,1 @@
+"""The parts of bench/proof.py: what is run, running it, and what is made of it."""

@@ -1,0 +1,93 @@
+"""Running an arm: train to the end of the warm start, evaluate, go on, evaluate; and keep what is small of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from proving.arms import RECIPE, WARM_STEPS, Arm
+from servers.harness import say
+
+__all__ = ["RESULTS", "ROOT", "evaluate_untrained", "run_arm"]
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RESULTS = ROOT / "docs" / "results"
+OUTPUTS = ROOT / "outputs" / "proof"
+EPISODES_A_TASK = 2
+# Of an evaluation; its episodes, with every turn, stay in outputs/.
+KEPT_OF_EVALUATION = ("name", "model", "adapter", "started", "seconds", "mcprl", "figures", "lost", "tasks")
+# Of a step's metrics: what the plots and the success metrics of requirements read.
+KEPT_METRICS = (
+    *("step", "reward", "success_rate", "valid_call_rate", "groups", "groups_without_variance", "kl", "entropy"),
+    *("ratio_mean", "ratio_std", "active_fraction", "clipped_fraction", "gated_fraction", "update_skipped"),
+    *("grad_norm", "alignment", "parity_logprob_max_abs_error", "imitation_loss", "demonstration_weight"),
+    *("sampled_tokens", "sampled_tokens_per_second", "collect_s", "update_s", "step_s", "explained_variance"),
+)
+
+
+def evaluate_untrained() -> None:
+    """The model as it comes, on the validation tasks."""
+    folder = RESULTS / "untrained"
+    if not (folder / "validation.json").exists():
+        _evaluate(None, folder / "validation.json", name="untrained")
+
+
+def run_arm(arm: Arm, seed: int) -> None:
+    """One run and its evaluations. What was finished before is not done again."""
+    name = f"{arm.name}-{seed}"
+    run, kept = OUTPUTS / name, RESULTS / name
+    settings = [*arm.settings, f"seed={seed}", f"name={name}", f"training.outputs={OUTPUTS}"]
+    if arm.judged and not (kept / "warm.json").exists():
+        if not run.exists():
+            _mcprl(["train", RECIPE], [*settings, f"training.steps={WARM_STEPS}"])
+        _evaluate(run / "adapter", kept / "warm.json", name=f"{name}-warm")
+    if not (kept / "metrics.jsonl").exists() or _steps_in(run) < arm.steps:
+        if run.exists():
+            _mcprl(["resume", str(run)], [f"training.steps={arm.steps}"])
+        else:
+            _mcprl(["train", RECIPE], [*settings, f"training.steps={arm.steps}"])
+        _keep(run, kept)
+    if arm.judged and not (kept / "validation.json").exists():
+        _evaluate(run / "adapter", kept / "validation.json", name=name)
+
+
+def _steps_in(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+def _evaluate(adapter: Path | None, kept: Path, *, name: str) -> None:
+    out = OUTPUTS / f"eval-{name}"
+    shutil.rmtree(out, ignore_errors=True)
+    arguments = ["eval", RECIPE, "--tasks", "recipes/finance/validation.jsonl", "-k", str(EPISODES_A_TASK)]
+    arguments += ["--out", str(out)] + ([] if adapter is None else ["--adapter", str(adapter)])
+    _mcprl(arguments, [])
+    results = json.loads((out / "results.json").read_text())
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    small = {entry: results[entry] for entry in KEPT_OF_EVALUATION}
+    small["adapter"] = None if adapter is None else os.path.relpath(adapter, ROOT)
+    small["model"] = os.path.relpath(small["model"], ROOT)
+    kept.write_text(json.dumps(small, indent=1) + "\n")
+    say(f"{name}: success {results['figures']['success']['value']:.3f}")
+
+
+def _keep(run: Path, kept: Path) -> None:
+    kept.mkdir(parents=True, exist_ok=True)
+    settings = (run / "config.yaml").read_text().replace(f"{ROOT}/", "")
+    (kept / "config.yaml").write_text(settings)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.dumps({name: row[name] for name in KEPT_METRICS if name in row}) for row in rows]
+    (kept / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    shutil.copy(run / "summary.json", kept / "summary.json")
+
+
+def _mcprl(arguments: Sequence[str], settings: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "mcprl", *arguments, *(part for value in settings for part in ("--set", value))]
+    say(" ".join(command[1:]))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where the servers of mcprl are
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, check=True, stdout=sys.stderr)
