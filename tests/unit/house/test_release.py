@@ -1,0 +1,170 @@
+"""scripts/release: what it refuses to ship. Whole packages are built and tried by `scripts/release check` itself."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tarfile
+import zipfile
+from email.message import Message
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from source_files import ROOT
+
+sys.path.append(str(ROOT / "scripts"))
+
+import release
+import release_packages
+from release_licences import check_licences, is_allowed, judge, said
+
+ALLOWED = {"MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception"}
+RULES = {
+    "allowed": ["MIT"],
+    "spellings": {"mit license": "MIT"},
+    "exceptions": {"odd": {"says": "LGPL-2.1-only", "licence": "LGPL-2.1-only", "reason": "Not imported."}},
+}
+
+
+@pytest.mark.parametrize(
+    ("expression", "allowed"),
+    [
+        ("MIT", True),
+        ("GPL-3.0-only", False),
+        ("MIT OR GPL-3.0-only", True),
+        ("MIT AND GPL-3.0-only", False),
+        ("GPL-3.0-only AND MIT OR Apache-2.0", True),
+        ("GPL-3.0-only AND (MIT OR Apache-2.0)", False),
+        ("MIT AND (GPL-3.0-only OR Apache-2.0)", True),
+        ("MIT AND Apache-2.0 WITH LLVM-exception", True),
+        ("Apache-2.0 WITH Other-exception", False),
+        ("MIT Apache-2.0", False),
+        ("(MIT", False),
+        ("MIT AND", False),
+        ("", False),
+    ],
+)
+def test_an_expression_of_licences_is_read_as_spdx_means_it(expression, allowed):
+    assert is_allowed(expression, ALLOWED) is allowed
+
+
+@pytest.mark.parametrize(
+    ("package", "says", "problem"),
+    [
+        ("good", "MIT", ""),
+        ("good", "MIT License", ""),
+        ("copyleft", "GPL-3.0-only", "is not among the allowed licences"),
+        ("silent", "", "says nothing of its licence"),
+        ("odd", "LGPL-2.1-only", ""),
+        ("odd", "AGPL-3.0-only", "says 'AGPL-3.0-only', its exception is for 'LGPL-2.1-only'"),
+    ],
+)
+def test_a_licence_that_nobody_has_looked_at_is_refused(package, says, problem):
+    assert judge(package, says, RULES).problem == problem
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ([("License-Expression", "MIT"), ("License", "other")], "MIT"),
+        ([("Classifier", "License :: OSI Approved :: MIT License"), ("License", "long text\n" * 40)], "MIT License"),
+        ([("Classifier", "License :: OSI Approved"), ("License", "ISC")], "ISC"),
+        (
+            [("Classifier", "License :: OSI Approved :: MIT License"), ("License", "MIT OR Apache-2.0")],
+            "MIT OR Apache-2.0",
+        ),
+        ([("License", "UNKNOWN")], ""),
+        ([], ""),
+    ],
+)
+def test_a_package_is_taken_at_its_most_exact_word(fields, expected):
+    message = Message()
+    for name, value in fields:
+        message[name] = value
+    assert said(SimpleNamespace(metadata=message)) == expected
+
+
+def test_every_dependency_has_a_licence_that_is_allowed_or_excepted_with_a_reason(record_property):
+    verdicts, _ = check_licences()
+    record_property("packages", len(verdicts))
+    refused = [f"{verdict.package}: {verdict.licence} {verdict.problem}" for verdict in verdicts if verdict.problem]
+    record_property("refused_licences", len(refused))
+    assert len(verdicts) > 40
+    assert refused == []
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An sdist and a wheel of a repository with three files, each with the names that are given."""
+    names = ["mcprl/__init__.py", "mcprl/py.typed", "mcprl/dashboard/static/index.html"]
+    for name in names:
+        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / name).write_text("")
+    monkeypatch.setattr(release_packages, "ROOT", tmp_path)
+
+    def make(lost: str = "", more: str = "") -> list[str]:
+        kept = [name for name in names if name != lost] + ([more] if more else [])
+        with tarfile.open(tmp_path / "m.tar.gz", "w:gz") as sdist:
+            for name in kept:
+                sdist.addfile(tarfile.TarInfo(f"mcprl-1/src/{name}"), io.BytesIO())
+        with zipfile.ZipFile(tmp_path / "m.whl", "w") as wheel:
+            for name in [*kept, "mcprl-1.dist-info/licenses/LICENSE"]:
+                wheel.writestr(name, "")
+        return release_packages.content_faults(tmp_path / "m.tar.gz", tmp_path / "m.whl")
+
+    return make
+
+
+def test_whole_packages_have_no_fault(packages):
+    assert packages() == []
+
+
+def test_packages_without_the_pages_of_the_dashboard_are_refused(packages):
+    lost = "mcprl/dashboard/static/index.html"
+    assert packages(lost=lost) == [
+        f"the sdist lacks 1 files, such as src/{lost}",
+        f"the wheel lacks 1 files, such as {lost}",
+    ]
+
+
+def test_packages_with_a_file_of_keys_are_refused(packages):
+    assert packages(more="mcprl/.env") == ["mcprl/.env is shipped", "src/mcprl/.env is shipped"]
+
+
+def test_the_version_is_the_same_wherever_it_stands():
+    assert release_packages.version()
+
+
+def test_a_python_that_is_only_a_name_on_path_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shim = tmp_path / "python3.12"
+    shim.write_text("#!/bin/sh\necho 'command not found' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "none"))
+    assert release_packages.find_python("3.12") is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "shown"),
+    [
+        ('{"dependencies": [{"name": "a", "version": "1", "vulns": []}]}', 0, '"faulty": 0'),
+        (
+            '{"dependencies": [{"name": "a", "skip_reason": "not found on PyPI"}]}',
+            1,
+            "could not be asked about, such as a",
+        ),
+        (
+            '{"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}]}',
+            1,
+            "a 1: CVE-1, mended in 2",
+        ),
+    ],
+)
+def test_an_audit_that_could_not_ask_is_no_pass(tmp_path, monkeypatch, capsys, answer, status, shown):
+    program = tmp_path / "pip-audit"
+    program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(release, "tool", lambda name: str(tmp_path / name))
+    assert release.audit() == status
+    assert shown in capsys.readouterr().out
