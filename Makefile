@@ -23,5 +23,6 @@ bench: ## Measure every promise
 
 docs: ## Generate the pages that come from code, build the site into site/, run the snippets
 	scripts/docs generate
+	scripts/docs links
 	scripts/docs build --site-dir site
 	scripts/docs snippets

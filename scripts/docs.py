@@ -4,6 +4,10 @@ A fenced bash or python block is run where the line before it is the comment `<!
 the site shows; `<!-- run timeout=300 -->` gives it more than the usual time. Blocks run in the repository's root, from
 top to bottom, each in a process of its own. Where the next block is marked `<!-- output -->`, it must be what the block
 before it prints; `snippets --write` puts that there.
+
+`links` looks at every address that leads out of README.md, the other Markdown in the root, docs/ and the notebooks of
+examples/: each must be https and well formed. With --online each is asked, and must answer; that needs a network, and
+depends on others, so no gate does it.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +24,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from docs_links import check_links
 from docs_pages import PAGES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,6 +67,10 @@ def build(folder: Path) -> None:
     result = subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
     if result.returncode:
         raise SystemExit("the site does not build")
+    for page in DOCS.rglob("*.md"):  # beside the pages, as docs/llms.txt names them
+        copy = folder / page.relative_to(DOCS)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(page, copy)
     print(f"site: {sum(1 for _ in folder.rglob('*.html'))} pages")
 
 
@@ -165,6 +175,11 @@ def run_snippets(files: list[Path]) -> None:
         raise SystemExit(1)
 
 
+def linking_files() -> list[Path]:
+    """Where people follow links from."""
+    return [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").glob("*.ipynb"))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -176,6 +191,9 @@ def main() -> None:
     command = commands.add_parser("snippets", help="run the marked code blocks")
     command.add_argument("files", nargs="*", type=Path, help="default: README.md and docs/")
     command.add_argument("--write", action="store_true", help="write what they print into the output blocks instead")
+    command = commands.add_parser("links", help="check the links that lead out of the documentation")
+    command.add_argument("files", nargs="*", type=Path, help="default: all Markdown, and examples/*.ipynb")
+    command.add_argument("--online", action="store_true", help="also ask each address whether it answers")
     options = parser.parse_args()
     unknown = set(getattr(options, "pages", [])) - set(PAGES)
     if unknown:
@@ -187,6 +205,8 @@ def main() -> None:
     elif options.command == "build":
         with tempfile.TemporaryDirectory() as folder:
             build(options.site_dir.resolve() if options.site_dir else Path(folder))
+    elif options.command == "links":
+        check_links([f.resolve() for f in options.files] or linking_files(), ROOT, online=options.online)
     else:
         files = [f.resolve() for f in options.files] or [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
         if options.write:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,14 +16,23 @@ def docs(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("page", ["configuration.md", "cli.md", "errors.md", "promises.md"])
+@pytest.mark.parametrize(
+    "page", ["configuration.md", "cli.md", "errors.md", "metrics.md", "api.md", "promises.md", "llms.txt"]
+)
 def test_a_generated_page_says_what_the_code_says(page):
     result = docs("check", page)
     assert result.returncode == 0, result.stderr
 
 
-def test_the_site_builds_without_a_warning():
-    result = docs("build")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The site, and how building it went."""
+    folder = tmp_path_factory.mktemp("site")
+    return folder, docs("build", "--site-dir", str(folder))
+
+
+def test_the_site_builds_without_a_warning(site):
+    result = site[1]
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -71,3 +81,16 @@ def test_an_output_behind_nothing_that_runs_is_refused(tmp_path: Path):
     result = docs("snippets", str(page))
     assert result.returncode != 0
     assert "stands behind no block that is run" in result.stderr
+
+
+def test_every_link_that_leads_out_is_well_formed():
+    result = docs("links")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "external links, 0 at fault" in result.stdout
+
+
+def test_the_site_has_the_markdown_of_each_page_that_the_list_for_programs_names(site):
+    folder = site[0]
+    files = re.findall(r"\]\(([^)]+)\)", (folder / "llms.txt").read_text())
+    assert len(files) > 20
+    assert [file for file in files if not (folder / file).is_file()] == []
