@@ -17,9 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from proving.report import write_report
-
 from proving.arms import ARMS
+from proving.report import write_report
 from proving.runs import evaluate_untrained, run_arm
 
 
