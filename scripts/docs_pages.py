@@ -102,7 +102,7 @@ def command_section(command: Any, path: str) -> Iterator[str]:
         is_argument = parameter.param_type_name == "argument"
         flags = ", ".join(parameter.opts + parameter.secondary_opts)
         name = (parameter.metavar or parameter.name.upper()) if is_argument else flags
-        has_default = parameter.default not in (None, False, "", [], ())
+        has_default = bool(parameter.default) or (parameter.default == 0 and parameter.default is not False)
         default = "required" if parameter.required else f"`{parameter.default}`" if has_default else ""
         rows.append((f"`{name}`", default, parameter.help or ""))
     if rows:

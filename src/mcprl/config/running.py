@@ -110,7 +110,9 @@ class TrainingConfig(Section):
     )
     checkpoint_every: int = Field(default=1, ge=1, description="Steps from one checkpoint to the next.")
     keep_checkpoints: int = Field(
-        default=3, ge=1, description="Newest checkpoints that are kept; that of the best step is kept besides."
+        default=3,
+        ge=1,
+        description="Newest checkpoints that are kept; the best and the last healthy one are kept besides.",
     )
     shutdown_s: float = Field(
         default=10.0, gt=0, description="Seconds after SIGTERM or Ctrl-C until the run has saved itself and ended."

@@ -22,12 +22,11 @@ from mcprl.planning.plan import Known, make_plan
 from mcprl.planning.servers import server_names
 from mcprl.tools.keys import load_keys
 from mcprl.training.checkpoints import forecast
+from mcprl.training.health import Health
 
 __all__ = ["check_disk", "check_forecast", "check_memory", "check_trackers"]
 
 _REACH_S = 2.0
-# The best checkpoint is kept besides the newest.
-_KEPT_BESIDES = 1
 _WANDB_CLOUD: Final = "https://api.wandb.ai"
 
 
@@ -164,7 +163,7 @@ async def check_disk(examination: Examination) -> AsyncIterator[Finding]:
     if exact is None and estimated is None:
         yield fine("disk", f"{in_words(free)} are free; what a checkpoint takes is not known without the model")
         return
-    kept = config.training.keep_checkpoints + _KEPT_BESIDES
+    kept = config.training.keep_checkpoints + len(Health.KEPT_STEPS)
     line = forecast(exact if exact is not None else int(estimated or 0), kept, free)
     yield fine("disk", line if exact is not None else f"about: {line}")
 
