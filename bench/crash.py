@@ -181,7 +181,7 @@ def main() -> int:
     if "--vllm" in sys.argv:
         sys.argv.remove("--vllm")
         return run_bench(__doc__, measure_vllm, VLLM_BARS)
-    return run_bench(__doc__, measure, BARS if "--ci" in sys.argv else BARS | VLLM_BARS)
+    return run_bench(__doc__, measure, BARS, at_full_size=VLLM_BARS)
 
 
 if __name__ == "__main__":

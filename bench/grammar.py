@@ -44,6 +44,15 @@ from mcprl.training.run import Stage, open_stage
 from servers.harness import run_bench, say
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "finance-cpu.yaml"
+# The tasks and the examples that come with mcprl: an untrained model calls tools there. All tools at once need room.
+SETTING = (
+    "tasks.train=mcprl:market/train.jsonl",
+    "tasks.preamble=mcprl:market/preamble.json",
+    "model.context_tokens=3072",
+    "sampling.temperature=0.7",
+    "sampling.max_tokens=96",
+    "sampling.vllm.max_sequences=16",
+)
 MODES = ("off", "calls", "act")
 AT_ONCE = 16
 SPEED_TOKENS = 32  # a turn: short ones leave less of a round to the turns that are last
@@ -52,9 +61,11 @@ BARS = {
     "act_invalid": ("==", 0),
     "calls_valid": (">=", 4),
     "act_valid": (">=", 4),
+    "replay_share": ("<=", 0.05),
+}
+TIMED_BARS = {
     "calls_speed": (">=", 0.85),
     "act_speed": (">=", 0.85),
-    "replay_share": ("<=", 0.05),
 }
 
 
@@ -70,7 +81,7 @@ class Progress:
 
 
 def recipe(mode: str, *overrides: str) -> RunConfig:
-    return load_recipe(RECIPE, [f"sampling.constrain={mode}", "sampling.max_tokens=96", *overrides])
+    return load_recipe(RECIPE, [f"sampling.constrain={mode}", *SETTING, *overrides])
 
 
 def runner_of(stage: Stage, config: RunConfig) -> EpisodeRunner:
@@ -199,4 +210,4 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_bench(__doc__, measure, BARS))
+    sys.exit(run_bench(__doc__, measure, BARS, at_full_size=TIMED_BARS))

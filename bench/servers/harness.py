@@ -51,16 +51,22 @@ def run_bench(
     description: str | None,
     measure: Callable[[bool, Path], Coroutine[Any, Any, dict[str, Any]]],
     bars: Mapping[str, tuple[str, float]],
+    *,
+    at_full_size: Mapping[str, tuple[str, float]] | None = None,
 ) -> int:
-    """Measure, print the figures as the last line, and give the exit status: 1 where a figure misses its bar."""
+    """Measure, print the figures as the last line, and give the exit status: 1 where a figure misses its bar.
+
+    Bars `at_full_size` are not held to at the small size: what a shared machine does that minute would decide.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ci", action="store_true", help="the small size, for every change")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mcprl-bench-") as folder:
         figures = asyncio.run(measure(arguments.ci, Path(folder)))
+    held_to = bars if arguments.ci else {**bars, **(at_full_size or {})}
     missed = [
         f"{name} is {figures[name]}, its bar is {comparison} {bound:g}"
-        for name, (comparison, bound) in bars.items()
+        for name, (comparison, bound) in held_to.items()
         if not _COMPARISONS[comparison](figures[name], bound)
     ]
     for sentence in missed:
