@@ -37,7 +37,7 @@ from crashing.small_runs import VARIANTS
 from servers.harness import run_bench, say
 
 NURSERY = Path(__file__).resolve().parent / "crashing" / "nursery.py"
-POINTS, CI_POINTS = 100, 6
+POINTS, CI_POINTS = 100, 3
 VLLM_CHAINS, VLLM_KILLS = 3, 2
 SEED = 3
 KILLED = -9

@@ -52,7 +52,7 @@ from soaking.left_behind import left_behind
 
 HERE = Path(__file__).resolve().parent
 SEED = 5
-SIGNALS, CI_SIGNALS = 20, 6
+SIGNALS, CI_SIGNALS = 20, 4
 AGAIN_S = 0.5
 UPDATE = "mcprl.learners.optimisation:Optimisation.step"
 # What takes a minute, and where the first of two signals is sent meanwhile.
