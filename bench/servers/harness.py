@@ -56,7 +56,8 @@ def run_bench(
 ) -> int:
     """Measure, print the figures as the last line, and give the exit status: 1 where a figure misses its bar.
 
-    Bars `at_full_size` are not held to at the small size: what a shared machine does that minute would decide.
+    Bars `at_full_size` are not held to at the small size: it does not measure them, or on a shared machine the minute
+    would decide.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ci", action="store_true", help="the small size, for every change")

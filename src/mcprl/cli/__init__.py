@@ -37,6 +37,7 @@ EXTRAS = {
     **dict.fromkeys(("jinja2", "renderers", "tokenizers", "transformers"), "chat"),
     **dict.fromkeys(("accelerate", "peft", "safetensors", "torch", "xgrammar"), "torch"),
     **dict.fromkeys(("numpy", "pandas"), "servers"),
+    **dict.fromkeys(("duckdb", "starlette", "uvicorn"), "dashboard"),
 }
 EXIT_CODES = {Fault.CONFIGURATION: 2, Fault.INFRASTRUCTURE: 3}
 

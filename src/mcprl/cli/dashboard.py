@@ -18,16 +18,8 @@ def command(
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser where there is one.")] = True,
 ) -> None:
     """Show runs in a browser: curves, health, tools, and every episode. Only this machine can reach it."""
-    from mcprl.errors import MissingExtraError
+    from mcprl.dashboard import serve
 
-    try:
-        from mcprl.dashboard import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "duckdb"):
-            raise
-        raise MissingExtraError(
-            f"the dashboard needs {error.name}, which is not installed", fix="install mcprl[dashboard]"
-        ) from error
     try:
         serve(folder, port=port, open_browser=open_browser)
     except KeyboardInterrupt:  # Ctrl-C is how it ends
