@@ -86,6 +86,10 @@ def generate_tasks(
         Literal["easy", "medium", "hard"] | None,
         typer.Option("--difficulty", help="Make tasks of this difficulty only."),
     ] = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option("--family", metavar="NAME", help="Make tasks of this family only; may be given several times."),
+    ] = None,
     distractors: Annotated[
         int, typer.Option("--distractors", min=0, help="Tools on offer besides those a task needs.")
     ] = 3,
@@ -109,6 +113,7 @@ def generate_tasks(
             train=train,
             validation=validation,
             difficulties=tuple(Difficulty) if difficulty is None else (Difficulty(difficulty),),
+            families=family or None,
             distractors=distractors,
             seed=seed,
         )

@@ -32,23 +32,44 @@ def generate(
     train: int = 400,
     validation: int = 100,
     difficulties: Collection[Difficulty] = tuple(SHARES),
+    families: Collection[str] | None = None,
     distractors: int = 3,
     seed: int = 0,
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
     """Tasks whose answers are true of the offline world of that seed: those to train on and those to validate on.
 
-    The same arguments give the same tasks. `difficulties` keep their proportion to each other. No task of one split
-    asks for what one of the other asks for, and validation has wordings that training never sees. Raises BadValueError
-    where the world has not enough to ask.
+    The same arguments give the same tasks. `difficulties` keep their proportion to each other; of each, only tasks of
+    these `families` are made (None: of all). No task of one split asks for what one of the other asks for, and
+    validation has wordings that training never sees. Raises BadValueError where the world has not enough to ask.
     """
+    chosen = _choose(families, difficulties)
     market, workspace = open_market(world), open_workspace(world)
     shares = split_material(market, workspace, seed)
     splits: list[tuple[Task, ...]] = []
     taken: set[tuple[str, ...]] = set()
     for split, material, count in zip(("train", "validation"), shares, (train, validation), strict=True):
         wanted = _numbers(count, difficulties)
-        splits.append(_make_split(split, material, wanted, distractors=distractors, seed=seed, taken=taken))
+        splits.append(_make_split(split, material, chosen, wanted, distractors=distractors, seed=seed, taken=taken))
     return splits[0], splits[1]
+
+
+def _choose(names: Collection[str] | None, difficulties: Collection[Difficulty]) -> tuple[Family, ...]:
+    """The families to draw from. A name that no family of the difficulties has is refused."""
+    possible = {family.name: family for family in FAMILIES if family.difficulty in difficulties}
+    strange = sorted(set(names or ()) - set(possible))
+    if strange:
+        raise BadValueError(
+            f"there is no family {strange[0]} of tasks that are {' or '.join(difficulties)}",
+            fix=f"choose of {', '.join(sorted(possible))}",
+        )
+    chosen = tuple(family for name, family in possible.items() if names is None or name in names)
+    without = [level for level in difficulties if all(family.difficulty is not level for family in chosen)]
+    if without:
+        raise BadValueError(
+            f"none of the chosen families has tasks that are {without[0]}",
+            fix="ask for the difficulty of the families that you choose",
+        )
+    return chosen
 
 
 def _numbers(count: int, difficulties: Collection[Difficulty]) -> dict[Difficulty, int]:
@@ -62,6 +83,7 @@ def _numbers(count: int, difficulties: Collection[Difficulty]) -> dict[Difficult
 def _make_split(
     split: str,
     material: Material,
+    chosen: Sequence[Family],
     wanted: Mapping[Difficulty, int],
     *,
     distractors: int,
@@ -70,7 +92,7 @@ def _make_split(
 ) -> tuple[Task, ...]:
     tasks: list[Task] = []
     for difficulty, number in wanted.items():
-        families = [family for family in FAMILIES if family.difficulty is difficulty]
+        families = [family for family in chosen if family.difficulty is difficulty]
         for family, serial, draft in _deal_drafts(split, families, number, material, seed=seed, taken=taken):
             draws = Draws(seed, "tasks", split, family.name, serial)
             tasks.append(_make_task(split, family, serial, draft, material, draws=draws, distractors=distractors))

@@ -59,6 +59,24 @@ def test_difficulties_can_be_chosen_and_keep_their_proportion():
     assert counts == [{Difficulty.EASY: 11, Difficulty.HARD: 9}, {Difficulty.EASY: 5, Difficulty.HARD: 5}]
 
 
+def test_families_can_be_chosen():
+    splits = generate(WORLD, train=12, validation=6, difficulties=(Difficulty.EASY,), families=("price", "chief"))
+    assert [Counter(map(family_of, tasks)) for tasks in splits] == [{"price": 6, "chief": 6}, {"price": 3, "chief": 3}]
+
+
+@pytest.mark.parametrize(
+    ("difficulties", "families", "says"),
+    [
+        ((Difficulty.EASY,), ("prices",), "no family prices of tasks that are easy"),
+        ((Difficulty.HARD,), ("price",), "no family price of tasks that are hard"),
+        ((Difficulty.EASY, Difficulty.HARD), ("price",), "none of the chosen families has tasks that are hard"),
+    ],
+)
+def test_families_that_cannot_be_had_are_refused(difficulties, families, says):
+    with pytest.raises(BadValueError, match=says):
+        generate(WORLD, difficulties=difficulties, families=families)
+
+
 def test_difficulty_is_how_many_calls_it_takes(everything):
     needed = {Difficulty.EASY: {1}, Difficulty.MEDIUM: {2, 3}, Difficulty.HARD: {4, 5, 6}}
     assert [task.id for task in everything if len(task.goal.calls) not in needed[task.difficulty]] == []
