@@ -8,8 +8,10 @@ the plots of docs/results.md from them, and of nothing else.
   rl_over_warm                                  the ratio of those two
   warm_high, rl_low                             ends of their 95% intervals: they must not overlap
 
-    python bench/proof.py run ARM [ARM …] [--seeds 1 2 3]     (arms: see bench/proving/arms.py; `untrained` is one)
+    python bench/proof.py run ARM [ARM …] [--seeds 1 2 3]
     python bench/proof.py report
+
+Arms are those of bench/proving/arms.py; `untrained` and `timed` are two more.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ import json
 
 from proving.arms import ARMS
 from proving.report import write_report
-from proving.runs import evaluate_untrained, run_arm
+from proving.runs import evaluate_untrained, run_arm, run_timed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="train and evaluate; what is there already is not run again")
-    run.add_argument("arms", nargs="+", choices=["untrained", *ARMS])
+    run.add_argument("arms", nargs="+", choices=["untrained", *ARMS, "timed"])
     run.add_argument("--seeds", nargs="+", type=int, default=[1])
     commands.add_parser("report", help="make the table and the plots of what was run")
     arguments = parser.parse_args()
@@ -36,8 +38,11 @@ def main() -> None:
     for arm in arguments.arms:
         if arm == "untrained":
             evaluate_untrained()
-        else:
-            for seed in arguments.seeds:
+            continue
+        for seed in arguments.seeds:
+            if arm == "timed":
+                run_timed(seed)
+            else:
                 run_arm(ARMS[arm], seed)
 
 

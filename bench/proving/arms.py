@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ARMS", "RECIPE", "STEPS", "WARM_STEPS", "Arm"]
+__all__ = ["ARMS", "RECIPE", "STEPS", "STEPS_A_ROUND", "TIMED", "TIMED_STEPS", "WARM_STEPS", "Arm"]
 
 RECIPE = "recipes/finance-cpu.yaml"
 WARM_STEPS = 6
 """Steps over which the recipe's warm start fades to nothing: evaluated there, it is the warm start alone."""
-STEPS = 30
+STEPS = 24
+STEPS_A_ROUND = 2
+"""Arms that are timed take turns of so many steps: a machine that is slower in one hour is so for all of them."""
+TIMED_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """Arm(name="no-grammar", says="turns are free text", settings=("sampling.constrain=off",))
-
-    `judged`: evaluated after the warm start and at its end. The others are run for their time alone, for fewer steps.
-    """
+    """Arm(name="no-grammar", says="turns are free text", settings=("sampling.constrain=off",))"""
 
     name: str
     says: str
     settings: tuple[str, ...] = ()
-    steps: int = STEPS
-    judged: bool = True
 
-
-_TIMED_STEPS = 8
 
 ARMS = {
     arm.name: arm
@@ -38,19 +34,13 @@ ARMS = {
             says="PPO with a value head instead of GRPO",
             settings=("algorithm.advantages=gae", "algorithm.whiten=true"),
         ),
-        Arm(
-            name="no-sharing",
-            says="prefixes computed once for each episode",
-            settings=("learner.share_prefix=false",),
-            steps=_TIMED_STEPS,
-            judged=False,
-        ),
-        Arm(
-            name="async",
-            says="the next step is collected during the update",
-            settings=("training.pipeline=async",),
-            steps=_TIMED_STEPS,
-            judged=False,
-        ),
     )
 }
+"""Evaluated after the warm start and at their end."""
+
+TIMED = (
+    Arm(name="timed", says="the recipe as it is"),
+    Arm(name="no-sharing", says="prefixes computed once for each episode", settings=("learner.share_prefix=false",)),
+    Arm(name="async", says="the next step is collected during the update", settings=("training.pipeline=async",)),
+)
+"""Run for their time alone, for fewer steps."""

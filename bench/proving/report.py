@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from mcprl.evaluation.statistics import Estimate, share_interval, sign_flip_p
 from pages import write_between_markers
-from proving.arms import ARMS, WARM_STEPS, Arm
+from proving.arms import ARMS, TIMED
 from proving.plots import draw_curves, draw_success
 from proving.runs import RESULTS, ROOT
 
@@ -23,14 +23,15 @@ PAGE = ROOT / "docs" / "results.md"
 def write_report() -> dict[str, float]:
     """Write page and plots from what is in docs/results; gives the figures of bench/proof.py."""
     untrained = pooled([read(RESULTS / "untrained" / "validation.json")])
-    judged = {arm.name: runs_of(arm) for arm in ARMS.values() if arm.judged and runs_of(arm)}
+    judged = {name: runs for name in ARMS if (runs := runs_of(name, "validation.json"))}
     warm, final = (
         {name: pooled([read(run / file) for run in runs]) for name, runs in judged.items()}
         for file in ("warm.json", "validation.json")
     )
     write_between_markers(PAGE, "proof", proof_table(untrained, warm, final, judged))
     write_between_markers(PAGE, "seeds", seeds_table(judged))
-    write_between_markers(PAGE, "wall-clock", wall_clock_table())
+    if runs_of(TIMED[0].name, "metrics.jsonl"):
+        write_between_markers(PAGE, "wall-clock", wall_clock_table())
     draw_success(untrained, warm, final)
     draw_curves({name: [metrics_of(run) for run in runs] for name, runs in judged.items()})
     main_warm, main_final = warm["finance"], final["finance"]
@@ -45,10 +46,9 @@ def write_report() -> dict[str, float]:
     }
 
 
-def runs_of(arm: Arm) -> list[Path]:
-    """The folders of an arm that are whole, by seed."""
-    last = "validation.json" if arm.judged else "metrics.jsonl"
-    return sorted(path.parent for path in RESULTS.glob(f"{arm.name}-[0-9]*/{last}"))
+def runs_of(arm: str, last: str) -> list[Path]:
+    """The folders of an arm that are whole, which have the file that is written last, by seed."""
+    return sorted(path.parent for path in RESULTS.glob(f"{arm}-[0-9]*/{last}"))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -105,12 +105,17 @@ def seeds_table(judged: Mapping[str, list[Path]]) -> str:
 
 
 def wall_clock_table() -> str:
-    """Seconds of a step without imitation, against those of the recipe; the first of them starts things up."""
-    rows = ["| | seconds a step | of it the update | tokens sampled a second |", "|---|---|---|---|"]
-    for arm in ARMS.values():
-        steps = [step for run in runs_of(arm) for step in metrics_of(run) if step["step"] >= WARM_STEPS]
-        if steps:
-            times = [median(step[name] for step in steps) for name in ("step_s", "update_s")]
-            rate = fmean(step["sampled_tokens_per_second"] for step in steps)
-            rows.append(f"| {arm.says} | {times[0]:.0f} | {times[1]:.0f} | {rate:.0f} |")
+    """Medians of the timed runs, and of how much longer than the recipe's each step took that was made in turn with it.
+
+    A run's first step is left out: it starts things up.
+    """
+    rows = ["| | seconds a step | of it the update | tokens sampled a second | against the recipe |"]
+    rows.append("|---|---|---|---|---|")
+    steps = {arm.name: [s for run in runs_of(arm.name, "metrics.jsonl") for s in metrics_of(run)[1:]] for arm in TIMED}
+    base = steps[TIMED[0].name]
+    for arm in TIMED:
+        names = ("step_s", "update_s", "sampled_tokens_per_second")
+        cells = [f"{median(step[name] for step in steps[arm.name]):.0f}" for name in names]
+        ratio = median(own["step_s"] / other["step_s"] for own, other in zip(steps[arm.name], base, strict=True))
+        rows.append(f"| {arm.says} | {' | '.join(cells)} | {ratio:.2f}× |")
     return "\n".join(rows)

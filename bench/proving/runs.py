@@ -1,4 +1,4 @@
-"""Running an arm: train to the end of the warm start, evaluate, go on, evaluate; and keep what is small of it."""
+"""Running an arm: train, evaluate after the warm start and at the end, and keep what is small of it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from proving.arms import RECIPE, WARM_STEPS, Arm
+from proving.arms import RECIPE, STEPS, STEPS_A_ROUND, TIMED, TIMED_STEPS, WARM_STEPS, Arm
 from servers.harness import say
 
-__all__ = ["RESULTS", "ROOT", "evaluate_untrained", "run_arm"]
+__all__ = ["RESULTS", "ROOT", "evaluate_untrained", "run_arm", "run_timed"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "docs" / "results"
 OUTPUTS = ROOT / "outputs" / "proof"
-EPISODES_A_TASK = 2
 # Of an evaluation; its episodes, with every turn, stay in outputs/.
 KEPT_OF_EVALUATION = ("name", "model", "adapter", "started", "seconds", "mcprl", "figures", "lost", "tasks")
 # Of a step's metrics: what the plots and the success metrics of requirements read.
@@ -41,19 +41,42 @@ def run_arm(arm: Arm, seed: int) -> None:
     """One run and its evaluations. What was finished before is not done again."""
     name = f"{arm.name}-{seed}"
     run, kept = OUTPUTS / name, RESULTS / name
-    settings = [*arm.settings, f"seed={seed}", f"name={name}", f"training.outputs={OUTPUTS}"]
-    if arm.judged and not (kept / "warm.json").exists():
-        if not run.exists():
-            _mcprl(["train", RECIPE], [*settings, f"training.steps={WARM_STEPS}"])
-        _evaluate(run / "adapter", kept / "warm.json", name=f"{name}-warm")
-    if not (kept / "metrics.jsonl").exists() or _steps_in(run) < arm.steps:
-        if run.exists():
-            _mcprl(["resume", str(run)], [f"training.steps={arm.steps}"])
-        else:
-            _mcprl(["train", RECIPE], [*settings, f"training.steps={arm.steps}"])
-        _keep(run, kept)
-    if arm.judged and not (kept / "validation.json").exists():
-        _evaluate(run / "adapter", kept / "validation.json", name=name)
+    if (kept / "validation.json").exists():
+        return
+    _train_to(STEPS, run, arm, seed)
+    _keep(run, kept)
+    _evaluate(_warm_adapter(run), kept / "warm.json", name=f"{name}-warm")
+    _evaluate(run / "adapter", kept / "validation.json", name=name)
+
+
+def run_timed(seed: int) -> None:
+    """The arms that are timed, a few steps of each in turn."""
+    for steps in range(STEPS_A_ROUND, TIMED_STEPS + 1, STEPS_A_ROUND):
+        for arm in TIMED:
+            run = OUTPUTS / f"{arm.name}-{seed}"
+            _train_to(steps, run, arm, seed)
+            _keep(run, RESULTS / run.name)
+
+
+def _train_to(steps: int, run: Path, arm: Arm, seed: int) -> None:
+    """Train, or go on; the adapter as it is after the warm start is put aside on the way."""
+    if _steps_in(run) >= steps:
+        return
+    if run.exists():
+        process = _mcprl(["resume", str(run)], [f"training.steps={steps}"])
+    else:
+        settings = [*arm.settings, f"seed={seed}", f"name={run.name}", f"training.outputs={run.parent}"]
+        process = _mcprl(["train", RECIPE], [*settings, f"training.steps={steps}"])
+    while process.poll() is None:
+        if _steps_in(run) >= WARM_STEPS and not _warm_adapter(run).exists():
+            newest = max((run / "weights").glob("*/adapter_config.json"), key=lambda path: path.stat().st_mtime)
+            shutil.copytree(newest.parent, _warm_adapter(run))
+        time.sleep(1)
+    _require_success(process)
+
+
+def _warm_adapter(run: Path) -> Path:
+    return run.with_name(f"{run.name}-warm-adapter")
 
 
 def _steps_in(run: Path) -> int:
@@ -64,9 +87,9 @@ def _steps_in(run: Path) -> int:
 def _evaluate(adapter: Path | None, kept: Path, *, name: str) -> None:
     out = OUTPUTS / f"eval-{name}"
     shutil.rmtree(out, ignore_errors=True)
-    arguments = ["eval", RECIPE, "--tasks", "recipes/finance/validation.jsonl", "-k", str(EPISODES_A_TASK)]
+    arguments = ["eval", RECIPE, "--tasks", "recipes/finance/validation.jsonl", "-k", "1"]
     arguments += ["--out", str(out)] + ([] if adapter is None else ["--adapter", str(adapter)])
-    _mcprl(arguments, [])
+    _require_success(_mcprl(arguments, []))
     results = json.loads((out / "results.json").read_text())
     kept.parent.mkdir(parents=True, exist_ok=True)
     small = {entry: results[entry] for entry in KEPT_OF_EVALUATION}
@@ -86,8 +109,13 @@ def _keep(run: Path, kept: Path) -> None:
     shutil.copy(run / "summary.json", kept / "summary.json")
 
 
-def _mcprl(arguments: Sequence[str], settings: Sequence[str]) -> None:
+def _mcprl(arguments: Sequence[str], settings: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "mcprl", *arguments, *(part for value in settings for part in ("--set", value))]
     say(" ".join(command[1:]))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where the servers of mcprl are
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, check=True, stdout=sys.stderr)
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PATH": path}, stdout=sys.stderr)
+
+
+def _require_success(process: subprocess.Popen[bytes]) -> None:
+    if status := process.wait():
+        raise subprocess.CalledProcessError(status, process.args)
