@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mcprl.config import RunConfig
+from mcprl.learners.torch_thread import in_torch_thread
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 
 if TYPE_CHECKING:
@@ -77,4 +77,4 @@ async def open_learner(
         return
     from mcprl.learners.torch_learner import TorchLearner
 
-    yield await asyncio.to_thread(TorchLearner, config, folder=folder, grammars=grammars)
+    yield await in_torch_thread(TorchLearner, config, folder=folder, grammars=grammars)

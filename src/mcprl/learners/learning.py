@@ -6,7 +6,6 @@ this process, in several, or behind an API, is theirs.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from mcprl.learners.lessons import Lesson, plain_lessons, scored_tokens
 from mcprl.learners.packing import Packer
 from mcprl.learners.replay import Replayer
 from mcprl.learners.tally import Tally
+from mcprl.learners.torch_thread import in_torch_thread
 from mcprl.learners.updating import Optimiser, Scorer, SpoiltError, make_update
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 
@@ -71,11 +71,11 @@ class BatchLearner(ABC, Generic[P, M, R]):
 
     async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
         """What the objective must know of trajectories before it learns from them."""
-        return await asyncio.to_thread(self._read, trajectories)
+        return await in_torch_thread(self._read, trajectories)
 
     async def update(self, batch: Batch) -> Update:
         """Learn from a batch and write the next version of the weights."""
-        return await asyncio.to_thread(self._update, batch)
+        return await in_torch_thread(self._update, batch)
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
         """The policy's logprob of every sampled token, forced ones too, and 0 elsewhere; one column a trajectory.
@@ -83,7 +83,7 @@ class BatchLearner(ABC, Generic[P, M, R]):
         Each token is scored as an update scores it: at the temperature and under the grammar it was sampled with.
         """
         lessons = plain_lessons(trajectories, [t.sampled for t in trajectories])
-        return (await asyncio.to_thread(self._survey, self.policy, lessons))[0]
+        return (await in_torch_thread(self._survey, self.policy, lessons))[0]
 
     @abstractmethod
     def _write_weights(self, version: int) -> Weights:

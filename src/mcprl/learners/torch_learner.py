@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from mcprl.learners.state import (
     restore_random_state,
     write_state,
 )
+from mcprl.learners.torch_thread import in_torch_thread
 from mcprl.records import Weights
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
 
         The tensors are written from where they are: no second copy of them is made in the memory that holds them.
         """
-        await asyncio.to_thread(self._save_state, folder)
+        await in_torch_thread(self._save_state, folder)
 
     async def load_state(self, folder: Path) -> Weights:
         """Become what `save_state` wrote. The version of the weights it held, written for the sampler again."""
-        return await asyncio.to_thread(self._load_state, folder)
+        return await in_torch_thread(self._load_state, folder)
 
     async def fetch(self, weights: Weights) -> Weights:
         """The same: every version is in files already."""
@@ -72,7 +72,7 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
 
     async def state_bytes(self) -> int:
         """How large the files of `save_state` will be, once an update has been made; those of all processes."""
-        return await asyncio.to_thread(self._state_bytes)
+        return await in_torch_thread(self._state_bytes)
 
     def _save_state(self, folder: Path) -> None:
         with storage_faults(f"writing the learner's state to {folder}", SafetensorError):

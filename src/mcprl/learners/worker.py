@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 from mcprl.errors import McprlError
 from mcprl.learners.messages import SOCKET_VARIABLE, Answer, Plan, receive, send
+from mcprl.learners.torch_thread import in_torch_thread
 
 if TYPE_CHECKING:
     from mcprl.learners.torch_learner import TorchLearner
@@ -42,8 +42,6 @@ async def _attempt(work: Awaitable[Any], *, first: bool) -> Answer:
 
 
 async def _serve(rank: int) -> None:
-    # One thread for all of torch: the GPU in use is a property of the thread.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     reader, writer = await asyncio.open_unix_connection(os.environ[SOCKET_VARIABLE])
     await send(writer, rank)
     plan = cast("Plan", await receive(reader))
@@ -51,7 +49,7 @@ async def _serve(rank: int) -> None:
 
     async def load() -> None:
         nonlocal learner
-        learner = await asyncio.to_thread(_make_learner, plan)
+        learner = await in_torch_thread(_make_learner, plan)
 
     await send(writer, answer := await _attempt(load(), first=rank == 0))
     while answer.error is None:
