@@ -18,7 +18,6 @@ diagnostics; not saving weights), against bare forward and backward of the same 
 
   bare_cpu_s, update_cpu_s       median
   overhead                       update ÷ bare − 1, median of the pairs
-  overhead_of_best               the quickest update ÷ the quickest bare pass − 1: few pairs on busy cores bear no more
   around_model                   the same from within: seconds of an update outside of forward and backward ÷ inside
 
     python bench/learner.py [--ci] [--dtype DTYPE] [--rounds N] [--rows N] [--write PAGE]
@@ -227,14 +226,15 @@ def overhead(size: tuple[int, int], dtype: str, count: int) -> dict[str, float]:
         "bare_cpu_s": statistics.median(pair["bare"] for pair in pairs),
         "update_cpu_s": statistics.median(pair["update"] for pair in pairs),
         "overhead": statistics.median(pair["update"] / pair["bare"] - 1.0 for pair in pairs),
-        "overhead_of_best": min(pair["update"] for pair in pairs) / min(pair["bare"] for pair in pairs) - 1.0,
         "around_model": statistics.median(pair["update"] / pair["inside"] - 1.0 for pair in pairs),
     }
 
 
 def bars(*, ci: bool, dtype: str, ceiling: float) -> dict[str, tuple[str, float]]:
     found = {"sharing": (">=", 0.66 * ceiling if ci else 3.0)}
-    found["overhead_of_best" if ci else "overhead"] = ("<=", 0.10)
+    found["around_model"] = ("<=", 0.10)
+    if not ci:  # few pairs, of passes that a busy machine makes at different speeds, bear no comparison
+        found["overhead"] = ("<=", 0.10)
     for prefix in ("", "ragged_"):
         if dtype == "float32":
             found |= {f"{prefix}logprob_difference": ("<=", 1e-4), f"{prefix}gradient_difference": ("<=", 1e-4)}
