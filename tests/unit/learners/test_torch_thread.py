@@ -21,7 +21,7 @@ async def test_whatever_is_asked_for_at_once_is_done_in_one_thread_and_in_order(
 
 async def test_a_learner_reads_updates_and_saves_there(make_learner, tmp_path, monkeypatch):
     learner = make_learner()
-    (there,) = await asyncio.gather(in_torch_thread(threading.get_ident))
+    there = await in_torch_thread(threading.get_ident)
     seen: list[int] = []
     for method in ("_read", "_update", "_save_state"):
         monkeypatch.setattr(learner, method, lambda *_: seen.append(threading.get_ident()))
