@@ -231,7 +231,7 @@ def overhead(size: tuple[int, int], dtype: str, count: int) -> dict[str, float]:
 
 
 def bars(*, ci: bool, dtype: str, ceiling: float) -> dict[str, tuple[str, float]]:
-    found = {"sharing": (">=", 0.66 * ceiling if ci else 3.0)}
+    found = {"sharing": (">=", 0.6 * ceiling if ci else 3.0)}
     found["around_model"] = ("<=", 0.10)
     if not ci:  # few pairs, of passes that a busy machine makes at different speeds, bear no comparison
         found["overhead"] = ("<=", 0.10)

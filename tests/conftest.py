@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 SECONDS = {
     "e2e/test_hello_run.py": 500,
     "e2e/test_skyrl_engine.py": 400,
-    "e2e/test_killed_vllm.py": 280,
+    "e2e/test_killed_vllm.py": 160,
     "e2e/test_two_processes.py": 250,
     "e2e/test_doctor_run.py": 240,
     "e2e/test_dashboard_pages.py": 200,
@@ -43,6 +43,15 @@ SECONDS = {
     "unit/doctor/test_planted_faults.py": 60,
 }
 SECONDS_OF_SLOW = 60  # of any other with a test that is marked so
+# Of the programs that tests start, those are measured that run what no test runs in its own process: to measure the
+# others, which start by the hundred, takes up to twice the time and finds no more lines.
+MEASURED_CHILDREN = (
+    "unit/",
+    "security/",
+    "e2e/test_two_processes.py",
+    "e2e/test_whole_weights.py",
+    "e2e/test_ray_workers.py",
+)
 PYPI_SERVERS = ("time", "git", "sqlite")
 NPM_SERVERS = ("everything", "filesystem", "memory")
 
@@ -66,6 +75,20 @@ def _rank(path: Path, items: list[pytest.Item]) -> tuple[float, int, str]:
     return -SECONDS.get(name, SECONDS_OF_SLOW if slow else 0), -len(items), name
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Coverage follows into the programs that a test starts only where MEASURED_CHILDREN says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not item.path.relative_to(ROOT / "tests").as_posix().startswith(MEASURED_CHILDREN):
+            for name in set(os.environ) - set(without_coverage(os.environ)):
+                patch.delenv(name)
+        return (yield)
+
+
+def without_coverage(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(("COV_", "COVERAGE_"))}
+
+
 def _needed(path: Path) -> Path:
     if not path.exists():
         pytest.skip(f"{path.relative_to(ROOT)} is missing: run scripts/setup")
@@ -80,7 +103,7 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def user_environment() -> dict[str, str]:
     """The environment of a user's process, for what is timed: measuring coverage in a child costs time there."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "COVERAGE_"))}
+    return without_coverage(os.environ)
 
 
 @pytest.fixture

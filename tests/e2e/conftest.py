@@ -1,7 +1,4 @@
-"""The hello run, once for all tests that look at it: the command a newcomer types, on the real engine and servers.
-
-And vLLM servers that start without measuring coverage.
-"""
+"""The hello run, once for all tests that look at it: the command a newcomer types, on the real engine and servers."""
 
 import json
 import subprocess
@@ -12,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from mcprl.config import LearnerConfig, SamplingConfig
-from mcprl.samplers import vllm_process
 
 
 @dataclass(frozen=True)
@@ -54,22 +48,3 @@ def hello_run(root, smollm2, time_server, user_environment, tmp_path_factory) ->
     (outputs / "stdout.txt").write_text(done.stdout)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return FinishedRun(outputs / "hello-cpu", done.stdout, time.monotonic() - started)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def unmeasured_vllm():
-    """A vLLM server for adapters runs nothing of mcprl: to trace it would take a third more time and measure nothing.
-
-    One for whole weights has our worker extension, and is measured.
-    """
-    plain = vllm_process.server_env
-
-    def without_coverage(sampling: SamplingConfig, learner: LearnerConfig) -> dict[str, str]:
-        env = plain(sampling, learner)
-        if learner.tuning == "full":
-            return env
-        return {name: value for name, value in env.items() if not name.startswith(("COV_", "COVERAGE_"))}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_process, "server_env", without_coverage)
-        yield

@@ -15,8 +15,8 @@ PROMPT_TOKENS = 900
 
 
 @pytest.mark.slow
-async def test_prompts_that_do_not_fit_into_one_batch_are_all_answered(smollm2, tmp_path):
-    model = ModelConfig(path=str(smollm2), dtype="float32", context_tokens=1024)
+async def test_prompts_that_do_not_fit_into_one_batch_are_all_answered(tiny_qwen3, tmp_path):
+    model = ModelConfig(path=str(tiny_qwen3), dtype="float32", context_tokens=1024)
     # Merging, since there is no adapter here and layers that could take one are slow.
     sampling = SamplingConfig(vllm=VllmConfig(max_sequences=NUM_PROMPTS, merge_adapters=True))
     requests = [

@@ -161,6 +161,28 @@ def test_without_a_report_a_covered_test_is_run(measure):
     assert float(verdicts["p"]["measured"]) > 1
 
 
+def test_a_speed_that_is_missed_is_measured_once_more_and_nothing_else_is(measure, tmp_path):
+    """Each command says how often it has run: 1 is missed, 2 is held, and 3 is never reached."""
+
+    def counting(name: str) -> str:
+        file = tmp_path / name
+        return f"""echo x >> {file}; echo "{{\\"runs\\": $(wc -l < {file})}}\""""
+
+    bars = {"slow_minute": ">= 2", "slow": ">= 3", "quick": ">= 1"}
+    toml = "".join(
+        entry(name, command=counting(name), figure="runs", bar=bar, timed=True) for name, bar in bars.items()
+    )
+    toml += entry("wrong", command=counting("wrong"), figure="runs", bar=">= 2")
+    result, verdicts = measure(toml, "--all")
+    assert result.returncode == 1
+    assert {name: (verdict["measured"], verdict["holds"]) for name, verdict in verdicts.items()} == {
+        "slow_minute": ("1, then 2", True),
+        "slow": ("1, then 2", False),
+        "quick": ("1", True),
+        "wrong": ("1", False),
+    }
+
+
 def test_full_size_is_measured_only_on_request(measure):
     toml = entry("big", command="exit 1", size="full") + entry("both", command="exit 1", full="true")
     _, verdicts = measure(toml, "--all")
