@@ -7,7 +7,7 @@ from dataclasses import dataclass
 __all__ = ["ARMS", "RECIPE", "STEPS", "STEPS_A_ROUND", "TIMED", "TIMED_STEPS", "WARM_STEPS", "Arm"]
 
 RECIPE = "recipes/finance-cpu.yaml"
-WARM_STEPS = 6
+WARM_STEPS = 4
 """Steps over which the recipe's warm start fades to nothing: evaluated there, it is the warm start alone."""
 STEPS = 24
 STEPS_A_ROUND = 2
