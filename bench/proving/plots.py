@@ -53,7 +53,7 @@ def draw_success(untrained: Estimate, warm: Mapping[str, Estimate], final: Mappi
                 axes.errorbar(at, estimate.value, error, color=INK, capsize=3, lw=1)
                 axes.text(at, -0.04, label, ha="center", va="top", fontsize=7, rotation=0)
         axes.set_xticks(range(len(final)), [ARMS[name].says for name in final])
-        axes.tick_params(axis="x", pad=14, length=0)
+        axes.tick_params(axis="x", pad=18, length=0)
         axes.set(ylabel="validation success", ylim=(0, 1))
         _finish(figure, axes, "proof-success.svg")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from statistics import median
@@ -15,34 +17,61 @@ from proving.arms import ARMS, TIMED
 from proving.plots import draw_curves, draw_success
 from proving.runs import RESULTS, ROOT
 
-__all__ = ["write_report"]
+__all__ = ["PAGE", "figures", "judge_runs", "tables", "write_report"]
 
+MAIN = "finance"
 PAGE = ROOT / "docs" / "results.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the arms were found to do: the runs of each, and success before, half-way and at the end."""
+
+    untrained: Estimate
+    runs: dict[str, list[Path]]
+    warm: dict[str, Estimate]
+    final: dict[str, Estimate]
 
 
 def write_report() -> dict[str, float]:
     """Write page and plots from what is in docs/results; gives the figures of bench/proof.py."""
-    untrained = pooled([read(RESULTS / "untrained" / "validation.json")])
-    judged = {name: runs for name in ARMS if (runs := runs_of(name, "validation.json"))}
+    judged = judge_runs()
+    for marker, table in tables(judged).items():
+        write_between_markers(PAGE, marker, table)
+    draw_success(judged.untrained, judged.warm, judged.final)
+    draw_curves({name: [metrics_of(run) for run in runs] for name, runs in judged.runs.items()})
+    return figures(judged)
+
+
+def judge_runs() -> Judged:
+    runs = {name: found for name in ARMS if (found := runs_of(name, "validation.json"))}
     warm, final = (
-        {name: pooled([read(run / file) for run in runs]) for name, runs in judged.items()}
+        {name: pooled([read(run / file) for run in found]) for name, found in runs.items()}
         for file in ("warm.json", "validation.json")
     )
-    write_between_markers(PAGE, "proof", proof_table(untrained, warm, final, judged))
-    write_between_markers(PAGE, "seeds", seeds_table(judged))
+    return Judged(pooled([read(RESULTS / "untrained" / "validation.json")]), runs, warm, final)
+
+
+def tables(judged: Judged) -> dict[str, str]:
+    """By the marker of the page that each stands between."""
+    main = judged.runs[MAIN]
+    made = {"proof": proof_table(judged), "kinds": kinds_table(main), "seeds": seeds_table(judged.runs)}
+    made |= {"failures": failures_table(main), "measures": measures_table(main)}
     if runs_of(TIMED[0].name, "metrics.jsonl"):
-        write_between_markers(PAGE, "wall-clock", wall_clock_table())
-    draw_success(untrained, warm, final)
-    draw_curves({name: [metrics_of(run) for run in runs] for name, runs in judged.items()})
-    main_warm, main_final = warm["finance"], final["finance"]
+        made["wall-clock"] = wall_clock_table()
+    return made
+
+
+def figures(judged: Judged) -> dict[str, float]:
+    warm, final = judged.warm[MAIN], judged.final[MAIN]
     return {
-        "success_untrained": untrained.value,
-        "success_warm": main_warm.value,
-        "success_rl": main_final.value,
-        "rl_over_warm": main_final.value / main_warm.value,
-        "warm_high": main_warm.high or 1.0,
-        "rl_low": main_final.low or 0.0,
-        "seeds": len(judged["finance"]),
+        "success_untrained": judged.untrained.value,
+        "success_warm": warm.value,
+        "success_rl": final.value,
+        "rl_over_warm": final.value / warm.value,
+        "warm_high": warm.high or 1.0,
+        "rl_low": final.low or 0.0,
+        "seeds": len(judged.runs[MAIN]),
     }
 
 
@@ -84,14 +113,39 @@ def percent(estimate: Estimate) -> str:
     return f"{estimate.value:.1%} ({estimate.low:.1%} to {estimate.high:.1%})"
 
 
-def proof_table(
-    untrained: Estimate, warm: Mapping[str, Estimate], final: Mapping[str, Estimate], judged: Mapping[str, list[Path]]
-) -> str:
+def proof_table(judged: Judged) -> str:
     rows = ["| | seeds | untrained | after the warm start | after RL | paired test |", "|---|---|---|---|---|---|"]
-    for name, runs in judged.items():
-        cells = [ARMS[name].says, str(len(runs)), percent(untrained), percent(warm[name]), percent(final[name])]
+    for name, runs in judged.runs.items():
+        found = [judged.untrained, judged.warm[name], judged.final[name]]
+        cells = [ARMS[name].says, str(len(runs)), *map(percent, found)]
         rows.append(f"| {' | '.join(cells)} | p = {paired_p(runs):.1g} |")
     return "\n".join(rows)
+
+
+def kinds_table(runs: Sequence[Path]) -> str:
+    """Success by the kind of question, over all seeds: a task's id ends with its kind and a number."""
+    found: dict[str, dict[str, list[Fraction]]] = {}
+    for file in ("warm.json", "validation.json"):
+        for run in runs:
+            for task, share in shares(read(run / file)).items():
+                kind = task.split("-", 1)[1].rsplit("-", 1)[0]
+                found.setdefault(kind, {}).setdefault(file, []).append(share)
+    rows = ["| question | episodes | after the warm start | after RL |", "|---|---|---|---|"]
+    for kind, by_file in sorted(found.items(), key=lambda entry: -sum(entry[1]["validation.json"])):
+        success = [f"{float(sum(values) / len(values)):.0%}" for values in by_file.values()]
+        rows.append(f"| {kind} | {len(by_file['warm.json'])} | {' | '.join(success)} |")
+    return "\n".join(rows)
+
+
+def failures_table(runs: Sequence[Path]) -> str:
+    """Of the episodes that failed, how; over all seeds."""
+    warm, final = (
+        sum((Counter(read(run / file)["figures"]["failures"]) for run in runs), Counter[str]())
+        for file in ("warm.json", "validation.json")
+    )
+    rows = ["| failure | after the warm start | after RL |", "|---|---|---|"]
+    rows += [f"| {kind} | {warm[kind]} | {final[kind]} |" for kind, _ in (warm + final).most_common()]
+    return "\n".join([*rows, f"| all | {warm.total()} | {final.total()} |"])
 
 
 def seeds_table(judged: Mapping[str, list[Path]]) -> str:
@@ -101,6 +155,16 @@ def seeds_table(judged: Mapping[str, list[Path]]) -> str:
             minutes = sum(step["step_s"] for step in metrics_of(run)) / 60
             both = [percent(pooled([read(run / file)])) for file in ("warm.json", "validation.json")]
             rows.append(f"| `{run.name}` | {' | '.join(both)} | {minutes:.0f} |")
+    return "\n".join(rows)
+
+
+def measures_table(runs: Sequence[Path]) -> str:
+    """What each run says of itself at its end, as `mcprl train` prints it."""
+    by_run = [read(run / "summary.json")["success"] for run in runs]
+    rows = [f"| measure | bar | {' | '.join(f'`{run.name}`' for run in runs)} |", "|---|---|" + "---|" * len(runs)]
+    for measures in zip(*by_run, strict=True):
+        cells = [f"{'✓' if measure['met'] else '✗'} {measure['value']:.3g}" for measure in measures]
+        rows.append(f"| {measures[0]['name']} | {measures[0]['bar']} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

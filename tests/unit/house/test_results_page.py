@@ -1,0 +1,28 @@
+"""The page of the proof says what the runs that are kept beside it show, and no more."""
+
+from __future__ import annotations
+
+import sys
+
+from source_files import ROOT
+
+sys.path.append(str(ROOT / "bench"))
+
+from proving.report import PAGE, figures, judge_runs, tables
+
+
+def test_the_tables_are_made_of_the_runs_that_are_kept():
+    page = PAGE.read_text()
+    for marker, table in tables(judge_runs()).items():
+        _, _, rest = page.partition(f"<!-- {marker} -->")
+        shown, end, _ = rest.partition(f"<!-- /{marker} -->")
+        assert end, marker
+        assert shown.strip() == table, "run: python bench/proof.py report"
+
+
+def test_reinforcement_learning_adds_to_the_warm_start(record_property):
+    found = figures(judge_runs())
+    for name, figure in found.items():
+        record_property(name, figure)
+    assert found["seeds"] >= 3
+    assert found["warm_high"] < found["rl_low"]
