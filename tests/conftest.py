@@ -47,7 +47,7 @@ SECONDS_OF_SLOW = 60  # of any other with a test that is marked so
 # others, which start by the hundred, takes up to twice the time and finds no more lines.
 MEASURED_CHILDREN = (
     "unit/",
-    "security/",
+    "security/test_canaries.py",
     "e2e/test_two_processes.py",
     "e2e/test_whole_weights.py",
     "e2e/test_ray_workers.py",

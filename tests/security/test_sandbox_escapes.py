@@ -60,10 +60,7 @@ class UnfilteredLaunch(Launch):
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    # A program that measures coverage starts slowly, and what is attacked here runs nothing of mcprl.
-    for name in [name for name in os.environ if name.startswith(("COV_", "COVERAGE_"))]:
-        monkeypatch.delenv(name)
+def host(tmp_path: Path) -> Iterator[Host]:
     with attacked_host(tmp_path) as attacked:
         yield attacked
 
