@@ -10,8 +10,9 @@ RECIPE = "recipes/finance-cpu.yaml"
 WARM_STEPS = 4
 """Steps over which the recipe's warm start fades to nothing: evaluated there, it is the warm start alone."""
 STEPS = 24
-STEPS_A_ROUND = 2
-"""Arms that are timed take turns of so many steps: a machine that is slower in one hour is so for all of them."""
+STEPS_A_ROUND = 4
+"""Arms that are timed take turns of so many steps: a machine that is slower in one hour is so for all of them. The
+first of a turn is not counted: it starts things up, and nothing was collected ahead of it."""
 TIMED_STEPS = 8
 
 

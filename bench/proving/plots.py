@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import matplotlib
@@ -51,8 +52,8 @@ def draw_success(untrained: Estimate, warm: Mapping[str, Estimate], final: Mappi
                 axes.bar(at, estimate.value, 0.24, color=COLOURS[name], alpha=alpha)
                 error = [[estimate.value - low], [high - estimate.value]]
                 axes.errorbar(at, estimate.value, error, color=INK, capsize=3, lw=1)
-                axes.text(at, -0.04, label, ha="center", va="top", fontsize=7, rotation=0)
-        axes.set_xticks(range(len(final)), [ARMS[name].says for name in final])
+                axes.text(at, -0.04, label, ha="center", va="top", fontsize=6.5)
+        axes.set_xticks(range(len(final)), [textwrap.fill(ARMS[name].says, 24) for name in final])
         axes.tick_params(axis="x", pad=18, length=0)
         axes.set(ylabel="validation success", ylim=(0, 1))
         _finish(figure, axes, "proof-success.svg")

@@ -45,8 +45,8 @@ def run_arm(arm: Arm, seed: int) -> None:
         return
     _train_to(STEPS, run, arm, seed)
     _keep(run, kept)
-    _evaluate(_warm_adapter(run), kept / "warm.json", name=f"{name}-warm")
-    _evaluate(run / "adapter", kept / "validation.json", name=name)
+    _evaluate(_warm_adapter(run), kept / "warm.json", name=f"{name}-warm", settings=arm.settings)
+    _evaluate(run / "adapter", kept / "validation.json", name=name, settings=arm.settings)
 
 
 def run_timed(seed: int) -> None:
@@ -59,7 +59,7 @@ def run_timed(seed: int) -> None:
 
 
 def _train_to(steps: int, run: Path, arm: Arm, seed: int) -> None:
-    """Train, or go on; the adapter as it is after the warm start is put aside on the way."""
+    """Train, or go on; where the run goes on after the warm start, the adapter as it is then is put aside."""
     if _steps_in(run) >= steps:
         return
     if run.exists():
@@ -68,7 +68,7 @@ def _train_to(steps: int, run: Path, arm: Arm, seed: int) -> None:
         settings = [*arm.settings, f"seed={seed}", f"name={run.name}", f"training.outputs={run.parent}"]
         process = _mcprl(["train", RECIPE], [*settings, f"training.steps={steps}"])
     while process.poll() is None:
-        if _steps_in(run) >= WARM_STEPS and not _warm_adapter(run).exists():
+        if WARM_STEPS <= _steps_in(run) < steps and not _warm_adapter(run).exists():
             newest = max((run / "weights").glob("*/adapter_config.json"), key=lambda path: path.stat().st_mtime)
             shutil.copytree(newest.parent, _warm_adapter(run))
         time.sleep(1)
@@ -84,12 +84,13 @@ def _steps_in(run: Path) -> int:
     return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
 
-def _evaluate(adapter: Path | None, kept: Path, *, name: str) -> None:
+def _evaluate(adapter: Path | None, kept: Path, *, name: str, settings: Sequence[str] = ()) -> None:
+    """Play the validation tasks as the arm was trained: without the grammar where it had none."""
     out = OUTPUTS / f"eval-{name}"
     shutil.rmtree(out, ignore_errors=True)
     arguments = ["eval", RECIPE, "--tasks", "recipes/finance/validation.jsonl", "-k", "1"]
     arguments += ["--out", str(out)] + ([] if adapter is None else ["--adapter", str(adapter)])
-    _require_success(_mcprl(arguments, []))
+    _require_success(_mcprl(arguments, settings))
     results = json.loads((out / "results.json").read_text())
     kept.parent.mkdir(parents=True, exist_ok=True)
     small = {entry: results[entry] for entry in KEPT_OF_EVALUATION}
