@@ -100,10 +100,15 @@ def padded_rows(policy: Policy, rows: int) -> Learn:
     return learn
 
 
+def packer_of(config: RunConfig) -> Packer:
+    learner = config.learner
+    return Packer(Replayer(None), CPU, microbatch=learner.microbatch, share_prefix=learner.share_prefix)
+
+
 def group_pack(config: RunConfig, work: Work) -> Pack:
     trajectories = work.trajectories()
     lessons = plain_lessons(trajectories, [t.sampled for t in trajectories])
-    return Packer(config.learner, Replayer(None), CPU).pack(lessons)
+    return packer_of(config).pack(lessons)
 
 
 def shared_tree(config: RunConfig, policy: Policy) -> Learn:
@@ -186,7 +191,7 @@ class Overhead:
         self.config = make_config(dtype, GROUP)
         self.policy = load_policy_with_adapter(self.config)
         self.optimisation = Optimisation(self.policy, self.config)
-        self.packer = Packer(self.config.learner, Replayer(None), CPU)
+        self.packer = packer_of(self.config)
         self.crew = ModelClock(self.policy)
 
     def bare(self, pack: Pack) -> Tensor:

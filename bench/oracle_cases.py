@@ -241,7 +241,6 @@ def of_plain_python(case: Case) -> dict[str, Any]:
         "ratio_metrics/ratio_p10": tenths[0],
         "ratio_metrics/ratio_p50": tenths[4],
         "ratio_metrics/ratio_p90": tenths[8],
-        "ratio_metrics/kl": k3,
         "ratio_metrics/clipped_fraction": statistics.fmean(cut),
         "ratio_metrics/active_fraction": statistics.fmean(
             adv != 0 and not is_cut for (_, adv), is_cut in zip(pairs, cut, strict=True)

@@ -79,6 +79,7 @@ def metrics_of(step: int, reward: float, progress: float, episodes: int) -> dict
         "gated_fraction": 0.0,
         "weights_version": float(step + 1),
         "server_restarts": 0.0,
+        "sampler_restarts": 0.0,
         "step_s": 40.0 + wobble(0, 1),
         "save_s": 2.0,
         "sampler_idle_share": 0.4,

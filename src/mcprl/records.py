@@ -298,6 +298,11 @@ class Group:
         if any(t.task_id != self.task.id for t in self.trajectories):
             raise ValueError(f"group of task {self.task.id} holds a trajectory of another task")
 
+    @property
+    def has_variance(self) -> bool:
+        """Whether its rewards differ: without that, no member is better than another and nothing is to be learnt."""
+        return any(t.reward != self.trajectories[0].reward for t in self.trajectories)
+
 
 Columns = tuple[tuple[float, ...], ...]
 """A number for each token of each trajectory, in the order of the trajectories."""

@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from mcprl.config import RunConfig
 
-__all__ = ["Section", "Setting", "section_of", "sections", "settings"]
+__all__ = ["DescribedSection", "Setting", "section_of", "sections", "settings"]
 
 _BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 _NAMES: dict[object, str] = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
@@ -33,7 +33,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class DescribedSection:
     """A part of the configuration with settings of its own. In a mapping of sections, NAME stands for the key."""
 
     path: str
@@ -47,7 +47,7 @@ def settings() -> Iterator[Setting]:
         yield from section.settings
 
 
-def sections(model: type[BaseModel] = RunConfig, path: str = "") -> Iterator[Section]:
+def sections(model: type[BaseModel] = RunConfig, path: str = "") -> Iterator[DescribedSection]:
     """A section, then those inside it, in the order of the file."""
     own: list[Setting] = []
     inner: list[tuple[type[BaseModel], str]] = []
@@ -59,7 +59,7 @@ def sections(model: type[BaseModel] = RunConfig, path: str = "") -> Iterator[Sec
             inner.append((section, f"{dotted}.NAME" if is_mapping else dotted))
         if section is None or is_mapping:
             own.append(Setting(dotted, _type_text(field), _default_text(field), field.description or ""))
-    yield Section(path, inspect.getdoc(model) or "", tuple(own))
+    yield DescribedSection(path, inspect.getdoc(model) or "", tuple(own))
     for section, dotted in inner:
         yield from sections(section, dotted)
 

@@ -7,7 +7,7 @@ episode or the sequences of a minibatch.
 
 from mcprl.algorithms.advantages import dr_grpo_advantages, gae, grpo_advantages, rloo_advantages, whitened
 from mcprl.algorithms.aggregation import Aggregation, sequence_weights
-from mcprl.algorithms.batches import has_variance, make_batch
+from mcprl.algorithms.batches import make_batch
 from mcprl.algorithms.corrections import importance_weights, inside_gate
 from mcprl.algorithms.diagnostics import explained_variance, parity_metrics, ratio_metrics, staleness_metrics
 from mcprl.algorithms.kl import Estimator, divergence, next_coefficient
@@ -26,7 +26,6 @@ __all__ = [
     "gae",
     "grpo_advantages",
     "gspo_loss",
-    "has_variance",
     "imitation_loss",
     "importance_weights",
     "inadmissible_tokens",

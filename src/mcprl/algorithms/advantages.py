@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mcprl.algorithms.columns import floats
+from mcprl.algorithms.plain_numbers import floats
 
 __all__ = ["dr_grpo_advantages", "gae", "grpo_advantages", "rloo_advantages", "whitened"]
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from mcprl.algorithms.advantages import dr_grpo_advantages, gae, grpo_advantages, rloo_advantages, whitened
-from mcprl.algorithms.columns import floats
 from mcprl.algorithms.kl import divergence
 from mcprl.algorithms.masks import learnable_tokens
+from mcprl.algorithms.plain_numbers import floats
 from mcprl.algorithms.steps import step_rewards, steps_of
 from mcprl.config import AlgorithmConfig, CriticConfig
 from mcprl.records import Batch, Columns, Group, Readings, StopReason, Trajectory
 
-__all__ = ["has_variance", "make_batch"]
+__all__ = ["make_batch"]
 
 _Mask = tuple[bool, ...]
 
@@ -51,7 +51,7 @@ def make_batch(
     _check_readings(algorithm, readings, penalised)
     penalties = _penalties(trajectories, learnable, algorithm, readings, kl_coefficient if penalised else 0.0)
     returns = None
-    if algorithm.advantages == "gae":
+    if algorithm.has_critic:
         advantages, returns = _critic_columns(trajectories, learnable, penalties, algorithm.critic, readings)
     else:
         relative = _GROUP_RELATIVE[algorithm.advantages]
@@ -71,13 +71,8 @@ def make_batch(
     )
 
 
-def has_variance(group: Group) -> bool:
-    """Whether a group's rewards differ: without that, no member is better than another and nothing is to be learnt."""
-    return any(t.reward != group.trajectories[0].reward for t in group.trajectories)
-
-
 def _check_readings(algorithm: AlgorithmConfig, readings: Readings, penalised: bool) -> None:
-    critic = algorithm.advantages == "gae"
+    critic = algorithm.has_critic
     needed = {
         "reference_logprobs": (penalised, readings.reference_logprobs),
         "values": (critic, readings.values),

@@ -36,16 +36,16 @@ def parity_metrics(logprob_N: Tensor, sampled_logprob_N: Tensor) -> dict[str, fl
 
 
 def ratio_metrics(
-    logprob_N: Tensor, sampled_logprob_N: Tensor, advantage_N: Tensor, *, clip_low: float, clip_high: float
+    logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, *, clip_low: float, clip_high: float
 ) -> dict[str, float]:
-    """The ratios of current to sampling-time policy over the tokens of an update.
+    """The ratios of the policy to the old one that the objective compares it with, over the tokens of an update.
 
     `clipped_fraction` counts tokens whose gradient the clip cuts off: ρ > 1 + clip_high with A > 0, or ρ < 1 − clip_low
     with A < 0. `active_fraction` counts tokens that move the weights at all: A ≠ 0 and not clipped. A healthy update
     raises `ratio_mean_positive`, over tokens with A > 0, and lowers `ratio_mean_negative`; without such tokens they are
-    1. `kl` is k3's estimate of KL(sampling-time ‖ current).
+    1.
     """
-    ratio_N = torch.exp(logprob_N - sampled_logprob_N)
+    ratio_N = torch.exp(logprob_N - old_logprob_N)
     too_high_N = (ratio_N > 1.0 + clip_high) & (advantage_N > 0)
     too_low_N = (ratio_N < 1.0 - clip_low) & (advantage_N < 0)
     clipped_N = too_high_N | too_low_N
@@ -59,7 +59,6 @@ def ratio_metrics(
         "ratio_p10": float(quantile_3[0]),
         "ratio_p50": float(quantile_3[1]),
         "ratio_p90": float(quantile_3[2]),
-        "kl": float(divergence(sampled_logprob_N, logprob_N, "k3").mean()),
         "clipped_fraction": float(clipped_N.double().mean()),
         "active_fraction": float(((advantage_N != 0) & ~clipped_N).double().mean()),
     }

@@ -14,6 +14,7 @@ from functools import wraps
 from itertools import accumulate
 from typing import Any, ParamSpec, TypeVar, cast
 
+from mcprl.canonical import is_unicode
 from mcprl.chat.problems import Problem
 from mcprl.records import ToolCall
 
@@ -196,21 +197,13 @@ def _is_harmless(text: str) -> bool:
 
     That is said only of texts where it is easily seen: those without fractions, exponents and escaped surrogates.
     """
-    if "\\ud" in text or "\\uD" in text or not _is_unicode(text):
+    if "\\ud" in text or "\\uD" in text or not is_unicode(text):
         return False
     bare = _STRING.sub("", text)
     if any(sign in bare for sign in ".EIN") or bare.count("e") != bare.count("true") + bare.count("false"):
         return False
     # One level is the call's own.
     return bare.count("[") + bare.count("{") <= _MAX_NESTING or _nesting(bare) - 1 <= _MAX_NESTING
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _nesting(written: str) -> int:

@@ -41,7 +41,6 @@ def command(
     from mcprl.cli.task_choice import choose_task
     from mcprl.config import EpisodesConfig, RewardsConfig, ServersConfig, TasksConfig
     from mcprl.episodes import Environment
-    from mcprl.episodes.loop import turn_limit
     from mcprl.errors import BadValueError
     from mcprl.monitoring.playing import PlayConsole
     from mcprl.recipe import load_recipe
@@ -60,7 +59,7 @@ def command(
         import_module("readline")  # lets `input` edit lines and remember them
     chosen = choose_task(tasks.train, task)
     preamble = load_preamble(tasks.preamble)
-    max_turns = turn_limit(chosen, episodes)
+    max_turns = episodes.turn_limit(chosen)
     with _open_lease(chosen, servers, lives_s=_A_DAY_S) as (portal, access, tools):
         environment = Environment(chosen, access, preamble=preamble, max_turns=max_turns, rewards=rewards)
         game = _Game(chosen, tools, environment, PlayConsole(), portal)

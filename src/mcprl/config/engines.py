@@ -57,7 +57,7 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
     """What a run asks for that the Tinker API cannot give, and what to do instead; None where it can give all."""
     sampling, algorithm, learner, backend = config.sampling, config.algorithm, config.learner, config.skyrl.backend
     refusals = (
-        (algorithm.advantages == "gae", "a value head (algorithm.advantages gae): take grpo, dr_grpo or rloo"),
+        (algorithm.has_critic, "a value head (algorithm.advantages gae): take grpo, dr_grpo or rloo"),
         (algorithm.entropy > 0, "entropies (algorithm.entropy): set it to 0, or raise algorithm.clip_high"),
         (
             algorithm.kl.needs_reference and algorithm.kl.reference == "ema",

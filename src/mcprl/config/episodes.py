@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BeforeValidator, Field, model_validator
 
 from mcprl.config.section import FilePath, Section
-from mcprl.records import Difficulty
+from mcprl.records import Difficulty, Task
 
 __all__ = ["EpisodesConfig", "JudgeConfig", "RewardsConfig", "TasksConfig"]
 
@@ -60,6 +60,10 @@ class EpisodesConfig(Section):
         lt=1,
         description="Share of calls that fail on purpose, for the policy to learn to recover.",
     )
+
+    def turn_limit(self, task: Task) -> int:
+        """The turns that an episode of a task may take, each time that the user speaks."""
+        return task.max_turns or self.max_turns[task.difficulty]
 
 
 class JudgeConfig(Section):

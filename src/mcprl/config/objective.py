@@ -153,6 +153,10 @@ class AlgorithmConfig(Section):
     critic: CriticConfig = CriticConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
 
+    @property
+    def has_critic(self) -> bool:
+        return self.advantages == "gae"
+
     @model_validator(mode="after")
     def _settings_belong_together(self) -> AlgorithmConfig:
         if (self.aggregation == "constant") != (self.constant_tokens is not None):
@@ -161,6 +165,6 @@ class AlgorithmConfig(Section):
             raise ValueError("ratio_gate needs a number below 1 and one above it, such as [0.25, 4.0]")
         if self.dual_clip is not None and self.loss != "ppo":
             raise ValueError("dual_clip belongs to loss ppo")
-        if self.advantages == "gae" and self.dead_groups == "refill":
+        if self.has_critic and self.dead_groups == "refill":
             raise ValueError("with gae no group is dead: a value head judges each episode by itself")
         return self

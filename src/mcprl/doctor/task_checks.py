@@ -109,7 +109,7 @@ def _gives_its_answer(task: Task) -> bool:
 async def check_against_tools(examination: Examination) -> AsyncIterator[Finding]:
     """Hold the tasks against the catalog: names, arguments and turns that can never come true, and old recordings."""
     config, file, catalog = examination.config.value, examination.tasks.value, examination.catalog.value
-    report = validate(file, catalog, max_turns=config.episodes.max_turns)
+    report = validate(file, catalog, episodes=config.episodes)
     by_kind = {kind: [problem for problem in report.problems if problem.kind is kind] for kind in ProblemKind}
     look = f"`mcprl tasks validate {_from_here(file.path)}` lists them all"
     if unknown := by_kind[ProblemKind.UNKNOWN_TOOL]:

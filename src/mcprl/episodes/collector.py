@@ -13,7 +13,8 @@ from typing import Protocol
 
 from mcprl.concurrency import run_all
 from mcprl.config import EpisodesConfig
-from mcprl.errors import GroupIncompleteError, InfrastructureError
+from mcprl.episodes.attempts import run_until_kept
+from mcprl.errors import InfrastructureError
 from mcprl.records import Group, LostEpisode, Task, Trajectory
 
 __all__ = ["Collector", "Journal", "RunsEpisodes"]
@@ -92,17 +93,14 @@ class Collector:
     async def _collect_member(
         self, task: Task, step: int, member: int, lost: list[LostEpisode], on_finished: OnFinished
     ) -> Trajectory:
-        for attempt in range(self._config.max_attempts):
-            outcome = await self._attempt(task, step, member, attempt)
+        async def attempt(number: int) -> Trajectory | LostEpisode:
+            outcome = await self._attempt(task, step, member, number)
             on_finished(outcome)
-            if isinstance(outcome, Trajectory):
-                return outcome
-            lost.append(outcome)
-        raise GroupIncompleteError(
-            f"episode {member} of task {task.id} was lost {self._config.max_attempts} times, "
-            f"last to {lost[-1].code} {lost[-1].reason}",
-            fix="mend that cause; episodes.max_attempts sets how often an episode is run again",
-        )
+            if isinstance(outcome, LostEpisode):
+                lost.append(outcome)
+            return outcome
+
+        return await run_until_kept(f"episode {member} of task {task.id}", self._config.max_attempts, attempt)
 
     async def _attempt(self, task: Task, step: int, member: int, attempt: int) -> Trajectory | LostEpisode:
         async with self._places:

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from mcprl.concurrency import run_all
 from mcprl.config import RunConfig
+from mcprl.episodes.attempts import run_until_kept
 from mcprl.episodes.environment import Grader, ToolAccess, tool_specs
-from mcprl.episodes.loop import EpisodeRunner, Leases, turn_limit
+from mcprl.episodes.loop import EpisodeRunner, Leases
 from mcprl.episodes.rewards import succeeded
 from mcprl.errors import (
     BadValueError,
     GrammarError,
-    GroupIncompleteError,
     InadmissibleTokenError,
     InfrastructureError,
     TaskFileError,
 )
-from mcprl.records import FinishReason, Message, Solution, StopReason, Task, Trajectory
+from mcprl.records import FinishReason, LostEpisode, Message, Solution, StopReason, Task, Trajectory
 from mcprl.samplers.sampler import SampleRequest
 from mcprl.samplers.scripted import ScriptedSampler
 
@@ -86,21 +86,17 @@ class Demonstrator:
         )
 
     async def _demonstrate(self, task: Task, solution: Solution, step: int) -> Trajectory:
-        attempts = self._config.episodes.max_attempts
-        lost: list[InfrastructureError] = []
-        for attempt in range(attempts):
+        async def attempt(number: int) -> Trajectory | LostEpisode:
             try:
                 async with self._places:
-                    trajectory = await self._attempt(task, solution, step, attempt)
+                    return await self._attempt(task, solution, step, number)
             except InfrastructureError as error:
-                lost.append(error)
-                continue
-            _require_success(task, trajectory, turn_limit(task, self._config.episodes))
-            return trajectory
-        raise GroupIncompleteError(
-            f"the demonstration of task {task.id} was lost {attempts} times, last to {lost[-1].code} {lost[-1].what}",
-            fix="mend that cause; episodes.max_attempts sets how often an episode is run again",
-        ) from lost[-1]
+                return LostEpisode(task_id=task.id, member=0, attempt=number, code=error.code, reason=error.what)
+
+        episodes = self._config.episodes
+        trajectory = await run_until_kept(f"the demonstration of task {task.id}", episodes.max_attempts, attempt)
+        _require_success(task, trajectory, episodes.turn_limit(task))
+        return trajectory
 
     async def _attempt(self, task: Task, solution: Solution, step: int, attempt: int) -> Trajectory:
         script = _Script(solution, self._writer, self._leases)

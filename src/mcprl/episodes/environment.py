@@ -9,8 +9,9 @@ its own choice what became of the world, and a judge what the answer is worth, w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 from mcprl.concurrency import run_all
@@ -18,7 +19,6 @@ from mcprl.config import RewardsConfig
 from mcprl.episodes.checks import meets
 from mcprl.episodes.injection import ErrorInjection
 from mcprl.episodes.rewards import score, weigh
-from mcprl.errors import Fault
 from mcprl.goals import ExpectedState
 from mcprl.records import FinishReason, Message, Observation, StopReason, Task, ToolCall, Turn
 
@@ -42,7 +42,18 @@ class ToolAccess(Protocol):
     @property
     def tools(self) -> Sequence[ToolFace]: ...
 
-    async def call(self, call: ToolCall) -> Observation: ...
+    async def call(
+        self,
+        call: ToolCall,
+        *,
+        without: Collection[str] = (),
+        instead: Callable[[str], Observation | None] | None = None,
+    ) -> Observation:
+        """A call of the policy, to which there are no tools `without`.
+
+        Of a call that could be made, `instead` is asked by the tool's name what to show in its place.
+        """
+        ...
 
     async def probe(self, call: ToolCall) -> Observation:
         """A call of the environment's own, of a tool that the policy need not know."""
@@ -162,13 +173,9 @@ class Environment:
         return tuple([await call for call in made]) if self._task.calls_in_order else await run_all(made)
 
     async def _call(self, call: ToolCall, index: int) -> Observation:
-        if call.problem is None and call.name in self._later_tools():
-            return Observation(tool=call.name, server=None, text=f"There is no tool '{call.name}'.", fault=Fault.POLICY)
-        if self._injection is not None and call.problem is None and call.name in {t.name for t in self._access.tools}:
-            failure = self._injection.failure_of(call, turn=len(self.turns), index=index)
-            if failure is not None:
-                return failure
-        return await self._access.call(call)
+        injection = self._injection
+        instead = None if injection is None else partial(injection.failure_of, turn=len(self.turns), index=index)
+        return await self._access.call(call, without=self._later_tools(), instead=instead)
 
     def _stop_after(self, action: Action) -> StopReason | None:
         if not action.calls and self._follow_ups:

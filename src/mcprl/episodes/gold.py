@@ -15,7 +15,7 @@ from typing import Final
 from mcprl.concurrency import run_all
 from mcprl.config import EpisodesConfig, RewardsConfig
 from mcprl.episodes.environment import Action, Environment, Grader
-from mcprl.episodes.loop import Leases, lease_for, turn_limit
+from mcprl.episodes.loop import Leases, lease_for
 from mcprl.episodes.rewards import succeeded
 from mcprl.records import FinishReason, Task, ToolCall, Turn
 
@@ -69,7 +69,7 @@ async def play(
     Without a judge the part `rubric` is left out.
     """
     async with lease_for(task, toolbox, lives_s=episodes.deadline_s) as access:
-        limit = turn_limit(task, episodes)
+        limit = episodes.turn_limit(task)
         environment = Environment(task, access, preamble=(), max_turns=limit, rewards=rewards, judge=judge)
         for action in (*(_calling(call) for call in calls), _answering(answer)):
             result = await environment.step(action)

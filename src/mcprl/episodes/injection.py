@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from mcprl.records import Observation, Source, ToolCall
+from mcprl.records import Observation, Source
 from mcprl.seeds import derive_seed
 
 __all__ = ["ErrorInjection"]
@@ -38,10 +38,10 @@ class ErrorInjection:
     task_id: str
     member: int
 
-    def failure_of(self, call: ToolCall, *, turn: int, index: int) -> Observation | None:
+    def failure_of(self, tool: str, *, turn: int, index: int) -> Observation | None:
         """What the policy sees instead of the result of its call number `index` in a turn; None: make the call."""
         place = (self.step, self.task_id, self.member, turn, index)
         if derive_seed(self.seed, "injected error", *place) >= self.rate * _SEEDS:
             return None
         kind = _FAILURES[derive_seed(self.seed, "kind of injected error", *place) % len(_FAILURES)]
-        return Observation(tool=call.name, server=None, text=kind.format(tool=call.name), source=Source.INJECTED)
+        return Observation(tool=tool, server=None, text=kind.format(tool=tool), source=Source.INJECTED)

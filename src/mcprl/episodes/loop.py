@@ -12,7 +12,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from mcprl.config import EpisodesConfig, RunConfig
+from mcprl.config import RunConfig
+from mcprl.episodes.deadline import end_at_deadline, longest_life_s
 from mcprl.episodes.environment import Action, Environment, Grader, ToolAccess
 from mcprl.episodes.injection import ErrorInjection
 from mcprl.errors import BadValueError, EpisodeDeadlineError
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
     from mcprl.chat import Chat
     from mcprl.chat.turn_grammars import TurnGrammars
 
-__all__ = ["EpisodeRunner", "Leases", "lease_for", "turn_limit"]
-
-# Time beyond its deadline, as a share of it, for asking what an episode that is cut off there left of the world.
-_LAST_LOOK = 0.2
+__all__ = ["EpisodeRunner", "Leases", "lease_for"]
 
 
 class Leases(Protocol):
@@ -116,11 +114,6 @@ async def lease_for(task: Task, leases: Leases, *, lives_s: float) -> AsyncGener
         yield access
 
 
-def turn_limit(task: Task, config: EpisodesConfig) -> int:
-    """The turns that an episode of a task may take, each time that the user speaks."""
-    return task.max_turns or config.max_turns[task.difficulty]
-
-
 class EpisodeRunner:
     """Runs episodes of a run: knows the model's chat, the sampler and the tools, but no group and no learner."""
 
@@ -160,13 +153,13 @@ class EpisodeRunner:
             episode = _Episode(_Columns(), (step, task.id, member))
             try:
                 async with asyncio.timeout(deadline_s):
-                    lives_s = deadline_s * (1.0 + _LAST_LOOK)
+                    lives_s = longest_life_s(deadline_s)
                     access = await leased.enter_async_context(lease_for(task, self._leases, lives_s=lives_s))
                     episode.environment = Environment(
                         task,
                         access,
                         preamble=self._preamble,
-                        max_turns=turn_limit(task, self._config.episodes),
+                        max_turns=self._config.episodes.turn_limit(task),
                         rewards=self._config.rewards,
                         judge=self._judge,
                         injection=self._injection(task, step, member),
@@ -174,8 +167,8 @@ class EpisodeRunner:
                     episode.grammar = await self._grammar_of(episode.environment)
                     fits = self._open(episode, episode.environment, task)
                     stop = await self._play(episode, episode.environment) if fits else StopReason.CONTEXT_LIMIT
-            except TimeoutError as error:
-                stop = await self._end_late(episode, task, error)
+            except TimeoutError:
+                stop = await self._end_late(episode, task)
         environment, columns = episode.environment, episode.columns
         assert environment is not None
         return Trajectory(
@@ -200,26 +193,16 @@ class EpisodeRunner:
             stop_token_ids=self._chat.stop_token_ids,
         )
 
-    async def _end_late(self, episode: _Episode, task: Task, error: TimeoutError) -> StopReason:
-        """At the deadline: the policy's own where its turns took the time, the world's where it waited for something.
-
-        Turns that ended count, each with what it waited for; the one under way is dropped. Where they make up half of
-        the time or more, the episode was going on, and is too long.
-        """
-        deadline_s, environment = self._config.episodes.deadline_s, episode.environment
+    async def _end_late(self, episode: _Episode, task: Task) -> StopReason:
+        """At the deadline. The turn that is under way there is dropped."""
+        deadline_s = self._config.episodes.deadline_s
         late = EpisodeDeadlineError(
             f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, "
             f"{deadline_s - episode.played_s:.3g} s of it waiting for one answer",
             fix="look at what answers so slowly, a tool server or the sampler; or raise episodes.deadline_s",
         )
-        if environment is None or episode.played_s < deadline_s / 2:
-            raise late from error
+        await end_at_deadline(episode.environment, played_s=episode.played_s, deadline_s=deadline_s, late=late)
         episode.columns.cut(episode.played_tokens)
-        try:
-            async with asyncio.timeout(deadline_s * _LAST_LOOK):
-                await environment.end(StopReason.DEADLINE)
-        except TimeoutError:
-            raise late from error
         return StopReason.DEADLINE
 
     def _open(self, episode: _Episode, environment: Environment, task: Task) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from statistics import fmean, pstdev
+from statistics import fmean
 
 from mcprl.episodes.rewards import succeeded
 from mcprl.records import Group, Source, StopReason
@@ -31,7 +32,7 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
         "turns_with_call_rate": fmean(bool(turn.calls) for turn in turns),
         "turns_per_episode": fmean(len(t.turns) for t in trajectories),
         "groups": float(len(groups)),
-        "groups_without_variance": float(sum(pstdev(t.reward for t in g.trajectories) == 0.0 for g in groups)),
+        "groups_without_variance": float(sum(not group.has_variance for group in groups)),
         "episodes": float(len(trajectories)),
         "episodes_lost_to_infrastructure": float(sum(len(group.lost) for group in groups)),
         "sampled_tokens": float(sampled),
@@ -43,6 +44,8 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
     for part in sorted({part for t in trajectories for part in t.reward_parts}):
         values = [t.reward_parts[part] for t in trajectories if part in t.reward_parts]
         metrics[f"reward_part_{part}"] = fmean(values)
+    for code, count in sorted(Counter(lost.code for group in groups for lost in group.lost).items()):
+        metrics[f"lost_{code}"] = float(count)
     for stop in StopReason:
         metrics[f"stop_{stop.value}"] = fmean(t.stop is stop for t in trajectories)
     return metrics

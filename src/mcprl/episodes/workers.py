@@ -115,11 +115,6 @@ class RayWorkers:
         return self._toolbox.restarts + sum(each.restarts for each in self._crew.figures)
 
     @property
-    def worker_restarts(self) -> int:
-        """How often a worker had to be replaced."""
-        return self._crew.restarts
-
-    @property
     def pids(self) -> Sequence[int]:
         """The processes of the workers that live, each on its node."""
         return [link.pid for link in self._links.values() if not link.is_closed]

@@ -61,7 +61,8 @@ class ServerLostError(ToolServerError):
 
     Causes: the server crashed or was killed for its memory; the network went away; the server was restarted.
     Fix: read its log, `mcprl logs RUN NAME`; the episode is run again, so now and then one is no harm.
-    Example: server 'fmp' ended during a call (exit code 137). Fix: see its log outputs/a/logs/fmp.log.
+    Example: server 'fmp' went away during a call of 'get_quote' (its process ended with exit code 137). Fix: see
+    its log outputs/a/logs/fmp.log.
     """
 
     code = "E-TOOL-011"
@@ -151,7 +152,7 @@ class SamplerLostError(InfrastructureError):
 
     Causes: the sampler ran out of memory; a turn took longer than sampling.request_deadline_s; its process was killed.
     Fix: read its log, `mcprl logs RUN vllm`; it is started again by itself, and the episodes are run again.
-    Example: vLLM did not answer /v1/chat/completions (ReadTimeout). Fix: read its log at outputs/a/logs/vllm.log.
+    Example: vLLM did not answer /inference/v1/generate (ReadError). Fix: read its log at outputs/a/logs/vllm.log.
     """
 
     code = "E-SAMP-011"

@@ -17,7 +17,8 @@ from typing import Any
 from mcprl.concurrency import run_all
 from mcprl.config import EpisodesConfig, RunConfig
 from mcprl.episodes import RunsEpisodes
-from mcprl.errors import BadValueError, GroupIncompleteError, InfrastructureError
+from mcprl.episodes.attempts import run_until_kept
+from mcprl.errors import BadValueError, InfrastructureError
 from mcprl.evaluation.figures import TaskResult, count_figures
 from mcprl.evaluation.outcomes import EpisodeOutcome, outcome_of
 from mcprl.evaluation.results import Evaluation, ServerCost
@@ -123,20 +124,14 @@ class Player:
         return await run_all(self._member(task, member) for member in range(episodes))
 
     async def _member(self, task: Task, member: int) -> tuple[Trajectory, EpisodeOutcome]:
-        last: LostEpisode | None = None
-        for attempt in range(self._config.max_attempts):
-            ended = await self._attempt(task, member, attempt)
+        async def attempt(number: int) -> tuple[Trajectory, EpisodeOutcome] | LostEpisode:
+            ended = await self._attempt(task, member, number)
             self._watcher.episode_finished(_STEP, ended if isinstance(ended, LostEpisode) else ended[0])
-            if not isinstance(ended, LostEpisode):
-                return ended
-            self.lost[ended.code] += 1
-            last = ended
-        assert last is not None
-        raise GroupIncompleteError(
-            f"episode {member} of task {task.id} was lost {self._config.max_attempts} times, "
-            f"last to {last.code} {last.reason}",
-            fix="mend that cause; episodes.max_attempts sets how often an episode is played again",
-        )
+            if isinstance(ended, LostEpisode):
+                self.lost[ended.code] += 1
+            return ended
+
+        return await run_until_kept(f"episode {member} of task {task.id}", self._config.max_attempts, attempt)
 
     async def _attempt(self, task: Task, member: int, attempt: int) -> tuple[Trajectory, EpisodeOutcome] | LostEpisode:
         async with self._places:

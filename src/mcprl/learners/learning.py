@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from mcprl.algorithms import learnable_tokens, mask_shares, staleness_metrics
-from mcprl.algorithms.columns import floats
+from mcprl.algorithms.plain_numbers import floats
 from mcprl.config import RunConfig
 from mcprl.errors import NonFiniteError
 from mcprl.learners.crew import Crew
@@ -94,7 +94,7 @@ class BatchLearner(ABC, Generic[P, M, R]):
         masks = [scored_tokens(t, learnable_tokens(t, algorithm.masks)) for t in trajectories]
         lessons = plain_lessons(trajectories, masks)
         logprobs = values = final_values = reference_logprobs = None
-        if algorithm.old_logprobs == "recomputed" or algorithm.advantages == "gae":
+        if algorithm.old_logprobs == "recomputed" or algorithm.has_critic:
             logprobs, values, final_values = self._survey(self.policy, lessons)
         if self.reference is not None:
             with self.reference.in_place() as reference:
@@ -136,11 +136,12 @@ class BatchLearner(ABC, Generic[P, M, R]):
         started, replayed_s = time.monotonic(), self._replayer.spent_s
         rate = self.optimisation.learning_rate
         known = {
+            "learnable_tokens": float(sum(map(sum, batch.learnable))),
             **mask_shares(batch.trajectories, batch.learnable),
             **staleness_metrics(batch.trajectories, self._weights.version),
         }
         spoilt_before = self._spoilt_in_a_row
-        metrics, ratios, skipped = self._learn_from(batch, known["learnable_share"])
+        metrics, ratios, skipped = self._learn_from(batch, known)
         if skipped is None:
             self._weights = self._write_weights(self._weights.version + 1)
         metrics |= {
@@ -154,10 +155,10 @@ class BatchLearner(ABC, Generic[P, M, R]):
         }
         return Update(step=batch.step, weights=self._weights, metrics=metrics, ratios=ratios, skipped=skipped)
 
-    def _learn_from(self, batch: Batch, learnable_share: float) -> tuple[dict[str, float], Columns, str | None]:
+    def _learn_from(self, batch: Batch, known: Mapping[str, float]) -> tuple[dict[str, float], Columns, str | None]:
         """Move the policy: the metrics of that, the ratios that were seen, and, where it did not move, why."""
         nothing_seen = tuple((0.0,) * len(t.token_ids) for t in batch.trajectories)
-        reason = self._too_little(batch, learnable_share)
+        reason = self._too_little(known["learnable_tokens"], known["learnable_share"])
         if reason is not None:
             return {}, nothing_seen, reason
         try:
@@ -174,12 +175,12 @@ class BatchLearner(ABC, Generic[P, M, R]):
             return metrics, ratios, "every optimiser step was beyond algorithm.kl.cap"
         return metrics, ratios, "in no group does one reward differ from another: there is nothing to learn"
 
-    def _too_little(self, batch: Batch, share: float) -> str | None:
+    def _too_little(self, tokens: float, share: float) -> str | None:
         algorithm = self._config.algorithm
-        tokens = sum(sum(mask) for mask in batch.learnable)
-        if tokens < algorithm.min_learnable_tokens:
+        least_tokens = algorithm.min_learnable_tokens
+        if tokens < least_tokens:
             return (
-                f"{tokens} tokens are learnable, algorithm.min_learnable_tokens is {algorithm.min_learnable_tokens}; "
+                f"{tokens:.0f} tokens are learnable, algorithm.min_learnable_tokens is {least_tokens}; "
                 f"sampling.constrain {self._config.sampling.constrain} with masks {algorithm.masks} left no more"
             )
         if share < algorithm.min_learnable_share:

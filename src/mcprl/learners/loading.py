@@ -52,9 +52,9 @@ def load_policy(config: RunConfig, device: torch.device) -> Policy:
         # A set, written in the order of its hashes: two equal runs would leave two files.
         resolved = model.peft_config["default"]
         resolved.target_modules = sorted(resolved.target_modules)
-    policy = Policy(
-        model, critic=algorithm.advantages == "gae", entropy_gradient=algorithm.entropy > 0, autocast=autocast
-    ).to(device)
+    policy = Policy(model, critic=algorithm.has_critic, entropy_gradient=algorithm.entropy > 0, autocast=autocast).to(
+        device
+    )
     # transformers checkpoints in training mode only; nothing else differs between the two, without dropout.
     return policy.train(learner.checkpointing)
 

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mcprl.algorithms.columns import floats, ints
+from mcprl.algorithms.plain_numbers import floats, ints
 from mcprl.config import KlConfig, RunConfig
 from mcprl.learners.lessons import Pack
 from mcprl.learners.optimisation import learning_rate_share

@@ -1,4 +1,4 @@
-"""Replay of the grammar over sampled turns: which tokens could have stood where each learnable token stands.
+"""Replay of the grammar over sampled turns: which tokens could have stood where each scored token stands.
 
 Nothing of it is kept from one pass over a batch to the next: a token's admissible set takes V / 8 bytes (19 KB with
 Qwen's vocabulary, a gigabyte for a batch of 50,000 tokens), and to find it again takes some tens of microseconds.
@@ -32,8 +32,8 @@ class Replayer:
         self._grammars = grammars
         self.spent_s = 0.0
 
-    def admissible(self, trajectories: Sequence[Trajectory], learnable: Sequence[Sequence[bool]]) -> Tensor | None:
-        """The admissible tokens at each learnable token, in order, as int32 words [N, W]; None: every token is.
+    def admissible(self, trajectories: Sequence[Trajectory], scored: Sequence[Sequence[bool]]) -> Tensor | None:
+        """The admissible tokens at each scored token, in order, as int32 words [N, W]; None: every token is.
 
         The rows of a trajectory without a grammar, beside one with a grammar, are all ones.
         """
@@ -42,7 +42,7 @@ class Replayer:
         started = time.monotonic()
         grammars = self._required(trajectories)
         parts: list[Tensor] = []
-        for trajectory, mask in zip(trajectories, learnable, strict=True):
+        for trajectory, mask in zip(trajectories, scored, strict=True):
             if trajectory.grammar is None:
                 words = -(-grammars.vocab_size // 32)
                 parts.append(torch.full((sum(mask), words), _EVERY_TOKEN, dtype=torch.int32))

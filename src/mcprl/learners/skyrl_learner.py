@@ -56,8 +56,8 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
 
     def __init__(self, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> None:
         crew, replayer = Solo(torch.device("cpu")), Replayer(None)
-        rows = config.learner.model_copy(update={"microbatch": _ROWS_IN_A_REQUEST, "share_prefix": False})
-        super().__init__(config, crew=crew, packer=Packer(rows, replayer, crew.device), replayer=replayer)
+        packer = Packer(replayer, crew.device, microbatch=_ROWS_IN_A_REQUEST, share_prefix=False)
+        super().__init__(config, crew=crew, packer=packer, replayer=replayer)
         self._engine = engine
         self._folder = folder
         self.policy = RemotePolicy(engine)

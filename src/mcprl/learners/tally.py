@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mcprl.algorithms import divergence, explained_variance, parity_metrics, ratio_metrics
-from mcprl.algorithms.columns import floats
+from mcprl.algorithms.plain_numbers import floats
 from mcprl.config import AlgorithmConfig
 from mcprl.errors import ParityError
 from mcprl.learners.lessons import Lesson, Pack
@@ -133,12 +133,14 @@ class Tally:
         self._parity = {"parity_tokens": float(fresh_N.sum())}
         if not fresh_N.any():
             return
-        self._parity |= parity_metrics(self._column("logprob")[fresh_N], self._column("sampled")[fresh_N])
+        logprob_N, sampled_N = self._column("logprob")[fresh_N], self._column("sampled")[fresh_N]
+        self._parity |= parity_metrics(logprob_N, sampled_N)
         worst = self._parity["parity_logprob_max_abs_error"]
         if not worst <= max_parity_error:
+            beyond = int(((logprob_N - sampled_N).abs() > max_parity_error).sum())
             raise ParityError(
-                f"before any update, sampler and learner differ by up to {worst:.3g} nats on the same tokens, "
-                f"learner.max_parity_error is {max_parity_error:g}",
+                f"before any update, sampler and learner differ by up to {worst:.3g} nats on the same tokens: on "
+                f"{beyond} of {len(sampled_N)} by more than learner.max_parity_error, which is {max_parity_error:g}",
                 fix="use the same model and dtype in both, or raise learner.max_parity_error for bfloat16",
             )
 
@@ -165,7 +167,6 @@ class Tally:
             "optimiser_steps_over_cap": float(self.steps_over_cap),
             "minibatches_without_signal": float(self.minibatches_without_signal),
             "alignment": min(self._alignments),
-            "learnable_tokens": float(carries_N.sum()),
             "entropy": float(self._column("entropy").mean()),
             **self._parity,
             **self._norms(),

@@ -8,9 +8,10 @@ FSDP2 is called itself and not through Accelerate, which takes it on GPUs only: 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -67,11 +68,7 @@ def make_team(config: RunConfig) -> Crew:
     return Fsdp2Team()
 
 
-class _Gatherer(Protocol):
-    def __call__(self, tensor: Tensor) -> Tensor: ...
-
-
-class Team:
+class Team(ABC):
     """What all ways to share weights have in common."""
 
     def __init__(self) -> None:
@@ -95,18 +92,22 @@ class Team:
         _dist.all_gather_object(found, value, group=self._talk)
         return found
 
-    def _save_whole(self, policy: Policy, version: int, folder: Path, model_path: str, gather: _Gatherer) -> Weights:
+    def save(self, policy: Policy, version: int, folder: Path, *, model_path: str) -> Weights:
         """All processes give their shares, one tensor after the other; the first process writes."""
         whole: dict[int, Tensor] = {}
         state: dict[str, Tensor] = {}
         for name, tensor in trained_state(policy).items():
             if id(tensor) not in whole:  # tied weights are one tensor under two names
-                whole[id(tensor)] = gather(tensor)
+                whole[id(tensor)] = self._whole(tensor)
             state[name] = whole[id(tensor)]
         if self.rank == 0:
             return save_weights(policy, version, folder, model_path=model_path, state=state)
         is_adapter = isinstance(policy.model, PeftModel)
         return Weights(version=version, adapter=folder) if is_adapter else Weights(version=version, model=folder)
+
+    @abstractmethod
+    def _whole(self, tensor: Tensor) -> Tensor:
+        """On the first process, a tensor of which each holds a share, in the CPU's memory; the others give theirs."""
 
 
 def deal(packs: Sequence[Any], rank: int, size: int) -> list[Any]:
@@ -142,9 +143,6 @@ class Fsdp2Team(Team):
     def backward(self, loss: Tensor) -> None:
         # FSDP2 takes the mean over processes; a minibatch's loss is the sum.
         (loss * self.size).backward()  # pyright: ignore[reportUnknownMemberType]
-
-    def save(self, policy: Policy, version: int, folder: Path, *, model_path: str) -> Weights:
-        return self._save_whole(policy, version, folder, model_path, self._whole)
 
     def _whole(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()

@@ -47,7 +47,9 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
 
     def __init__(self, config: RunConfig, *, folder: Path, grammars: Grammars | None, crew: Crew | None = None) -> None:
         crew, replayer = crew or Solo(), Replayer(grammars)
-        packer = Packer(config.learner, replayer, crew.device)
+        packer = Packer(
+            replayer, crew.device, microbatch=config.learner.microbatch, share_prefix=config.learner.share_prefix
+        )
         super().__init__(config, crew=crew, packer=packer, replayer=replayer)
         self._folder = folder
         policy, kl = load_policy(config, self._crew.loading_device), config.algorithm.kl

@@ -141,7 +141,7 @@ class _OngoingUpdate:
     def _has_signal(self, lessons: Sequence[Lesson]) -> bool:
         algorithm = self._config.algorithm
         pulled = self._batch.kl_coefficient > 0 and algorithm.kl.place == "loss"
-        if pulled or algorithm.entropy > 0 or algorithm.advantages == "gae":
+        if pulled or algorithm.entropy > 0 or algorithm.has_critic:
             return True
         return any(bool(lesson.columns.advantage_N.any()) for lesson in lessons)
 

@@ -6,7 +6,6 @@ Weights and moments are kept in 32 bits, as in one process; where model.dtype is
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,7 +18,6 @@ from mcprl.learners.policy import Policy
 from mcprl.learners.reference import Reference
 from mcprl.learners.state import State
 from mcprl.learners.team import Team
-from mcprl.records import Weights
 
 __all__ = ["Zero3Team", "zero3_settings"]
 
@@ -106,9 +104,6 @@ class Zero3Team(Team):
     def backward(self, loss: Tensor) -> None:
         # ZeRO-3 takes the mean over processes; a minibatch's loss is the sum.
         self._engine.backward(loss * self.size)
-
-    def save(self, policy: Policy, version: int, folder: Path, *, model_path: str) -> Weights:
-        return self._save_whole(policy, version, folder, model_path, self._whole)
 
     def _whole(self, tensor: Tensor) -> Tensor:
         import deepspeed

@@ -95,7 +95,8 @@ class TrainingConsole:
         self._diary.episode_finished(step, outcome)
         self._panel.add_episode(step, outcome)
         if isinstance(outcome, LostEpisode):
-            self._say(f"lost to infrastructure, run again: {outcome.task_id}/{outcome.member} ({outcome.reason})")
+            what = f"{outcome.task_id}/{outcome.member} ({outcome.code} {outcome.reason})"
+            self._say(f"lost to infrastructure, run again: {what}")
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
         self._diary.step_finished(step, metrics, verdicts)
@@ -152,7 +153,7 @@ def _closing_lines(figures: Mapping[str, Any], config: RunConfig, folder: Path) 
         "groups complete": f"{figures['groups_complete'] - dropped} of {wanted}"
         + (f", and {dropped} without variance that were left out" if dropped else ""),
         "lost to infrastructure": f"{f'{lost} attempts, all run again' if lost else 'nothing'}; "
-        f"{figures['server_restarts']} server restarts",
+        f"{figures['server_restarts']} restarts of tool servers, {figures['sampler_restarts']} of the sampler",
         "reward": f"{figures['reward_first']:+.3f} → {figures['reward_last']:+.3f}",
         "valid calls": f"{figures['valid_call_rate_first']:.0%} → {figures['valid_call_rate_last']:.0%}",
     }

@@ -40,7 +40,7 @@ class PlayConsole:
         title = f"task {task.id}, {task.difficulty.value}, {max_turns} turns at most"
         self.console.print(Rule(Text(printable(title)), align="left", style="dim"))
         for message in messages:
-            self._say(message["role"], message["content"], "bold" if message["role"] == "user" else "")
+            self._say(message["role"], _written(message), "bold" if message["role"] == "user" else "")
         self.console.print()
         self.tools(tools)
         self.console.print()
@@ -97,3 +97,9 @@ class PlayConsole:
 
     def _say(self, who: str, text: str, style: str) -> None:
         self.console.print(Text.assemble((f"{printable(who)}: ", "dim"), (printable(text), style)))
+
+
+def _written(message: Message) -> str:
+    """The text of a message, and its calls as one would type them."""
+    calls = (json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ()))
+    return "\n".join(part for part in (message["content"], *calls) if part)

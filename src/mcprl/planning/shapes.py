@@ -56,7 +56,7 @@ def assumed_shape(
     `known` may hold fields of the shape, and `length_tokens` of the finished conversation. Limits stand for what is not
     known, so turns and tokens are upper bounds.
     """
-    limits = [task.max_turns or config.episodes.max_turns[task.difficulty] for task in tasks]
+    limits = [config.episodes.turn_limit(task) for task in tasks]
     turns = known.get("turns", fmean(limits))
     written = sum(map(_characters, preamble)) + fmean(sum(map(_characters, task.prompt)) for task in tasks)
     length = known.get("length_tokens", config.model.context_tokens)

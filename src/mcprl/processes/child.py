@@ -164,12 +164,13 @@ class ChildProcess:
     async def _ask_to_end(self, grace_s: float) -> None:
         if self._process.stdin is not None:
             self._process.stdin.close()
-            if await self._ends_within(_INPUT_END_S):
+            if await self.ends_within(_INPUT_END_S):
                 return
         self._signal_group(signal.SIGTERM)
-        await self._ends_within(grace_s)
+        await self.ends_within(grace_s)
 
-    async def _ends_within(self, seconds: float) -> bool:
+    async def ends_within(self, seconds: float) -> bool:
+        """Whether it has ended, now or after so many seconds at most."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._exited.wait(), seconds)
         return self._exited.is_set()

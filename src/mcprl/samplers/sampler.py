@@ -55,6 +55,11 @@ class Completion:
 class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):
     """Entered: running. Left: nothing of it remains."""
 
+    @property
+    def restarts(self) -> int:
+        """How often its engine was started in the place of one that had ended."""
+        ...
+
     async def sample(self, request: SampleRequest) -> Completion:
         """Sample one turn. Raises SamplerLostError where the engine failed."""
         ...
@@ -66,6 +71,8 @@ class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):
 
 class AlwaysOpen:
     """For samplers with nothing to start or to end."""
+
+    restarts = 0
 
     async def __aenter__(self) -> Self:
         return self

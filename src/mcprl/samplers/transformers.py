@@ -34,6 +34,8 @@ _STOP_WINDOW_TOKENS = 32
 class TransformersSampler:
     """Samples in this process, on the GPU where there is one. Turns under a grammar need the model's `grammars`."""
 
+    restarts = 0  # it ends with this process
+
     def __init__(self, model: ModelConfig, grammars: Grammars | None = None) -> None:
         self._config = model
         self._grammars = grammars

@@ -104,10 +104,12 @@ class VllmProcess:
         try:
             response = await self._client.post(path, json=body)
         except httpx2.TransportError as error:
-            if not isinstance(error, httpx2.TimeoutException) and not await self._ends_within(_END_FOLLOWS_S):
+            if not isinstance(error, httpx2.TimeoutException) and not await self._process.ends_within(_END_FOLLOWS_S):
                 await self._end_if_broken()
+            late = isinstance(error, httpx2.TimeoutException)
+            remedy = "raise sampling.request_deadline_s, lower episodes.max_concurrent, or " if late else ""
             raise SamplerLostError(
-                f"vLLM did not answer {path} ({type(error).__name__})", fix=f"read its log at {self.log}"
+                f"vLLM did not answer {path} ({type(error).__name__})", fix=f"{remedy}read its log at {self.log}"
             ) from error
         if response.status_code == 400 and _REFUSED_GRAMMAR.search(response.text):
             raise GrammarError(
@@ -132,7 +134,7 @@ class VllmProcess:
         try:
             async with asyncio.timeout(deadline_s):
                 while not await self._is_healthy():
-                    if await self._ends_within(_HEALTH_POLL_S):
+                    if await self._process.ends_within(_HEALTH_POLL_S):
                         raise SamplerStartError(
                             f"vLLM left with exit code {self._process.exit_code} at its start:\n{self.log_tail()}",
                             fix=f"read its whole log at {self.log}",
@@ -149,8 +151,3 @@ class VllmProcess:
         except httpx2.TransportError:
             return False
         return response.is_success
-
-    async def _ends_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.wait(), seconds)
-        return self.ended

@@ -111,7 +111,7 @@ class SkyrlServer:
                 httpx2.AsyncClient(base_url=self.url, timeout=_ANSWER_DEADLINE_S, trust_env=False) as client,
             ):
                 while not await self._engine_answers(client):
-                    if await self._ends_within(_POLL_S):
+                    if await self._process.ends_within(_POLL_S):
                         raise self._failed_start(model)
         except TimeoutError as error:
             raise EngineStartError(
@@ -137,11 +137,6 @@ class SkyrlServer:
         if _NO_MODEL not in answer.text:
             raise self._misunderstood(answer)
         return True
-
-    async def _ends_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.wait(), seconds)
-        return self.ended
 
     def _failed_start(self, model: ModelConfig) -> UnfitEngineError | EngineStartError:
         if self.exit_code == UNFIT_EXIT_CODE:

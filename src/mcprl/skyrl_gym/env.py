@@ -16,7 +16,6 @@ from typing import Any, cast
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 from mcprl.episodes import StepResult, succeeded
-from mcprl.episodes.loop import turn_limit
 from mcprl.errors import BadValueError, InfrastructureError
 from mcprl.records import StopReason
 from mcprl.skyrl_gym.rows import task_of_extras
@@ -54,7 +53,7 @@ class McpTextEnv(BaseTextEnv):
         self._task = task_of_extras(extras)
         self._strict = strict
         self._stage = stage_of(StageKey(recipe=Path(recipe), overrides=tuple(overrides)))
-        self.max_turns = turn_limit(self._task, self._stage.config.episodes)
+        self.max_turns = self._stage.config.episodes.turn_limit(self._task)
         self._require_turns(extras.get("max_turns"))
         self._conversation = self._stage.conversation(self._task)
         self._episode = self._stage.episode(self._task)

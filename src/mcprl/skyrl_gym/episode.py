@@ -7,16 +7,14 @@ import time
 from collections.abc import Sequence
 
 from mcprl.config import RunConfig
+from mcprl.episodes.deadline import end_at_deadline, longest_life_s
 from mcprl.episodes.environment import Action, Environment, Grader, StepResult, ToolAccess
-from mcprl.episodes.loop import Leases, lease_for, turn_limit
+from mcprl.episodes.loop import Leases, lease_for
 from mcprl.errors import EpisodeDeadlineError
 from mcprl.records import FinishReason, Message, StopReason, Task, ToolCall
 from mcprl.skyrl_gym.background import Held
 
 __all__ = ["LiveEpisode"]
-
-# Time beyond its deadline, as a share of it, for asking what an episode that is cut off there left of the world.
-_LAST_LOOK = 0.2
 
 
 class LiveEpisode:
@@ -45,7 +43,7 @@ class LiveEpisode:
     async def open(self) -> None:
         """Lease the task's tools. They go back on their own when the episode is certainly over."""
         self._started = time.monotonic()
-        lives_s = self._config.episodes.deadline_s * (1.0 + _LAST_LOOK)
+        lives_s = longest_life_s(self._config.episodes.deadline_s)
         self._held = Held(lease_for(self._task, self._leases, lives_s=lives_s))
         try:
             async with asyncio.timeout(self._config.episodes.deadline_s):
@@ -57,7 +55,7 @@ class LiveEpisode:
             self._task,
             access,
             preamble=self._preamble,
-            max_turns=turn_limit(self._task, self._config.episodes),
+            max_turns=self._config.episodes.turn_limit(self._task),
             rewards=self._config.rewards,
             judge=self._judge,
         )
@@ -87,16 +85,10 @@ class LiveEpisode:
             await self._held.leave()
 
     async def _end_late(self) -> StepResult:
-        """At the deadline, as in mcprl's own loop: the policy's doing where turns that ended took half of the time."""
-        deadline_s, environment = self._config.episodes.deadline_s, self.environment
-        if self._played_s < deadline_s / 2:
-            raise self._late()
-        before = environment.reward
-        try:
-            async with asyncio.timeout(deadline_s * _LAST_LOOK):
-                await environment.end(StopReason.DEADLINE)
-        except TimeoutError as error:
-            raise self._late() from error
+        """At the deadline, as in mcprl's own loop."""
+        environment, before = self.environment, self.environment.reward
+        deadline_s = self._config.episodes.deadline_s
+        await end_at_deadline(environment, played_s=self._played_s, deadline_s=deadline_s, late=self._late())
         return StepResult(
             observations=(), reward=environment.reward - before, stop=StopReason.DEADLINE, parts=environment.parts
         )

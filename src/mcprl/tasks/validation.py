@@ -101,20 +101,19 @@ def validate(
     tools: Iterable[OfferedTool],
     *,
     against: Sequence[TaskFile] = (),
-    max_turns: Mapping[Difficulty, int] | None = None,
+    episodes: EpisodesConfig | None = None,
 ) -> Report:
     """Hold a task file against the tools there are, and against other files that must not share its tasks.
 
-    `max_turns` are the turns an episode may take by difficulty; the default is that of a recipe.
+    `episodes` says how many turns each may take; left out, it is that of a recipe that says nothing.
     """
     by_name = {tool.name: tool for tool in tools}
-    turns = max_turns if max_turns is not None else EpisodesConfig().max_turns
     recorded = list(recorded_calls(entry.row for entry in file.entries))
     drift = tuple(drift_of(recorded, by_name))
     return Report(
         file=file.path.name,
         tasks=len(file.entries),
-        problems=tuple(_problems(file, by_name, against, turns)),
+        problems=tuple(_problems(file, by_name, against, episodes or EpisodesConfig())),
         drift=drift,
         not_checked=dict(Counter(what for entry in file.entries for what in dict.fromkeys(entry.not_checked))),
         by_tool=_figures_by_tool(file.tasks, by_name, recorded, drift),
@@ -123,12 +122,12 @@ def validate(
 
 
 def _problems(
-    file: TaskFile, tools: ToolsByName, against: Sequence[TaskFile], turns: Mapping[Difficulty, int]
+    file: TaskFile, tools: ToolsByName, against: Sequence[TaskFile], episodes: EpisodesConfig
 ) -> Iterator[Problem]:
     for entry in file.entries:
         for text in _unknown_tools(entry.task, tools):
             yield _problem(ProblemKind.UNKNOWN_TOOL, entry, text)
-        limit = entry.task.max_turns or turns[entry.task.difficulty]
+        limit = episodes.turn_limit(entry.task)
         for text in dict.fromkeys(unreachable_checks(entry.task, tools, limit)):
             yield _problem(ProblemKind.UNREACHABLE, entry, text)
     for entry, text in duplicates(file.entries):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,10 @@ from mcprl.tools.stages.retry import call_with_retries, may_repeat
 from mcprl.tools.stages.sanitise import sanitise
 from mcprl.tools.stats import ToolStats
 
-__all__ = ["Pipeline"]
+__all__ = ["Instead", "Pipeline"]
+
+Instead = Callable[[str], Observation | None]
+"""What to show in place of a call of the tool of that name; None: make the call."""
 
 _MAX_NAMES_SHOWN = 12
 _BUSY_S = 1.0
@@ -92,14 +95,24 @@ class Pipeline:
         }
 
     async def run(
-        self, call: ToolCall, *, offered: Mapping[str, Tool], servers: Mapping[str, CallableServer]
+        self,
+        call: ToolCall,
+        *,
+        offered: Mapping[str, Tool],
+        servers: Mapping[str, CallableServer],
+        instead: Instead | None = None,
     ) -> Observation:
-        """Run one call of the policy. `servers` goes by server name; in strict replay it is empty."""
+        """Run one call of the policy. `servers` goes by server name; in strict replay it is empty.
+
+        A call that could be made is not made where `instead` has something else to show; no server is counted as asked.
+        """
         started = time.perf_counter()
         request = self._resolve(call, offered, servers)
         if isinstance(request, Observation):
             self.stats.record(request)
             return request
+        if instead is not None and (shown := instead(request.tool.name)) is not None:
+            return shown
         try:
             outcome = await self._answer(request)
         except McprlError as error:

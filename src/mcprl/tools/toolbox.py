@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Self
@@ -20,7 +20,7 @@ from mcprl.tools.definitions import ToolDefinition
 from mcprl.tools.lane import Lane, open_lane
 from mcprl.tools.limits import Desk
 from mcprl.tools.pins import PinnedTools, read_pins
-from mcprl.tools.pipeline import Pipeline
+from mcprl.tools.pipeline import Instead, Pipeline
 from mcprl.tools.pool import ServerPool, make_pool
 from mcprl.tools.seats import EpisodeKey
 from mcprl.tools.specs import ServerSpec, load_server_specs
@@ -206,9 +206,16 @@ class ToolLease:
         self._pipeline = pipeline
         self._servers = servers
 
-    async def call(self, call: ToolCall) -> Observation:
-        """Run one call. Faults of the policy are observations; an InfrastructureError is raised."""
-        return await self._pipeline.run(call, offered=self._offered, servers=self._servers)
+    async def call(
+        self, call: ToolCall, *, without: Collection[str] = (), instead: Instead | None = None
+    ) -> Observation:
+        """Run one call. Faults of the policy are observations; an InfrastructureError is raised.
+
+        To this call there are no tools named in `without`. What `instead` shows takes the place of a call that could
+        have been made.
+        """
+        offered = {name: tool for name, tool in self._offered.items() if name not in without}
+        return await self._pipeline.run(call, offered=offered, servers=self._servers, instead=instead)
 
     async def probe(self, call: ToolCall) -> Observation:
         """Run one call of the environment, which looks at the world behind the policy's back."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mcprl.algorithms import has_variance
 from mcprl.config import AlgorithmConfig
 from mcprl.episodes import Collector
 from mcprl.records import Group, LostEpisode, Trajectory
@@ -76,4 +75,4 @@ async def collect_step(
 
 
 def _with_variance(groups: Sequence[Group]) -> tuple[Group, ...]:
-    return tuple(group for group in groups if has_variance(group))
+    return tuple(group for group in groups if group.has_variance)

@@ -76,7 +76,7 @@ async def _make_step(run: Run, pipeline: Pipeline) -> None:
         verdicts=verdicts,
     )
     await asyncio.to_thread(run.folder.record_step, step, record)
-    write_stats(run.folder.path, run.toolbox.stats())
+    write_stats(run.folder.path, run.tool_figures.stats())
     run.summary.add(metrics, verdicts)
     run.step = step + 1
     if run.step % run.config.training.checkpoint_every == 0 or run.step == run.config.training.steps:
@@ -175,7 +175,8 @@ def _course_metrics(run: Run) -> Mapping[str, float]:
     step_s, run.step_ended = now - run.step_ended, now
     return {
         "weights_version": float(run.weights.version),
-        "server_restarts": float(run.toolbox.restarts),
+        "server_restarts": float(run.tool_figures.restarts),
+        "sampler_restarts": float(run.sampler.restarts),
         "step_s": step_s,
         "save_s": run.save_s,
         "sampler_idle_share": max(0.0, 1.0 - run.sampler.occupancy.take() / step_s),

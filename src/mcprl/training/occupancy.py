@@ -63,6 +63,10 @@ class MeteredSampler:
     ) -> None:
         await self._sampler.__aexit__(kind, error, trace)
 
+    @property
+    def restarts(self) -> int:
+        return self._sampler.restarts
+
     async def sample(self, request: SampleRequest) -> Completion:
         with self.occupancy.working():
             return await self._sampler.sample(request)

@@ -91,7 +91,7 @@ class Run:
     watcher: Watcher
     shutdown: Shutdown
     order: Dealer
-    toolbox: ToolFigures
+    tool_figures: ToolFigures
     collector: Collector
     sampler: MeteredSampler
     learner: Learner
@@ -142,7 +142,7 @@ async def open_run(
             watcher=watcher,
             shutdown=shutdown or Shutdown(config.training.shutdown_s),
             order=order,
-            toolbox=stage.figures,
+            tool_figures=stage.figures,
             collector=Collector(stage.runner, config.episodes, journal),
             sampler=stage.sampler,
             learner=learner,

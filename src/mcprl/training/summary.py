@@ -55,6 +55,7 @@ class Summary:
             "groups_dropped": int(self._sum("groups_dropped")),
             "episodes_lost_to_infrastructure": int(self._sum("episodes_lost_to_infrastructure")),
             "server_restarts": int(last["server_restarts"]),
+            "sampler_restarts": int(last["sampler_restarts"]),
             "reward_first": first["reward"],
             "reward_last": last["reward"],
             "valid_call_rate_first": first["valid_call_rate"],

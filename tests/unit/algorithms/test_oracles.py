@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 # Where mcprl has its own way, an oracle would say nothing: tests here hold these against plain Python.
-WITHOUT_ORACLE = {"has_variance", "inadmissible_tokens", "learnable_tokens", "make_batch", "mask_shares"}
+WITHOUT_ORACLE = {"inadmissible_tokens", "learnable_tokens", "make_batch", "mask_shares"}
 
 
 @pytest.mark.skipif(not PEERS_PYTHON.exists(), reason=".venv-peers is missing: run scripts/setup peers")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_episodes import make_episode, make_group
 
-from mcprl.algorithms import has_variance, make_batch
+from mcprl.algorithms import make_batch
 from mcprl.config import AlgorithmConfig, CriticConfig, KlConfig
 from mcprl.records import Readings
 
@@ -121,4 +121,4 @@ def test_demonstrations_come_along_and_have_no_advantage():
     ("rewards", "varied"), [((0.1, 0.1, 0.1), False), ((0.1, 0.1, 0.2), True), ((math.nan, math.nan), True)]
 )
 def test_a_group_has_variance_where_its_rewards_differ(rewards, varied):
-    assert has_variance(make_group(*[make_episode("cs", (reward,)) for reward in rewards])) is varied
+    assert make_group(*[make_episode("cs", (reward,)) for reward in rewards]).has_variance is varied

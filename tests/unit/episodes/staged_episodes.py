@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,16 +69,20 @@ class FunctionTools:
         self.probed: list[str] = []
         self.open_leases = 0
 
-    async def call(self, call: ToolCall) -> Observation:
-        self.called.append(call.name)
-        return await self._run(call)
+    async def call(self, call: ToolCall, *, without: Collection[str] = (), instead: Any = None) -> Observation:
+        is_possible = call.problem is None and call.name in self._functions and call.name not in without
+        if is_possible and instead is not None and (shown := instead(call.name)) is not None:
+            return shown
+        if call.name not in without:
+            self.called.append(call.name)
+        return await self._run(call, without)
 
     async def probe(self, call: ToolCall) -> Observation:
         self.probed.append(call.name)
         return await self._run(call)
 
-    async def _run(self, call: ToolCall) -> Observation:
-        if call.problem is not None or call.name not in self._functions:
+    async def _run(self, call: ToolCall, without: Collection[str] = ()) -> Observation:
+        if call.problem is not None or call.name not in self._functions or call.name in without:
             text = call.problem or f"There is no tool '{call.name}'."
             return Observation(tool=call.name, server=None, text=text, fault=Fault.POLICY)
         try:

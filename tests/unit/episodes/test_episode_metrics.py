@@ -54,6 +54,7 @@ def test_every_figure_is_the_one_counted_by_hand(groups):
             "groups_without_variance": 1,
             "episodes": 4,
             "episodes_lost_to_infrastructure": 3,
+            "lost_E-TOOL-011": 3,
             "sampled_tokens": 6,
             "sampled_tokens_per_second": 3.0,
             "context_tokens": 3 + 5 + 3 + 3,
@@ -75,7 +76,7 @@ def test_lost_attempts_are_counted_and_change_no_mean(groups):
     without = [made_group("a", *groups[0].trajectories), groups[1]]
     calm, troubled = episode_metrics(without, 2.0), episode_metrics(groups, 2.0)
     assert calm.pop("episodes_lost_to_infrastructure") == 0.0
-    assert troubled.pop("episodes_lost_to_infrastructure") == 3.0
+    assert troubled.pop("episodes_lost_to_infrastructure") == troubled.pop("lost_E-TOOL-011") == 3.0
     assert calm == troubled
 
 

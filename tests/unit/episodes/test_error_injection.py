@@ -6,12 +6,11 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from staged_episodes import call
 
 from mcprl.episodes.injection import ErrorInjection
 from mcprl.records import Source
 
-CALL = call("fmp_get_quote", symbol="VLKN")
+TOOL = "fmp_get_quote"
 
 
 def make_injection(rate: float, *, seed: int = 7, step: int = 0, task_id: str = "a", member: int = 0) -> ErrorInjection:
@@ -19,7 +18,7 @@ def make_injection(rate: float, *, seed: int = 7, step: int = 0, task_id: str = 
 
 
 def failures(injection: ErrorInjection, calls: int = 2000):
-    return [injection.failure_of(CALL, turn=n // 4, index=n % 4) for n in range(calls)]
+    return [injection.failure_of(TOOL, turn=n // 4, index=n % 4) for n in range(calls)]
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.9])
@@ -45,7 +44,7 @@ def test_a_higher_rate_fails_those_calls_and_more():
 
 def test_failures_are_of_several_kinds_and_none_says_that_it_is_on_purpose():
     seen = [failure for failure in failures(make_injection(0.5)) if failure is not None]
-    assert all((failure.source, failure.fault, failure.tool) == (Source.INJECTED, None, CALL.name) for failure in seen)
+    assert all((failure.source, failure.fault, failure.tool) == (Source.INJECTED, None, TOOL) for failure in seen)
     texts = {failure.text for failure in seen}
     assert len(texts) == 6
     for kind in ("rate limit", "timed out", "unavailable", "Bad Gateway"):

@@ -144,7 +144,7 @@ def test_progress_is_a_few_lines_where_there_is_no_terminal(tmp_path):
         watcher.step_finished(0, {}, ())
     lines = console.export_text().splitlines()
     assert len(lines) == 12
-    assert "played again: t/0 (it went away)" in lines[1]
+    assert "played again: t/0 (E-TOOL-011 it went away)" in lines[1]
     assert lines[-1].endswith("20 of 20 episodes")
 
 

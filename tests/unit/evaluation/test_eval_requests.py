@@ -30,7 +30,7 @@ def test_a_recipe_is_evaluated_on_the_tasks_that_are_named(recipe, tasks):
 
 def test_without_tasks_to_validate_by_the_fix_names_an_option(recipe):
     with pytest.raises(BadValueError, match=r"has no tasks\.validation") as raised:
-        make_request(Wishes(recipe=recipe))
+        make_request(Wishes(recipe=recipe, overrides=["tasks.validation=null"]))
     assert "--tasks" in raised.value.fix
 
 

@@ -149,8 +149,7 @@ def two_policies(model: Path, objective: str, **learner: Any) -> tuple[RunConfig
 
 
 def packed(config: RunConfig, lessons: Sequence[Lesson], *, share_prefix: bool) -> Pack:
-    learner = config.learner.model_copy(update={"share_prefix": share_prefix})
-    return Packer(learner, Replayer(None), CPU).pack(lessons)
+    return Packer(Replayer(None), CPU, microbatch=config.learner.microbatch, share_prefix=share_prefix).pack(lessons)
 
 
 def loss_and_gradients(policy: Policy, pack: Pack, lessons: Sequence[Lesson], config: RunConfig) -> dict[str, Tensor]:

@@ -44,6 +44,7 @@ METRICS = {
     "groups": 2.0,
     "groups_without_variance": 0.0,
     "server_restarts": 1.0,
+    "sampler_restarts": 0.0,
     "alignment": 1.0,
     "parity_ratio_mean_abs_error": 3.1e-06,
     "parity_logprob_max_abs_error": 4.2e-05,
@@ -105,7 +106,9 @@ def test_a_log_says_what_is_being_started_and_which_episodes_were_lost_in_the_wo
         shown.episode_finished(0, lost)
     first, second = out.getvalue().splitlines()
     assert first.endswith(" s  starting 2 tool servers")
-    assert second.endswith("lost to infrastructure, run again: t[red]/1 (said [/nothing] \\x1b[2J" + "!" * 90 + ")")
+    assert second.endswith(
+        "lost to infrastructure, run again: t[red]/1 (E-TOOL-011 said [/nothing] \\x1b[2J" + "!" * 90 + ")"
+    )
 
 
 def test_a_terminal_shows_a_panel_and_keeps_the_last_steps_when_the_run_ends():
@@ -196,7 +199,13 @@ def test_stages_before_an_episode_are_said_on_stderr_in_the_words_they_came(caps
 def summary() -> Summary:
     made = Summary()
     made.add({**METRICS, "reward": -0.1, "valid_call_rate": 0.5}, (CLIPPING,))
-    last = {"alignment": 0.5, "parity_ratio_mean_abs_error": 9.9e-05, "server_restarts": 3.0, "active_fraction": 0.7}
+    last = {
+        "alignment": 0.5,
+        "parity_ratio_mean_abs_error": 9.9e-05,
+        "server_restarts": 3.0,
+        "sampler_restarts": 1.0,
+        "active_fraction": 0.7,
+    }
     made.add({**METRICS, **last}, (KL, CLIPPING))
     return made
 
@@ -208,7 +217,7 @@ def test_the_summary_shows_whether_it_learned_and_whether_its_numbers_can_be_tru
     rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in first.splitlines())
     assert rows["updates"] == "2 in 1m00s: 40 s to collect, 20 s to learn"
     assert rows["groups complete"] == "4 of 40"
-    assert rows["lost to infrastructure"] == "2 attempts, all run again; 3 server restarts"
+    assert rows["lost to infrastructure"] == "2 attempts, all run again; 3 restarts of tool servers, 1 of the sampler"
     assert rows["reward"] == "-0.100 → +0.250"
     assert rows["valid calls"] == "50% → 75%"
     # The worst of all steps, where it is about correctness.

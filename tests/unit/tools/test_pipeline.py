@@ -20,7 +20,7 @@ from mcprl.config import (
     ServerSettings,
 )
 from mcprl.errors import BudgetExceededError, Fault, ServerFaultError, ServerFileError, WorkerLostError
-from mcprl.records import Source, ToolCall
+from mcprl.records import Observation, Source, ToolCall
 from mcprl.tools import Cassette, LimitsDesk, ServerSpec, Toolbox, desk_settings, open_toolbox
 from mcprl.tools.stats import merge_stats
 
@@ -105,6 +105,34 @@ async def test_a_denied_tool_is_not_on_offer_and_unknown_when_called(tmp_path):
         assert [tool.name for tool in lease.tools] == ["quote", "shout"]
         seen = await lease.call(call("order", symbol="AAPL"))
     assert (seen.fault, seen.server) == (Fault.POLICY, None)
+
+
+async def test_a_tool_that_is_held_back_is_named_by_no_answer_and_reached_by_no_alias(tmp_path):
+    market = Market()
+    async with toolbox(market, tmp_path, tool_aliases={"buy": "order"}) as box, box.lease(None) as lease:
+        for name in ("order", "ordr", "buy", "zzz"):
+            seen = await lease.call(call(name, symbol="AAPL"), without={"order"})
+            assert (seen.fault, seen.server) == (Fault.POLICY, None)
+            assert "order" not in seen.text.replace(f"'{name}'", "")
+        assert market.calls == []
+        assert (await lease.call(call("buy", symbol="AAPL"))).text == "bought"
+
+
+async def test_what_is_shown_instead_takes_the_place_of_a_call_that_could_be_made_and_of_no_mistake(tmp_path):
+    market, asked = Market(), []
+
+    def instead(tool: str) -> Observation:
+        asked.append(tool)
+        return Observation(tool=tool, server=None, text="502", source=Source.INJECTED)
+
+    async with toolbox(market, tmp_path, tool_aliases={"buy": "order"}) as box, box.lease(None) as lease:
+        seen = [
+            await lease.call(each, instead=instead)
+            for each in (call("buy", symbol="AAPL"), call("order", sybmol="AAPL"), call("zzz"))
+        ]
+        assert box.stats()["servers"]["market"]["calls"] == 0
+    assert ([each.text == "502" for each in seen], asked) == ([True, False, False], ["order"])
+    assert market.calls == []
 
 
 async def test_the_same_call_of_a_read_only_tool_is_cached_and_a_write_never(tmp_path):

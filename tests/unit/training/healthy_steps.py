@@ -66,6 +66,7 @@ HEALTHY = {
     "update_s": 17.0,
     "replay_s": 0.1,
     "server_restarts": 0.0,
+    "sampler_restarts": 0.0,
     "step_s": 107.0,
     # Where a recipe has a reference, a critic, a correction and a warm start:
     "kl_reference": 0.05,
@@ -78,7 +79,7 @@ HEALTHY = {
     "importance_mean": 1.0,
     "importance_cut_fraction": 0.01,
     "imitation_loss": 0.7,
-    "demonstration_weight": 0.5,
+    "demonstration_weight": 0.0,
 }
 
 

@@ -107,6 +107,14 @@ PLANTED = [
         config={"algorithm": {"kl": {"cap": 0.2}}},
         skipped="too far from the reference",
     ),
+    Planted(
+        "skipped",
+        WARN,
+        [{"update_skipped": 1.0, "optimiser_steps": 0.0, "grad_norm": 0.0}],
+        "in no group",
+        "algorithm.dead_groups to refill",
+        skipped="in no group does one reward differ from another",
+    ),
     Planted("stale", WARN, [{"staleness_mean": 1.5, "staleness_max": 3.0}], "1.5 updates old", "max_staleness"),
     Planted("stale", BAD, [{"staleness_mean": 6.0, "staleness_max": 9.0}], "6.0 updates old", "episodes.deadline_s"),
     Planted("importance", WARN, [{"importance_cut_fraction": 0.2}], "20% of tokens", "algorithm.max_importance"),
@@ -120,10 +128,21 @@ PLANTED = [
         "set algorithm.masks to exact",
         config={"algorithm": {"masks": "text"}},
     ),
-    Planted("no step", WARN, [{"optimiser_steps": 0.0, "grad_norm": 0.0}], "no optimiser step", "tasks_per_step"),
     Planted("no calls", BAD, [{"calls": 0.0, "valid_call_rate": 0.0}], "no episode called", "constrain to act"),
-    Planted("lost episodes", WARN, [{"episodes_lost_to_infrastructure": 16.0}], "20%", "mcprl tools stats"),
-    Planted("lost episodes", BAD, [{"episodes_lost_to_infrastructure": 64.0}], "50%", "episodes.deadline_s"),
+    Planted(
+        "lost episodes",
+        WARN,
+        [{"episodes_lost_to_infrastructure": 16.0, "lost_E-TOOL-011": 4.0, "lost_E-SAMP-011": 12.0}],
+        "20% of episodes were lost to the infrastructure and run again: mostly (75%) to E-SAMP-011",
+        "mcprl explain E-SAMP-011",
+    ),
+    Planted(
+        "lost episodes",
+        BAD,
+        [{"episodes_lost_to_infrastructure": 64.0, "lost_E-TOOL-011": 64.0}],
+        "50%",
+        "mcprl explain E-TOOL-011",
+    ),
     Planted("dead groups", BAD, [DEAD | FAILED], "88% of groups have zero variance", "sampling.temperature"),
     Planted("dead groups", BAD, [DEAD | SOLVED], "solved by every member", "harder tasks"),
     Planted("dead groups", WARN, [{"groups_without_variance": 4.0} | MIXED], "50%", "algorithm.dead_groups to refill"),
@@ -284,6 +303,14 @@ def test_an_answer_that_nobody_wants_is_not_missed():
 def test_where_all_tokens_are_stale_nothing_is_known_of_parity():
     stale = {name: value for name, value in HEALTHY.items() if not name.startswith("parity_")}
     assert Health(make_config()).judge({**stale, "staleness_mean": 1.0})[0].severity is Severity.OK
+
+
+def test_entropy_is_compared_with_what_it_was_after_the_warm_start():
+    health = Health(make_config())
+    for weight, entropy in ((1.0, 4.0), (0.7, 3.0), (0.3, 2.0)):
+        health.judge({**HEALTHY, "demonstration_weight": weight, "entropy": entropy})
+    later = [health.judge({**HEALTHY, "entropy": entropy}) for entropy in (0.8, 0.8, 0.8, 0.3, 0.15)]
+    assert [[verdict.name for verdict in verdicts] for verdicts in later] == [["healthy"]] * 4 + [["entropy collapse"]]
 
 
 def test_a_bad_step_is_no_step_to_go_back_to():

@@ -90,6 +90,8 @@ def test_what_is_taken_is_the_length_of_the_union_of_all_work_between(work, take
 class HeldSampler:
     """Answers when the clock says so, and notes what it is asked for."""
 
+    restarts = 2
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.log: list[str] = []
@@ -119,4 +121,5 @@ async def test_a_metered_sampler_is_busy_while_it_samples_and_not_while_it_takes
         assert (await sampler.sample(request)).token_ids == (1,)
         assert await sampler.publish(Weights(version=1)) == Weights(version=1)
         assert sampler.occupancy.take() == 3.0
+        assert sampler.restarts == 2
     assert inner.log == ["entered", "left"]

@@ -20,6 +20,7 @@ STEP = {
     "groups": 2.0,
     "episodes_lost_to_infrastructure": 1.0,
     "server_restarts": 1.0,
+    "sampler_restarts": 0.0,
     "reward": 0.5,
     "valid_call_rate": 0.25,
     "alignment": 1.0,

@@ -46,7 +46,7 @@ def count_dead_groups(sight: Sight) -> tuple[float, float] | None:
 
 
 def dead_groups(sight: Sight) -> Verdict | None:
-    if sight.config.algorithm.advantages == "gae" or count_dead_groups(sight) is None:
+    if sight.config.algorithm.has_critic or count_dead_groups(sight) is None:
         return None
     dead = played = 0.0
     for more_dead, more in zip(
@@ -146,14 +146,15 @@ def lost_episodes(sight: Sight) -> Verdict | None:
     if lost is None or kept is None or lost + kept <= 0:
         return None
     severity = by_size(lost / (lost + kept), warn=_LOST_WARN, bad=_LOST_BAD)
-    if severity is None:
+    codes = {name.removeprefix("lost_"): count for name, count in sight.metrics.items() if name.startswith("lost_")}
+    if severity is None or not codes:
         return None
+    most = max(codes, key=lambda code: codes[code])
     return Verdict(
         severity=severity,
         what=f"{lost / (lost + kept):.0%} of episodes were lost to the infrastructure and run again: "
-        "a server, the sampler or a deadline fails often",
-        fix="see `mcprl tools stats RUN` and the run's logs for which; then raise its replicas or call_deadline_s "
-        "(servers.settings), or episodes.deadline_s",
+        f"mostly ({codes[most] / lost:.0%}) to {most}",
+        fix=f"`mcprl explain {most}` says what that is and what mends it; the logs of the run say where",
     )
 
 

@@ -82,7 +82,10 @@ def _remember(sight: Sight) -> None:
     if (counted := count_dead_groups(sight)) is not None:
         past.push("groups_dead", counted[0])
         past.push("groups_played", counted[1])
-    if (entropy := sight.now("entropy")) is not None and len(past.first_entropies) < FIRST_ENTROPIES:
+    # Imitation makes a policy surer of itself, as it should: what counts is the entropy that reinforcement starts from.
+    imitates = (sight.now("demonstration_weight") or 0.0) > 0
+    entropy = sight.now("entropy")
+    if entropy is not None and not imitates and len(past.first_entropies) < FIRST_ENTROPIES:
         past.first_entropies.append(entropy)
     length = reward_window(sight.config)
     rewards = past.last("reward", length)

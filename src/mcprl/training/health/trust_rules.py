@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from mcprl.training.health.bars import LEARNABLE_SHARE
-from mcprl.training.health.episode_rules import dead_groups
 from mcprl.training.health.sight import Rules, Sight, by_size, gentler
 from mcprl.training.parity_verdict import EXACT_MAX, EXACT_MEAN, ROUNDING_MEAN, ROUNDING_OUTSIDE
 from mcprl.verdicts import Severity, Verdict
@@ -69,12 +68,15 @@ def skipped(sight: Sight) -> Verdict | None:
         fix = f"loosen sampling.constrain, or lower algorithm.min_learnable_share ({algorithm.min_learnable_share:g})"
     elif distance is not None and algorithm.kl.cap is not None and distance > algorithm.kl.cap:
         fix = f"{gentler(sight.config)}, raise algorithm.kl.coefficient, or set algorithm.kl.refresh_at_cap"
+    elif sight.now("optimiser_steps") == 0.0 and not sight.now("optimiser_steps_over_cap"):
+        fix = "raise training.tasks_per_step or episodes.group_size, or set algorithm.dead_groups to refill"
     else:
         fix = "nothing, unless it comes again; then act on the reason given"
     return Verdict(severity=Severity.BAD if times >= _SKIPS_BAD else Severity.WARN, what=what, fix=fix)
 
 
 def misaligned(sight: Sight) -> Verdict | None:
+    """A second net: the learner itself stops a run before such a step is recorded."""
     alignment = sight.now("alignment")
     if alignment is None or alignment >= 1.0:
         return None
@@ -181,19 +183,6 @@ def no_gradient(sight: Sight) -> Verdict | None:
     )
 
 
-def no_step(sight: Sight) -> Verdict | None:
-    """An update without a step, where no other rule says why."""
-    if sight.now("optimiser_steps") != 0.0 or sight.was_skipped or sight.now("optimiser_steps_over_cap"):
-        return None
-    if dead_groups(sight) is not None:
-        return None
-    return Verdict(
-        severity=Severity.WARN,
-        what="the update made no optimiser step: nothing in the batch was better or worse than anything else",
-        fix="raise training.tasks_per_step or episodes.group_size, or set algorithm.dead_groups to refill",
-    )
-
-
 TRUST_RULES: Rules = {
     "not a number": not_a_number,
     "misaligned": misaligned,
@@ -204,5 +193,4 @@ TRUST_RULES: Rules = {
     "stale": stale,
     "importance": importance,
     "few learnable": few_learnable,
-    "no step": no_step,
 }
