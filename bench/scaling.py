@@ -240,6 +240,7 @@ def engine_constants(folder: Path) -> dict[str, float]:
     from mcprl.training.trajectory_files import encode_trajectory, read_trajectories
 
     command = [sys.executable, "-m", "mcprl", "train", str(HELLO), "--set", "training.steps=3"]
+    command += ["--set", "sampling.constrain=off", "--set", "algorithm.warm_start.weight=0"]  # rates of RL alone
     subprocess.run([*command, "--set", f"training.outputs={folder}"], check=True, stdout=sys.stderr, cwd=ROOT)
     (run,) = find_runs(folder)
     steps = run.metrics[1:]  # the first one warms up

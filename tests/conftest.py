@@ -25,11 +25,10 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 
 # About how many seconds the longest files take in the gate, with two processes on two cores.
 SECONDS = {
-    "e2e/test_hello_run.py": 500,
     "e2e/test_skyrl_engine.py": 400,
     "e2e/test_killed_vllm.py": 160,
     "e2e/test_two_processes.py": 250,
-    "e2e/test_doctor_run.py": 240,
+    "e2e/test_doctor_run.py": 130,
     "e2e/test_dashboard_pages.py": 200,
     "e2e/test_exact_logprobs.py": 190,
     "e2e/test_whole_weights.py": 170,
