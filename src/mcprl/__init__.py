@@ -7,4 +7,4 @@ Data flows one way, and the folders read in that order:
 
 __all__ = ["__version__"]
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
