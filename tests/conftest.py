@@ -28,7 +28,7 @@ SECONDS = {
     "e2e/test_skyrl_engine.py": 400,
     "e2e/test_killed_vllm.py": 160,
     "e2e/test_two_processes.py": 250,
-    "e2e/test_doctor_run.py": 130,
+    "e2e/test_doctor_run.py": 240,
     "e2e/test_dashboard_pages.py": 200,
     "e2e/test_exact_logprobs.py": 190,
     "e2e/test_whole_weights.py": 170,

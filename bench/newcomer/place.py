@@ -7,15 +7,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
+
+from packaging.version import Version
 
 __all__ = ["ROOT", "build_wheel", "make_place"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _UV = Path(sys.executable).with_name("uv")
 _PINS = ROOT / "requirements" / "constraints.txt"
-# Not among the pins, because they come from elsewhere where there is a GPU: see scripts/setup.
-_BESIDE_PINS = ("torch==2.13.0", "triton==3.9.0")
+_BESIDE_PINS = ("torch", "triton")  # which come from elsewhere where there is a GPU
 
 
 def build_wheel(folder: Path) -> Path:
@@ -32,7 +34,8 @@ def make_place(folder: Path, wheel: Path) -> dict[str, str]:
     environment = folder / "environment"
     _run([str(_UV), "venv", "--quiet", "--python", sys.executable, str(environment)])
     install = [str(_UV), "pip", "install", "--quiet", "--no-deps", "--python", str(environment / "bin" / "python")]
-    _run([*install, "-r", str(_PINS), *_BESIDE_PINS, str(wheel)])
+    beside = [f"{name}=={Version(metadata.version(name)).public}" for name in _BESIDE_PINS]
+    _run([*install, "-r", str(_PINS), *beside, str(wheel)])
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     (folder / ".cache").mkdir()
     (folder / ".cache" / "models").symlink_to(ROOT / ".cache" / "models")

@@ -4,8 +4,6 @@ SmolLM2 in vLLM and two MCP servers; and what the run says about itself. The mac
 """
 # R8, R9, R14, R22, R23, R25
 
-import re
-
 import pytest
 
 from mcprl.recipe import load_recipe
@@ -13,7 +11,7 @@ from mcprl.training.trajectory_files import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(2400)]
 
-STEPS = 6
+STEPS = 4
 
 
 def test_every_command_of_the_page_ends_well_and_their_times_are_known(quickstart, record_property):
@@ -25,8 +23,7 @@ def test_every_command_of_the_page_ends_well_and_their_times_are_known(quickstar
 def test_the_doctor_finds_nothing_wrong(quickstart):
     said = quickstart.made.printed["doctor"]
     assert "✗" not in said
-    assert "vllm is up after" in said
-    assert "sampler and learner agree" in re.sub(r"\s+", " ", said)
+    assert "Nothing found wrong" in said
 
 
 def test_a_person_is_shown_how_a_task_is_solved(quickstart):

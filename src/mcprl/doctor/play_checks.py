@@ -156,6 +156,8 @@ def _valid_calls(config: RunConfig, calls: float, rate: float) -> Finding:
     if calls and rate > 0:
         return fine("valid calls", f"{rate:.0%} of {calls:.0f} calls")
     what = "no episode made a call" if not calls else f"none of {calls:.0f} calls was valid"
+    if config.algorithm.warm_start.weight > 0:
+        return fine("valid calls", f"{what}; the warm start will show some")
     ways = ["begin with a warm start (algorithm.warm_start.weight, tasks with a solution)"]
     if not held:
         ways.append("set sampling.constrain to act, which admits valid calls only")

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from mcprl.settings import settings as all_settings
 from mcprl.training.health import RULES, Health
-from mcprl.training.health.sight import WINDOW
 from mcprl.verdicts import Severity, Verdict
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -372,41 +371,3 @@ def test_a_rule_is_silent_about_a_step_that_does_not_know_its_figure_whatever_ca
         health.judge({**HEALTHY, **change})
     unknown = {name: value for name, value in HEALTHY.items() if name != REMEMBERED[rule]}
     assert [verdict.severity for verdict in health.judge(unknown)] == [Severity.OK]
-
-
-def long_run() -> list[dict[str, float]]:
-    """Sixty steps in which much goes wrong."""
-    return [
-        {
-            **HEALTHY,
-            "reward": 0.6 if step < 30 else 0.05,
-            "kl": 0.01 if step % 7 else 1.0 + step / 20,
-            "entropy": 0.8 * 0.94**step,
-            "grad_norm": 0.5 if step % 11 else 9.0,
-            "groups_without_variance": float(step % 8),
-            "explained_variance": 0.2 - step / 100,
-        }
-        for step in range(60)
-    ]
-
-
-@pytest.mark.parametrize("stop", [1, 9, 33])
-def test_a_run_that_stops_and_goes_on_judges_as_one_that_never_stopped(stop):
-    whole, before, beyond = (Health(make_config()) for _ in range(3))
-    expected = [whole.judge(metrics) for metrics in long_run()]
-    for metrics in long_run()[:stop]:
-        before.judge(metrics)
-    kept = json.loads(json.dumps(before.state(), allow_nan=False))
-    beyond.restore(kept)
-    assert [beyond.judge(metrics) for metrics in long_run()[stop:]] == expected[stop:]
-    assert kept == before.state()
-
-
-def test_what_is_remembered_does_not_grow_with_the_run():
-    health = Health(make_config())
-    for _ in range(10):
-        for metrics in long_run():
-            health.judge(metrics)
-    state = health.state()
-    assert max(map(len, state["windows"].values())) == WINDOW
-    assert len(json.dumps(state)) < 5000
