@@ -1,5 +1,5 @@
 """`mcprl doctor` on the shipped recipes: no false alarm without a model, and the hello recipe whole, with vLLM."""
-# R25
+# R7, R8, R22, R25
 
 from __future__ import annotations
 
