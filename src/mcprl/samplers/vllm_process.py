@@ -104,9 +104,9 @@ class VllmProcess:
         try:
             response = await self._client.post(path, json=body)
         except httpx2.TransportError as error:
-            if not isinstance(error, httpx2.TimeoutException) and not await self._process.ends_within(_END_FOLLOWS_S):
-                await self._end_if_broken()
             late = isinstance(error, httpx2.TimeoutException)
+            if not late and not await self._process.ends_within(_END_FOLLOWS_S):
+                await self._end_if_broken()
             remedy = "raise sampling.request_deadline_s, lower episodes.max_concurrent, or " if late else ""
             raise SamplerLostError(
                 f"vLLM did not answer {path} ({type(error).__name__})", fix=f"{remedy}read its log at {self.log}"
