@@ -216,8 +216,6 @@ class Trajectory:
     `grammar` is the structural tag that every turn was sampled under, None where nothing was held; a turn could end in
     any of `stop_token_ids`. The two tell which tokens were admissible at each place. What carries loss is for the
     objective to decide: see `Batch`.
-
-    Where the user speaks several times, each turn without a call ends what was asked before it: `turns_by_message`.
     """
 
     task_id: str
@@ -275,6 +273,9 @@ class LostEpisode:
     attempt: int
     code: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"{self.task_id}/{self.member} ({self.code} {self.reason})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,8 +95,7 @@ class TrainingConsole:
         self._diary.episode_finished(step, outcome)
         self._panel.add_episode(step, outcome)
         if isinstance(outcome, LostEpisode):
-            what = f"{outcome.task_id}/{outcome.member} ({outcome.code} {outcome.reason})"
-            self._say(f"lost to infrastructure, run again: {what}")
+            self._say(f"lost to infrastructure, run again: {outcome}")
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
         self._diary.step_finished(step, metrics, verdicts)

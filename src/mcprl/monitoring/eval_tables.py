@@ -69,8 +69,7 @@ class EvalConsole:
 
     def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
         if isinstance(outcome, LostEpisode):
-            what = f"{outcome.task_id}/{outcome.member} ({outcome.code} {outcome.reason})"
-            self._say(f"lost to infrastructure, played again: {what}")
+            self._say(f"lost to infrastructure, played again: {outcome}")
             return
         self._done += 1
         self._progress.update(self._bar, completed=self._done)
