@@ -7,6 +7,7 @@ the plots of docs/results.md from them, and of nothing else.
   success_untrained, success_warm, success_rl   validation success; the last two are pooled over seeds
   rl_over_warm                                  the ratio of those two
   warm_high, rl_low                             ends of their 95% intervals: they must not overlap
+  no_sharing_over_recipe, async_over_recipe     how many times as long as the recipe's a step takes
 
     python bench/proof.py run ARM [ARM …] [--seeds 1 2 3]
     python bench/proof.py report

@@ -42,6 +42,10 @@ ARMS = {
 TIMED = (
     Arm(name="timed", says="the recipe as it is"),
     Arm(name="no-sharing", says="prefixes computed once for each episode", settings=("learner.share_prefix=false",)),
-    Arm(name="async", says="the next step is collected during the update", settings=("training.pipeline=async",)),
+    Arm(
+        name="async",
+        says="the next step is collected during the update",
+        settings=("training.pipeline=async", "algorithm.old_logprobs=recomputed"),
+    ),
 )
 """Run for their time alone, for fewer steps."""

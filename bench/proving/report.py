@@ -57,13 +57,12 @@ def tables(judged: Judged) -> dict[str, str]:
     main = judged.runs[MAIN]
     made = {"proof": proof_table(judged), "kinds": kinds_table(main), "seeds": seeds_table(judged.runs)}
     made |= {"failures": failures_table(main), "measures": measures_table(main)}
-    if runs_of(TIMED[0].name, "metrics.jsonl"):
-        made["wall-clock"] = wall_clock_table()
-    return made
+    return made | {"wall-clock": wall_clock_table()}
 
 
 def figures(judged: Judged) -> dict[str, float]:
     warm, final = judged.warm[MAIN], judged.final[MAIN]
+    steps = timed_steps()
     return {
         "success_untrained": judged.untrained.value,
         "success_warm": warm.value,
@@ -72,6 +71,8 @@ def figures(judged: Judged) -> dict[str, float]:
         "warm_high": warm.high or 1.0,
         "rl_low": final.low or 0.0,
         "seeds": len(judged.runs[MAIN]),
+        "no_sharing_over_recipe": times_the_recipe(steps, "no-sharing"),
+        "async_over_recipe": times_the_recipe(steps, "async"),
     }
 
 
@@ -168,11 +169,9 @@ def measures_table(runs: Sequence[Path]) -> str:
     return "\n".join(rows)
 
 
-def wall_clock_table() -> str:
-    """Medians of the timed runs, and of how many times as long as the recipe's each step took that was made in turn."""
-    rows = ["| | seconds a step | of it the update | tokens sampled a second | against the recipe |"]
-    rows.append("|---|---|---|---|---|")
-    steps = {
+def timed_steps() -> dict[str, list[dict[str, float]]]:
+    """The steps of each timed arm that count."""
+    return {
         arm.name: [
             step
             for run in runs_of(arm.name, "metrics.jsonl")
@@ -181,10 +180,21 @@ def wall_clock_table() -> str:
         ]
         for arm in TIMED
     }
+
+
+def times_the_recipe(steps: Mapping[str, Sequence[Mapping[str, float]]], arm: str) -> float:
+    """How many times as long as the recipe's an arm's step took; the median over steps that were made in turn."""
     base = steps[TIMED[0].name]
+    return median(own["step_s"] / other["step_s"] for own, other in zip(steps[arm], base, strict=True))
+
+
+def wall_clock_table() -> str:
+    """Medians of the timed runs."""
+    rows = ["| | seconds a step | of it the update | tokens sampled a second | against the recipe |"]
+    rows.append("|---|---|---|---|---|")
+    steps = timed_steps()
     for arm in TIMED:
         names = ("step_s", "update_s", "sampled_tokens_per_second")
         cells = [f"{median(step[name] for step in steps[arm.name]):.0f}" for name in names]
-        ratio = median(own["step_s"] / other["step_s"] for own, other in zip(steps[arm.name], base, strict=True))
-        rows.append(f"| {arm.says} | {' | '.join(cells)} | {ratio:.2f}× |")
+        rows.append(f"| {arm.says} | {' | '.join(cells)} | {times_the_recipe(steps, arm.name):.2f}× |")
     return "\n".join(rows)

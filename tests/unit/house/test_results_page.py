@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from source_files import ROOT
+
+from mcprl.recipe import load_recipe
 
 sys.path.append(str(ROOT / "bench"))
 
+from proving.arms import ARMS, RECIPE, TIMED, Arm
 from proving.report import PAGE, figures, judge_runs, tables
+
+
+@pytest.mark.parametrize("arm", [*ARMS.values(), *TIMED], ids=lambda arm: arm.name)
+def test_what_is_compared_are_settings_that_a_run_accepts(arm: Arm):
+    load_recipe(ROOT / RECIPE, arm.settings)
 
 
 def test_the_tables_are_made_of_the_runs_that_are_kept():
@@ -26,3 +35,9 @@ def test_reinforcement_learning_adds_to_the_warm_start(record_property):
         record_property(name, figure)
     assert found["seeds"] >= 3
     assert found["warm_high"] < found["rl_low"]
+
+
+def test_shared_prefixes_make_a_step_shorter(record_property):
+    ratio = figures(judge_runs())["no_sharing_over_recipe"]
+    record_property("no_sharing_over_recipe", ratio)
+    assert ratio > 1
