@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from mcprl.tools import ServerSpec
 
 HERE = Path(__file__).parent
@@ -29,3 +31,10 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def running(word: str) -> list[int]:
+    """The processes with the word in their command lines, which are there before the program does anything."""
+    return [
+        process.pid for process in psutil.process_iter(["cmdline"]) if word in " ".join(process.info["cmdline"] or ())
+    ]

@@ -42,12 +42,13 @@ exec((folder / f"script-{rank}").read_text())
 ANSWER = 'send((folder / f"answer-{rank}").read_bytes()); receive()'
 WAIT = "time.sleep(600)"
 DIE = 'print("out of luck", file=sys.stderr); sys.exit(3)'
+DEADLINE_S = 60.0  # only a process that hangs takes so long, or a machine that does
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
 @pytest.fixture
 def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def make(*scripts: str, answers: tuple[Answer, ...] = (Answer(), Answer())) -> SpreadLearner:
+    def make(*scripts: str, answers: tuple[Answer, ...] = (Answer(), Answer()), blame_s: float = 0.5) -> SpreadLearner:
         folder = tmp_path / "scripts"
         folder.mkdir()
         (folder / "ready").write_bytes(pickle.dumps(Answer()))
@@ -56,7 +57,7 @@ def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             (folder / f"script-{rank}").write_text(script)
             (folder / f"answer-{rank}").write_bytes(pickle.dumps(answer))
         monkeypatch.setattr(spread_learner, "_WORKER", (sys.executable, "-S", "-c", STAND_IN, str(folder)))
-        monkeypatch.setattr(spread_learner, "_BLAME_S", 0.5)
+        monkeypatch.setattr(spread_learner, "_BLAME_S", blame_s)
         return SpreadLearner(make_config(processes=2), folder=tmp_path / "weights", grammars=None)
 
     return make
@@ -103,7 +104,7 @@ async def test_an_error_of_mcprl_arrives_as_it_was_and_ends_those_who_wait_for_i
 
 
 async def test_a_process_that_ends_is_named_with_its_exit_code_and_the_end_of_its_log(learner):
-    async with learner(WAIT, DIE) as held:
+    async with learner(ANSWER, DIE, blame_s=DEADLINE_S) as held:
         with pytest.raises(LearnerLostError, match=r"process 1 of 2 .* exit code 3; .*out of luck"):
             await held.read(())
 
@@ -111,7 +112,7 @@ async def test_a_process_that_ends_is_named_with_its_exit_code_and_the_end_of_it
 async def test_a_killed_process_is_blamed_and_not_the_one_that_failed_by_it(learner, tmp_path):
     failing = 'os.open(folder / "alive", os.O_WRONLY); ' + DIE
     killed_later = '(folder / "alive").read_bytes(); ' + KILLED  # to the end, which is that of the other process
-    made = learner(failing, killed_later)
+    made = learner(failing, killed_later, blame_s=DEADLINE_S)
     os.mkfifo(tmp_path / "scripts" / "alive")
     async with made as held:
         with pytest.raises(LearnerLostError, match=r"process 1 of 2 .* exit code -9.*lack of memory"):
