@@ -3,12 +3,13 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tracing
 from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec
 
@@ -42,15 +43,6 @@ SECONDS = {
     "unit/doctor/test_planted_faults.py": 60,
 }
 SECONDS_OF_SLOW = 60  # of any other with a test that is marked so
-# Of the programs that tests start, those are measured that run what no test runs in its own process: to measure the
-# others, which start by the hundred, takes up to twice the time and finds no more lines.
-MEASURED_CHILDREN = (
-    "unit/",
-    "security/test_canaries.py",
-    "e2e/test_two_processes.py",
-    "e2e/test_whole_weights.py",
-    "e2e/test_ray_workers.py",
-)
 PYPI_SERVERS = ("time", "git", "sqlite")
 NPM_SERVERS = ("everything", "filesystem", "memory")
 
@@ -70,22 +62,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _rank(path: Path, items: list[pytest.Item]) -> tuple[float, int, str]:
     slow = any(item.get_closest_marker("slow") for item in items)
-    name = path.relative_to(ROOT / "tests").as_posix()
+    name = _name(path)
     return -SECONDS.get(name, SECONDS_OF_SLOW if slow else 0), -len(items), name
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT / "tests").as_posix()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    """Coverage follows into the programs that a test starts only where MEASURED_CHILDREN says so."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not item.path.relative_to(ROOT / "tests").as_posix().startswith(MEASURED_CHILDREN):
-            for name in set(os.environ) - set(without_coverage(os.environ)):
-                patch.delenv(name)
+    with tracing.measured_children(_name(item.path)):
         return (yield)
 
 
-def without_coverage(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(("COV_", "COVERAGE_"))}
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Function) -> Generator[None, None, None]:
+    with tracing.few_examples(item.function):
+        return (yield)
 
 
 def _needed(path: Path) -> Path:
@@ -102,16 +96,14 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def user_environment() -> dict[str, str]:
     """The environment of a user's process, for what is timed: measuring coverage in a child costs time there."""
-    return without_coverage(os.environ)
+    return tracing.without_coverage(os.environ)
 
 
 @pytest.fixture
 def untraced():
     """Nothing is traced meanwhile, for what is timed here: measuring coverage costs several times the work itself."""
-    tracer = sys.gettrace()
-    sys.settrace(None)
-    yield
-    sys.settrace(tracer)
+    with tracing.paused():
+        yield
 
 
 @pytest.fixture(scope="session")
