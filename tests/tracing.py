@@ -28,8 +28,10 @@ MEASURED_CHILDREN = (
 def paused() -> Generator[None]:
     tracer = sys.gettrace()
     sys.settrace(None)
-    yield
-    sys.settrace(tracer)
+    try:
+        yield
+    finally:
+        sys.settrace(tracer)
 
 
 @contextmanager

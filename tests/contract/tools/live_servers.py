@@ -33,7 +33,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def running(word: str) -> list[int]:
+def processes_with(word: str) -> list[int]:
     """The processes with the word in their command lines, which are there before the program does anything."""
     return [
         process.pid for process in psutil.process_iter(["cmdline"]) if word in " ".join(process.info["cmdline"] or ())

@@ -8,12 +8,14 @@ import sys
 from dataclasses import replace
 
 import pytest
-from live_servers import eventually, is_alive, running, script_spec
+from live_servers import eventually, is_alive, processes_with, script_spec
 
 from mcprl.config import ServerSettings
 from mcprl.errors import CallDeadlineError, ServerFaultError, ServerLostError, ServerStartError
 from mcprl.processes import free_port
 from mcprl.tools import ServerConnection, ServerSpec
+
+DEAF = "import time; time.sleep(600)"
 
 
 async def text(connection, tool, arguments=None, deadline_s=20.0):
@@ -190,24 +192,27 @@ async def test_a_server_that_exits_at_once_shows_the_end_of_its_log(tmp_path, ov
         await ServerConnection(spec, log=tmp_path / "server.log").__aenter__()
 
 
+async def assert_it_is_given_up_and_ended(spec, tmp_path):
+    """The process, which has the folder in its command line, is there until the deadline and no longer."""
+    connection = ServerConnection(spec, log=tmp_path / "logs" / "server.log")
+    opening = asyncio.create_task(connection.__aenter__())
+    await eventually(lambda: processes_with(str(tmp_path)) != [])
+    with pytest.raises(ServerStartError, match="server 'deaf' did not start: it was not ready within 3 s"):
+        await opening
+    assert processes_with(str(tmp_path)) == []
+
+
 async def test_a_server_whose_port_never_answers_is_given_up_and_ended(tmp_path):
-    script = f"import time; time.sleep(600)  # {tmp_path}"
-    spec = ServerSpec(
-        name="deaf", url="http://127.0.0.1:{port}/mcp",
-        settings=ServerSettings(start=(sys.executable, "-c", script, "{port}"), start_deadline_s=1.0),
-    )  # fmt: skip
-    with pytest.raises(ServerStartError, match="server 'deaf' did not start: it was not ready within 1 s"):
-        await ServerConnection(spec, log=tmp_path / "server.log").__aenter__()
-    assert running(str(tmp_path)) == []
+    start = (sys.executable, "-c", DEAF, "{port}", str(tmp_path))
+    settings = ServerSettings(start=start, start_deadline_s=3.0)
+    spec = ServerSpec(name="deaf", url="http://127.0.0.1:{port}/mcp", settings=settings)
+    await assert_it_is_given_up_and_ended(spec, tmp_path)
 
 
 async def test_a_stdio_server_that_never_shakes_hands_is_given_up_and_ended(tmp_path):
-    script = f"import time; time.sleep(600)  # {tmp_path}"
-    settings = ServerSettings(start_deadline_s=1.0)
-    spec = ServerSpec(name="deaf", command=sys.executable, args=("-c", script), settings=settings)
-    with pytest.raises(ServerStartError, match="it was not ready within 1 s"):
-        await ServerConnection(spec, log=tmp_path / "logs" / "server.log").__aenter__()
-    assert running(str(tmp_path)) == []
+    settings = ServerSettings(start_deadline_s=3.0)
+    spec = ServerSpec(name="deaf", command=sys.executable, args=("-c", DEAF, str(tmp_path)), settings=settings)
+    await assert_it_is_given_up_and_ended(spec, tmp_path)
 
 
 async def test_a_url_where_nothing_listens_is_a_start_error(tmp_path):

@@ -42,8 +42,8 @@ exec((folder / f"script-{rank}").read_text())
 ANSWER = 'send((folder / f"answer-{rank}").read_bytes()); receive()'
 WAIT = "time.sleep(600)"
 DIE = 'print("out of luck", file=sys.stderr); sys.exit(3)'
-DEADLINE_S = 60.0  # only a process that hangs takes so long, or a machine that does
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+DEADLINE_S = 60.0  # only a process that hangs takes so long, or a machine that does
 
 
 @pytest.fixture
