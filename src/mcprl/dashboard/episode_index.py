@@ -7,6 +7,7 @@ background, the newest files first; until then answers say how many episodes are
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -17,15 +18,18 @@ from typing import Any
 
 import duckdb
 
+from mcprl.dashboard.answers import Refusal
 from mcprl.dashboard.episode_columns import COLUMNS, FULL_ROWS, LIGHT_ROWS
 from mcprl.dashboard.live_episodes import LiveEpisodes
 from mcprl.dashboard.questions import Filter, Page
+from mcprl.dashboard.shared_database import SharedDatabase
 
-__all__ = ["EpisodeIndex", "EpisodeKey", "Found"]
+__all__ = ["CLOSE_S", "EpisodeIndex", "EpisodeKey", "Found"]
 
 _FILE_NAME = re.compile(r"step-(\d+)\.parquet")
 _FILES_AT_ONCE = 12  # some thousands of episodes: between two of them, others have their turn
 _FRESH_S = 0.25
+CLOSE_S = 2.0
 _MAX_COMPLETED_FILES = 4
 _Signature = tuple[int, int, int]
 """Inode, size and time of a file: another where it was written anew."""
@@ -33,7 +37,6 @@ _SHOWN = (
     "step, task_id, member, reward, solved, stop, turns, calls, faults, tokens, sampled_tokens, duration_s, tools, "
     "preview, live"
 )
-_SETTINGS = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,33 +61,39 @@ class Found:
 
 
 class EpisodeIndex:
-    """The episodes of one run. Any thread may ask; each question is answered from one state of the index."""
+    """The episodes of one run. Any thread may ask; each question is answered from one state of the index.
+
+    Once it is closed, every question raises Refusal, also one that was being answered.
+    """
 
     def __init__(self, run: Path) -> None:
         self._run = run
         self._folder = run / "trajectories"
         self._live = LiveEpisodes(run)
-        self._database = duckdb.connect(":memory:", config=dict(_SETTINGS))
-        # Rows of files whose turns were not read yet, and rows that are complete.
-        self._database.execute(f"CREATE TABLE light ({COLUMNS}); CREATE TABLE full_rows ({COLUMNS})")
-        self._database.execute(
-            "CREATE VIEW episodes AS SELECT *, false AS pending FROM full_rows "
-            "UNION ALL SELECT *, true AS pending FROM light"
-        )
+        self._database = SharedDatabase()
+        with self._database.cursor() as cursor:
+            # Rows of files whose turns were not read yet, and rows that are complete.
+            cursor.execute(f"CREATE TABLE light ({COLUMNS}); CREATE TABLE full_rows ({COLUMNS})")
+            cursor.execute(
+                "CREATE VIEW episodes AS SELECT *, false AS pending FROM full_rows "
+                "UNION ALL SELECT *, true AS pending FROM light"
+            )
         self._known: dict[int, _Signature] = {}
         self._pending: set[int] = set()
         self._problems: dict[int, str] = {}
         self._lock = Lock()
         self._filling: Thread | None = None
-        self._closed = False
         self._fresh_until = 0.0
 
-    def close(self) -> None:
-        """Stop what is done in the background and give the memory back."""
-        self._closed = True
-        if self._filling is not None:
-            self._filling.join()
-        self._database.close()
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """Interrupt what is asked and what is done in the background, and give the memory back.
+
+        What cannot be interrupted is waited for no longer than `within_s`, and gives the memory back when it ends.
+        """
+        until = time.monotonic() + within_s
+        self._database.close(within_s)
+        if (filling := self._filling) is not None:
+            filling.join(max(0.0, until - time.monotonic()))
 
     @property
     def problems(self) -> list[str]:
@@ -119,9 +128,8 @@ class EpisodeIndex:
     def find(self, wanted: Filter, page: Page) -> Found:
         """A page of the episodes that a filter lets through."""
         condition, parameters = wanted.condition()
-        cursor = self._database.cursor()
-        cursor.begin()  # so that all of this is about one state
-        try:
+        with self._database.cursor() as cursor:
+            cursor.begin()  # so that all of this is about one state
             # Materialised, so that the texts are searched once for the page and the count.
             chosen = cursor.execute(
                 f"WITH found AS MATERIALIZED (SELECT {_SHOWN}, pending FROM episodes WHERE {condition}) "
@@ -135,17 +143,13 @@ class EpisodeIndex:
                 totals = [_count(cursor, f"SELECT count(*) FROM episodes WHERE {condition}", parameters)]
             needs_turns = wanted.needs_turns or page.sort in ("turns", "tokens")
             pending = _count(cursor, "SELECT count(*) FROM light") if needs_turns else 0
-        finally:
-            cursor.rollback()
-            cursor.close()
         self._complete([row for row in rows if row.pop("pending")])
         return Found(total=totals[0] if totals else 0, rows=rows, pending=pending)
 
     def facets(self) -> dict[str, Any]:
         """What there is to filter by, with counts."""
-        cursor = self._database.cursor()
-        cursor.begin()
-        try:
+        with self._database.cursor() as cursor:
+            cursor.begin()
             summary = cursor.execute("SELECT count(*), min(step), max(step) FROM episodes").fetchone() or (0, 0, 0)
             return {
                 "episodes": summary[0],
@@ -160,9 +164,6 @@ class EpisodeIndex:
                 "stops": _counts(cursor, "SELECT stop, count(*) FROM episodes GROUP BY 1 ORDER BY 2 DESC, 1", "name"),
                 "pending": _count(cursor, "SELECT count(*) FROM light"),
             }
-        finally:
-            cursor.rollback()
-            cursor.close()
 
     def group(self, step: int, task_id: str) -> list[dict[str, Any]]:
         """The episodes of a task in a step, by member."""
@@ -171,16 +172,13 @@ class EpisodeIndex:
 
     def of_task(self, task_id: str) -> list[dict[str, Any]]:
         """Step, member, reward and solved of all episodes of a task, in that order."""
-        cursor = self._database.cursor()
-        try:
+        with self._database.cursor() as cursor:
             return _dicts(
                 cursor.execute(
                     "SELECT step, member, reward, solved FROM episodes WHERE task_id = $task ORDER BY step, member",
                     {"task": task_id},
                 )
             )
-        finally:
-            cursor.close()
 
     def stored(self, key: EpisodeKey) -> dict[str, Any] | None:
         """The whole row of an episode as its file has it, turns and reward parts as JSON text; None without one."""
@@ -190,19 +188,17 @@ class EpisodeIndex:
         path = self._folder / f"step-{key.step:05d}.parquet"
         if key.step not in self._known or key.step in self._problems:
             return None
-        cursor = self._database.cursor()
         try:
-            found = _dicts(
-                cursor.execute(
-                    "SELECT * FROM read_parquet($file) WHERE task_id = $task AND member = $member LIMIT 1",
-                    {"file": str(path), "task": key.task_id, "member": key.member},
+            with self._database.cursor() as cursor:
+                found = _dicts(
+                    cursor.execute(
+                        "SELECT * FROM read_parquet($file) WHERE task_id = $task AND member = $member LIMIT 1",
+                        {"file": str(path), "task": key.task_id, "member": key.member},
+                    )
                 )
-            )
         except duckdb.Error as error:
             self._note(key.step, error)
             return None
-        finally:
-            cursor.close()
         return found[0] | {"live": False} if found else None
 
     def _files(self) -> dict[int, _Signature]:
@@ -223,11 +219,12 @@ class EpisodeIndex:
         return found
 
     def _forget(self, steps: Sequence[int]) -> None:
-        cursor = self._database.cursor()
-        cursor.begin()
-        for table in ("light", "full_rows"):
-            cursor.execute(f"DELETE FROM {table} WHERE list_contains($steps, file) AND NOT live", {"steps": [*steps]})
-        cursor.commit()
+        with self._database.cursor() as cursor:
+            cursor.begin()
+            for table in ("light", "full_rows"):
+                condition = "list_contains($steps, file) AND NOT live"
+                cursor.execute(f"DELETE FROM {table} WHERE {condition}", {"steps": [*steps]})
+            cursor.commit()
         for step in steps:
             self._known.pop(step, None)
             self._problems.pop(step, None)
@@ -249,13 +246,14 @@ class EpisodeIndex:
 
     def _fill(self) -> None:
         """In the background: read the turns of the files that wait, the newest first."""
-        while not self._closed:
-            with self._lock:
-                newest = sorted(self._pending, reverse=True)[:_FILES_AT_ONCE]
-                steps = {step: self._known[step] for step in newest if step in self._known}
-            if not steps:
-                return
-            self._load_full(steps)
+        with contextlib.suppress(Refusal):  # closed meanwhile
+            while True:
+                with self._lock:
+                    newest = sorted(self._pending, reverse=True)[:_FILES_AT_ONCE]
+                    steps = {step: self._known[step] for step in newest if step in self._known}
+                if not steps:
+                    return
+                self._load_full(steps)
 
     def _load_full(self, steps: Mapping[int, _Signature]) -> None:
         try:
@@ -276,9 +274,8 @@ class EpisodeIndex:
         self, table: str, rows: str, steps: Sequence[int], *, unless_changed: Mapping[int, _Signature] | None = None
     ) -> None:
         """Load files into a table; with `unless_changed` in the place of their light rows, if they are still those."""
-        cursor = self._database.cursor()
-        cursor.begin()
-        try:
+        with self._database.cursor() as cursor:
+            cursor.begin()
             cursor.execute(f"INSERT INTO {table} {rows}", {"files": self._paths(steps)})
             if unless_changed is None:
                 cursor.commit()
@@ -287,39 +284,29 @@ class EpisodeIndex:
                 if all(self._known.get(step) == signature for step, signature in unless_changed.items()):
                     cursor.execute("DELETE FROM light WHERE list_contains($steps, file)", {"steps": list(steps)})
                     cursor.commit()
-                else:
-                    cursor.rollback()
-        except duckdb.Error:
-            cursor.rollback()
-            raise
-        finally:
-            cursor.close()
 
     def _paths(self, steps: Sequence[int]) -> list[str]:
         return [str(self._folder / f"step-{step:05d}.parquet") for step in steps]
 
     def _replace_live(self) -> None:
-        cursor = self._database.cursor()
-        cursor.begin()
-        cursor.execute("DELETE FROM full_rows WHERE live")
-        rows = self._live.index_rows()
-        if rows:
-            cursor.executemany(f"INSERT INTO full_rows VALUES ({', '.join('?' * len(rows[0]))})", rows)
-        cursor.commit()
-        cursor.close()
+        with self._database.cursor() as cursor:
+            cursor.begin()
+            cursor.execute("DELETE FROM full_rows WHERE live")
+            rows = self._live.index_rows()
+            if rows:
+                cursor.executemany(f"INSERT INTO full_rows VALUES ({', '.join('?' * len(rows[0]))})", rows)
+            cursor.commit()
 
     def _complete(self, rows: Sequence[dict[str, Any]]) -> None:
         """Fill in what only turns tell, for rows of a page whose files were not read yet, unless those are many."""
         steps = sorted({row["step"] for row in rows})
         if not rows or len(steps) > _MAX_COMPLETED_FILES:
             return
-        cursor = self._database.cursor()
         try:
-            found = _dicts(cursor.execute(f"SELECT {_SHOWN} FROM ({FULL_ROWS})", {"files": self._paths(steps)}))
+            with self._database.cursor() as cursor:
+                found = _dicts(cursor.execute(f"SELECT {_SHOWN} FROM ({FULL_ROWS})", {"files": self._paths(steps)}))
         except duckdb.Error:
             return  # the reading in the background meets the same fault, and notes it
-        finally:
-            cursor.close()
         whole = {(row["step"], row["task_id"], row["member"]): row for row in found}
         for row in rows:
             row.update(whole.get((row["step"], row["task_id"], row["member"]), {}))

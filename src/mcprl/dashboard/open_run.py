@@ -6,14 +6,14 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from threading import Lock, RLock, Thread
 from typing import Any, cast
 
 from mcprl.dashboard.answers import Refusal, level
-from mcprl.dashboard.episode_index import EpisodeIndex
+from mcprl.dashboard.episode_index import CLOSE_S, EpisodeIndex
 from mcprl.dashboard.line_files import LineFile
+from mcprl.dashboard.shared_database import closed
 from mcprl.dashboard.task_prompts import TaskPrompts
 from mcprl.dashboard.token_texts import TokenTexts, find_tokenizer
 from mcprl.redact import SECRETS
@@ -35,6 +35,9 @@ class OpenRun:
         self.health = LineFile(path / "health.jsonl")
         self.timeline = LineFile(path / "timeline.jsonl")
         self._lock = RLock()
+        self._index: EpisodeIndex | None = None
+        self._index_lock = Lock()
+        self._closed = False
         self._status: PastRun | None = None
         self._signature: object = None
         self._prepared = False
@@ -42,14 +45,22 @@ class OpenRun:
         self._token_lock = Lock()
         self._tokenizers: dict[Path, TokenTexts] = {}
 
-    def close(self) -> None:
-        if "index" in self.__dict__:
-            self.index.close()
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """End what is asked of its episodes, within that time. No index is opened after this."""
+        with self._index_lock:
+            index, self._closed = self._index, True
+        if index is not None:
+            index.close(within_s)
 
-    @cached_property
+    @property
     def index(self) -> EpisodeIndex:
-        with self._lock:
-            return EpisodeIndex(self.path)
+        """Raises Refusal where the run is closed."""
+        with self._index_lock:
+            if self._closed:
+                raise closed()
+            if self._index is None:
+                self._index = EpisodeIndex(self.path)
+            return self._index
 
     def prepare(self) -> None:
         """Begin with what takes a while, in the background: whoever looks at a run looks at its episodes next."""
@@ -144,8 +155,8 @@ class OpenRun:
         return found if isinstance(found, str) else ""
 
     def _prepare(self) -> None:
-        self.index.refresh()
-        with contextlib.suppress(Refusal):
+        with contextlib.suppress(Refusal):  # closed meanwhile, or without a tokenizer
+            self.index.refresh()
             self.token_texts()
 
     def bounds(self) -> dict[str, float | None]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Container
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from mcprl.dashboard.answers import Refusal
+from mcprl.dashboard.episode_index import CLOSE_S
 from mcprl.dashboard.open_run import OpenRun
 from mcprl.errors import NoRunError
 from mcprl.training.past_runs import is_run
@@ -30,9 +32,12 @@ class RunList:
         self._lock = Lock()
 
     def close(self) -> None:
+        """Close all of them, which together take no longer than one may."""
+        until = time.monotonic() + CLOSE_S
         with self._lock:
-            while self._open:
-                self._open.popitem()[1].close()
+            closing, self._open = list(self._open.values()), {}
+        for run in closing:
+            run.close(max(0.0, until - time.monotonic()))
 
     def all(self) -> list[OpenRun]:
         """Every run that is there now."""

@@ -62,6 +62,7 @@ def http(process) -> Iterator[httpx.Client]:
         yield http
 
 
+@pytest.mark.process
 def test_a_listener_hears_all_that_happens_to_a_run_and_ctrl_c_ends_it_all(http, process, folder):
     runs, run = Listener(http, "/api/events"), Listener(http, "/api/runs/shown/events")
     assert run.hear("hello") == {"step": 2, "state": "running"}

@@ -25,7 +25,7 @@ from mcprl.redact import SECRETS
 from processor_time import uncollected
 
 FLUSH_S = 1.0
-END_S = FLUSH_S + 30.0  # to be ended by force takes a second and a bit, but the machine may be very busy
+END_S = FLUSH_S + 60.0  # to be ended by force takes a second and a bit, but the machine may be very busy
 
 
 def endpoint(url: str) -> TrackingConfig:
@@ -84,7 +84,9 @@ def test_a_tracker_gets_its_own_keys_and_no_others(monkeypatch):
     assert SECRETS.redact(f"{KEY} otlp-token-1234 pass-word-9").count("[redacted") == 3
 
 
-async def test_whatever_the_fault_a_tracker_is_spoken_of_once_and_ends_in_time(tmp_path, record_property):
+@pytest.mark.process
+async def test_whatever_the_fault_a_tracker_is_spoken_of_once_and_ends_in_time(tmp_path, record_property, monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")  # milliseconds until the library sends what it has
     servers: dict[str, StandIn | None] = {fault: StandIn(fault) for fault in FAULTS} | {"refused": None}
     listeners = {fault: Listener() for fault in servers}
     trackers = {}
@@ -99,9 +101,11 @@ async def test_whatever_the_fault_a_tracker_is_spoken_of_once_and_ends_in_time(t
             trackers[fault].episode_finished(0, episode(0, member))
         trackers[fault].step_finished(0, {"reward": 1.0}, [])
         trackers[fault].run_ended({"updates": 1})
-    # All of them have something to send before their time begins.
+    # All of them have sent something before their time begins.
     for delivery in (d for t in trackers.values() for d in t._deliveries):
         await delivery.ready.wait()
+    for fault, server in servers.items():
+        assert server is None or await asyncio.to_thread(server.asked.wait, 60), fault
     began = time.monotonic()
     outcomes = await asyncio.gather(*(t.close() for t in trackers.values()))
     took = time.monotonic() - began
@@ -117,14 +121,16 @@ async def test_whatever_the_fault_a_tracker_is_spoken_of_once_and_ends_in_time(t
         assert len(said) == 1, (fault, said)
         note = json.loads((tmp_path / fault / "told" / "tracking.json").read_text())
         assert note["opentelemetry"]["said"] == list(told.said)
-    assert all(server is None or server.asked.is_set() for server in servers.values())
 
 
+@pytest.mark.process
 async def test_a_process_that_is_stuck_fills_the_queue_and_never_the_run(tmp_path):
     folder, listener = make_folder(tmp_path), Listener()
     delivery = Delivery("tensorboard", listener.stage, capacity=8)
     await told_to(delivery, folder, TrackingConfig(tensorboard=True))
     os.kill(delivery._child.pid, signal.SIGSTOP)
+    while not delivery._queue.empty():  # noqa: ASYNC110 - the thread takes the start of the run, and sets no event
+        await asyncio.sleep(0.01)
     long_text = Turn(text="x" * 200_000, sampled_ids=(1,), finish=FinishReason.STOP, weights_version=0)
     reports = [episode_report(episode(member=m, turns=(long_text,)), 1.0) for m in range(40)]
     with uncollected():
@@ -142,6 +148,7 @@ async def test_a_process_that_is_stuck_fills_the_queue_and_never_the_run(tmp_pat
     assert [text.split(" had ")[0] for text in listener.said] == ["tracking: TensorBoard"]
 
 
+@pytest.mark.process
 async def test_a_process_that_dies_is_spoken_of_and_costs_nothing(tmp_path):
     folder, listener = make_folder(tmp_path), Listener()
     delivery = Delivery("tensorboard", listener.stage)
@@ -156,6 +163,7 @@ async def test_a_process_that_dies_is_spoken_of_and_costs_nothing(tmp_path):
     assert said.endswith("; the run goes on, and its folder has everything")
 
 
+@pytest.mark.process
 async def test_what_a_library_raises_is_told_in_its_words(tmp_path, monkeypatch):
     folder, listener = make_folder(tmp_path), Listener()
     (folder / "tensorboard").write_text("a file where the folder should be")
@@ -166,6 +174,7 @@ async def test_what_a_library_raises_is_told_in_its_words(tmp_path, monkeypatch)
     assert "Traceback" in (folder / "logs" / "tracker-tensorboard.log").read_text()
 
 
+@pytest.mark.process
 async def test_arguments_that_are_nested_too_deeply_are_left_out_and_counted(tmp_path):
     folder, listener = make_folder(tmp_path), Listener()
     nested: list = []
@@ -186,6 +195,7 @@ async def test_arguments_that_are_nested_too_deeply_are_left_out_and_counted(tmp
     assert "nested too deeply" in outcome.said[0]
 
 
+@pytest.mark.process
 async def test_a_process_that_cannot_be_started_is_spoken_of(tmp_path, monkeypatch):
     folder, listener = make_folder(tmp_path), Listener()
     monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
@@ -194,13 +204,14 @@ async def test_a_process_that_cannot_be_started_is_spoken_of(tmp_path, monkeypat
     assert "its process cannot be started: No such file or directory" in listener.said[0]
 
 
+@pytest.mark.process
 async def test_a_run_that_is_asked_to_stop_does_not_wait_for_all_of_flush_s(tmp_path):
     folder, listener = make_folder(tmp_path), Listener()
     config = make_config(folder, tensorboard=True, flush_s=600.0)
     trackers = Trackers(config, listener, is_stopping=lambda: True)
     await trackers.start(folder)
     os.kill(trackers._deliveries[0]._child.pid, signal.SIGSTOP)
-    async with asyncio.timeout(0.2 * config.training.shutdown_s + 30.0):
+    async with asyncio.timeout(300):
         outcomes = await trackers.close()
     assert outcomes["tensorboard"].state == "incomplete"
 

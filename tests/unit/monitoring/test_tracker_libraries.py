@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -75,6 +76,7 @@ def check_wandb(server: StandIn, run: Path) -> None:
     assert names == {(run / "wandb" / "run-id").read_text().strip()}
 
 
+@pytest.mark.process
 async def test_tensorboard_reads_back_scalars_and_histograms_and_no_torch_was_needed(tmp_path):
     folder, listener = make_folder(tmp_path), Listener()
     outcomes = await tell(folder, listener, tensorboard=True)
@@ -93,6 +95,7 @@ async def test_tensorboard_reads_back_scalars_and_histograms_and_no_torch_was_ne
     assert loaded == "[]\n"
 
 
+@pytest.mark.process
 async def test_a_collector_gets_episodes_turns_and_calls_as_one_trace_each(tmp_path, server, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer collector-token-77")
     folder, listener = make_folder(tmp_path), Listener()
@@ -124,7 +127,7 @@ async def test_a_collector_gets_episodes_turns_and_calls_as_one_trace_each(tmp_p
     assert told["gen_ai.tool.call.result"] == "Ana: Lima"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @needs_weave
 async def test_weave_gets_a_tree_of_turns_and_calls_for_each_episode(tmp_path, server):
     folder, listener = make_folder(tmp_path), Listener()
@@ -150,7 +153,7 @@ async def test_weave_gets_a_tree_of_turns_and_calls_for_each_episode(tmp_path, s
     assert {call["trace_id"] for call in (root, *turns, tool)} == {root["trace_id"]}
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @needs_wandb
 async def test_wandb_online_gets_metrics_tables_alerts_and_the_adapter(tmp_path, server):
     folder, listener = make_folder(tmp_path), Listener()
@@ -161,7 +164,7 @@ async def test_wandb_online_gets_metrics_tables_alerts_and_the_adapter(tmp_path,
     assert KEY not in log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @needs_wandb
 async def test_wandb_offline_asks_nobody_and_its_own_sync_sends_the_same_later(tmp_path, server):
     folder, listener = make_folder(tmp_path), Listener()
@@ -171,11 +174,12 @@ async def test_wandb_offline_asks_nobody_and_its_own_sync_sends_the_same_later(t
     (kept,) = (folder / "wandb").glob("offline-run-*")
     assert list(kept.glob("run-*.wandb"))
     command = [str(Path(sys.executable).with_name("wandb")), "sync", str(kept)]
-    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=500)
+    # It keeps a log in a folder `wandb` of where it is called.
+    await asyncio.to_thread(subprocess.run, command, cwd=tmp_path, check=True, capture_output=True, timeout=500)
     check_wandb(server, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @needs_wandb
 @needs_weave
 @pytest.mark.parametrize("fault", ["refused", "500", "429", "cut", "slow"])
@@ -194,7 +198,48 @@ async def test_wandb_and_weave_are_spoken_of_once_whatever_the_fault(tmp_path, s
     assert sorted(text.split()[1] for text in listener.said) == ["W&B", "Weave"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@needs_wandb
+async def test_what_wandb_gives_up_is_told_and_never_called_delivered(tmp_path, server):
+    given_up = {
+        "filestream: fatal error": "^/files/.*/file_stream ",
+        "file transfer: upload: failed to upload": "^/storage/media/table/episodes_0",
+        "sender: failed to log artifact": r"createArtifact\(.*told-adapter",
+        "sender: sendAlert: failed": "notifyScriptableRunAlert",
+    }
+    server.forbidden = re.compile("|".join(given_up.values()), re.DOTALL)
+    folder, listener = make_folder(tmp_path), Listener()
+    outcomes = await tell(folder, listener, wandb={"project": "p", "entity": "e"})
+    assert outcomes["wandb"].state == "incomplete"
+    for start in given_up:
+        assert any(text.startswith(f"W&B has trouble: {start}") for text in outcomes["wandb"].said), start
+    assert len(listener.said) == 1
+    assert "`wandb sync` sends the rest" in listener.said[0]
+
+
+@pytest.mark.process
+@needs_weave
+async def test_what_weave_gives_up_is_told_and_never_called_delivered(tmp_path, server, monkeypatch):
+    monkeypatch.setenv("WEAVE_LOG_LEVEL", "CRITICAL")
+    server.forbidden = re.compile("/calls/complete ")
+    folder, listener = make_folder(tmp_path), Listener()
+    outcomes = await tell(folder, listener, weave={"project": "e/p"})
+    assert outcomes["weave"].state == "incomplete"
+    assert outcomes["weave"].said[0].startswith("Weave has trouble: e/p: Error sending batch of")
+    assert len(listener.said) == 1
+
+
+@pytest.mark.process
+@needs_weave
+async def test_weave_that_is_turned_off_by_its_variable_is_not_called_delivered(tmp_path, server, monkeypatch):
+    monkeypatch.setenv("WEAVE_DISABLED", "true")
+    folder, listener = make_folder(tmp_path), Listener()
+    outcomes = await tell(folder, listener, weave={"project": "e/p"})
+    assert (outcomes["weave"].state, server.requests) == ("failed", [])
+    assert "WEAVE_DISABLED" in listener.said[0]
+
+
+@pytest.mark.process
 @needs_wandb
 async def test_a_run_that_is_resumed_goes_on_in_the_same_run_of_wandb(tmp_path, server):
     folder, listener = make_folder(tmp_path), Listener()

@@ -41,10 +41,14 @@ class Request:
 
 
 class StandIn:
-    """The server. `asked` is set by its first request, `ended` lets requests that hang go."""
+    """The server. `asked` is set by its first request, `ended` lets requests that hang go.
+
+    A request whose path or body has what `forbidden` looks for is answered with 403.
+    """
 
     def __init__(self, fault: Fault | None = None) -> None:
         self.fault = fault
+        self.forbidden: re.Pattern[str] | None = None
         self.requests: list[Request] = []
         self.asked = threading.Event()
         self.ended = threading.Event()
@@ -64,6 +68,10 @@ class StandIn:
         """Requests to paths that the pattern is found in."""
         return [request for request in list(self.requests) if re.search(pattern, request.path)]
 
+    def forbids(self, request: Request) -> bool:
+        text = f"{request.path} {request.body.decode(errors='replace')}"
+        return self.forbidden is not None and self.forbidden.search(text) is not None
+
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         owner = self
 
@@ -82,22 +90,27 @@ class StandIn:
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                owner.requests.append(Request(self.command, self.path, headers, body))
+                request = Request(self.command, self.path, headers, body)
+                owner.requests.append(request)
                 owner.asked.set()
-                self._answer(owner.fault, answer_to(owner.requests[-1], owner.url))
+                status = int(owner.fault) if owner.fault in ("500", "429") else 403 if owner.forbids(request) else 200
+                self._answer(owner.fault, status, answer_to(request, owner.url))
 
-            def _answer(self, fault: Fault | None, answer: Any) -> None:
-                status = int(fault) if fault in ("500", "429") else 200
+            def _answer(self, fault: Fault | None, status: int, answer: Any) -> None:
                 if fault == "hang":
                     owner.ended.wait()
                 elif fault == "slow":
                     owner.ended.wait(_SLOW_S)
                 data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.close_connection = self.close_connection or fault in ("hang", "cut")
+                promised = len(data)
+                if fault == "cut":
+                    # In the middle: who reads only as much as it needs would not notice that the end is missing.
+                    data, promised = data[: len(data) // 2], promised + 100
                 try:
                     self.send_response(status)
                     self.send_header("content-type", "application/json")
-                    self.send_header("content-length", str(len(data) + (100 if fault == "cut" else 0)))
+                    self.send_header("content-length", str(promised))
                     self.end_headers()
                     self.wfile.write(data)
                 except (BrokenPipeError, ConnectionResetError):

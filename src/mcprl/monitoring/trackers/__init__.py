@@ -10,6 +10,7 @@ hangs is ended by force when its time is over. What does not fit into the queue 
 - delivery.py     the queue, the thread, the process and the deadlines of one tracker
 - process.py      what runs in that process
 - reports.py      the records that are sent, without secrets
+- losses.py       what a library gives up without raising it
 - timing.py       when the turns and calls of an episode happened
 - *_tracker.py    one for each library, and its only owner
 """

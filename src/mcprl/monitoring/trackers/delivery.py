@@ -182,7 +182,7 @@ class Delivery:
         elif word["state"] == "delivered":
             self._delivered = True
         elif word["state"] == "trouble":
-            self._say(f"has trouble: {word['text']}")
+            self._say(f"has trouble: {word['text']}{_REMEDY[self.kind]}")
         elif word["state"] == "failed":
             self._fail(word["text"])
 

@@ -50,6 +50,8 @@ _VARIABLES = {
 _OTLP_HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 # What fails in a library is its user's affair and not its maker's; and nobody follows links that stand in a log.
 _QUIET = {"WANDB_ERROR_REPORTING": "false", "WEAVE_PRINT_CALL_LINK": "false"}
+# What a library logs is how we hear of what it gives up; nobody may silence that.
+_HEARD = {"WEAVE_LOG_LEVEL": "INFO"}
 # Of the time that a run has to stop in: it ends itself when all of it is over.
 _SHARE_WHEN_STOPPED = 0.2
 
@@ -166,7 +168,7 @@ def tracker_environment(kind: str, tracking: TrackingConfig, keys: Mapping[str, 
     ):
         register_secrets(kind, {"url": url})
     ours = {name: value for name, value in os.environ.items() if not looks_secret(name)}
-    environment = {**_QUIET, **ours, **own}
+    environment = {**_QUIET, **ours, **own, **_HEARD}
     if tracking.wandb is not None and tracking.wandb.url is not None:
         environment["WANDB_BASE_URL"] = tracking.wandb.url
     return environment

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import BinaryIO, Literal, TypedDict
 
 from mcprl.monitoring.trackers import Tracker
+from mcprl.monitoring.trackers.losses import LossHandler
 from mcprl.monitoring.trackers.opentelemetry_tracker import OpenTelemetryTracker
 from mcprl.monitoring.trackers.reports import EpisodeReport, Report, RunStarted, StepReport
 from mcprl.monitoring.trackers.tensorboard_tracker import TensorboardTracker
@@ -59,23 +60,14 @@ class Teller:
             self._output.flush()
 
     def listen_to(self, library: str, about: str) -> None:
-        """Tell what a library logs as an error about something: it goes on after those, and would never raise them."""
-        logging.getLogger(library).addHandler(_Overhearing(self, about))
+        """Tell what a library logs that it gives up, about something: it goes on after that, and never raises it."""
+        logging.getLogger(library).addHandler(LossHandler(lambda text: self.say("trouble", f"{about}: {text}")))
 
     def crashed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """The process ends by an exception: say which, and leave the rest to the log."""
         sys.__excepthook__(kind, error, trace)
         text = " ".join(str(error).split())
         self.say("failed", text[:_MOST_CHARACTERS] or kind.__name__)
-
-
-class _Overhearing(logging.Handler):
-    def __init__(self, teller: Teller, about: str) -> None:
-        super().__init__(logging.ERROR)
-        self._teller, self._about = teller, about
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._teller.say("trouble", f"{self._about}: {record.getMessage().strip().partition(chr(10))[0].rstrip('.')}")
 
 
 def main(kind: str) -> None:

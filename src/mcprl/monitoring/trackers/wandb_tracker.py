@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from mcprl.monitoring.trackers.losses import WandbLog
 from mcprl.monitoring.trackers.reports import EpisodeReport, EpisodesOfSteps, RunEnded, RunStarted, StepReport
 from mcprl.tasks import load_tasks
 from mcprl.verdicts import Severity
@@ -38,7 +39,7 @@ class WandbTracker:
         settings = run.tracking.wandb
         assert settings is not None
         self._wandb = cast("Any", wandb)
-        self._run, self._ended = run, False
+        self._run, self._teller, self._ended = run, teller, False
         self._episodes = EpisodesOfSteps()
         self._prompts = {task.id: _last_words(task.prompt) for task in load_tasks(run.tasks)}
         self._verdicts: list[list[object]] = []
@@ -57,12 +58,14 @@ class WandbTracker:
                 console="off",
                 init_timeout=_START_S,
                 x_graphql_timeout_seconds=_GRAPHQL_S,
+                finish_timeout_raises=True,  # where WANDB_FINISH_TIMEOUT is set
                 # This process is not the run: what it uses and where its code is would mislead.
                 disable_git=True,
                 disable_code=True,
                 x_disable_stats=True,
             ),
         )
+        self._losses = WandbLog(Path(self._log.settings.log_internal))
         self._log.define_metric("step")
         self._log.define_metric("*", step_metric="step")
 
@@ -85,6 +88,7 @@ class WandbTracker:
             del self._verdicts[:-_VERDICTS_SHOWN]  # the whole table is sent each time
             entry["verdicts"] = self._wandb.Table(columns=_VERDICT_COLUMNS, data=list(self._verdicts))
         self._log.log({"step": step.step, **entry})
+        self._tell_losses()
 
     def run_ended(self, end: RunEnded) -> None:
         self._ended = True
@@ -98,6 +102,11 @@ class WandbTracker:
 
     def close(self) -> None:
         self._log.finish(exit_code=0 if self._ended else 1)
+        self._tell_losses()
+
+    def _tell_losses(self) -> None:
+        for loss in self._losses.new_losses():
+            self._teller.say("trouble", loss)
 
     def _row(self, episode: EpisodeReport) -> list[object]:
         return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
+from mcprl.errors import BadValueError
 from mcprl.monitoring.trackers.reports import EpisodeReport, RunEnded, RunStarted, StepReport, TurnReport
 from mcprl.monitoring.trackers.timing import Period, TurnTimes, times_of
 from mcprl.tasks import load_tasks
@@ -20,7 +21,12 @@ class WeaveTracker:
 
     def __init__(self, run: RunStarted, teller: Teller) -> None:
         import weave
+        from weave.trace.settings import should_disable_weave
 
+        if should_disable_weave():
+            raise BadValueError(
+                "WEAVE_DISABLED turns off what tracking.weave turns on", fix="unset the variable, or leave the key out"
+            )
         settings = run.tracking.weave
         assert settings is not None
         teller.listen_to("weave", settings.project)
