@@ -50,7 +50,7 @@ TURNS = 3
 AT_ONCE = 16
 MAX_TOKENS = 12
 GROUP_SIZE = 4
-BARS = {"ratio": ("<=", 1.10)}
+SPEED_BARS = {"ratio": ("<=", 1.10)}
 SYMBOLS = ("ACME", "GLOBEX", "INITECH", "UMBRELLA")
 PREAMBLE = ({"role": "system", "content": "Use the tools to answer."},)
 
@@ -235,4 +235,4 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_bench(__doc__, measure, BARS))
+    sys.exit(run_bench(__doc__, measure, {}, speed=SPEED_BARS))

@@ -39,7 +39,6 @@ __all__ = [
     "load_policy_with_adapter",
     "make_config",
     "make_work",
-    "missed_bars",
     "peak_mb",
     "run_side",
 ]
@@ -161,13 +160,3 @@ def agreement(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[st
         "gradient_cosine": float(torch.nn.functional.cosine_similarity(first, second, dim=0)),
         "gradient_difference": float((first - second).norm() / first.norm()),
     }
-
-
-def missed_bars(figures: Mapping[str, Any], bars: Mapping[str, tuple[str, float]]) -> list[str]:
-    """A sentence for each figure that is on the wrong side of its bar."""
-    holds = {">=": lambda figure, bound: figure >= bound, "<=": lambda figure, bound: figure <= bound}
-    return [
-        f"{name} is {figures[name]:.4g}, its bar is {comparison} {bound:.4g}"
-        for name, (comparison, bound) in bars.items()
-        if not holds[comparison](figures[name], bound)
-    ]

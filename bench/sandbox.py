@@ -59,7 +59,7 @@ BARS = {
     "honest": (">=", 20),
     "honest_failed": ("==", 0),
 }
-TIMED_BARS = {
+SPEED_BARS = {
     "plain_ms": ("<=", 40),
     "plain_start_ms": ("<=", 40),
     "pandas_ms": ("<=", 120),
@@ -197,4 +197,4 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_bench(__doc__, measure, BARS, at_full_size=TIMED_BARS))
+    sys.exit(run_bench(__doc__, measure, BARS, speed=SPEED_BARS))

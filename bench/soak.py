@@ -117,13 +117,13 @@ def main() -> int:
     minutes, figure = own_options()
     ci = "--ci" in sys.argv
     length = minutes or (CI_MINUTES if ci else MINUTES)
-    bars = dict(BARS)
+    speed: dict[str, tuple[str, float]] = {}
     if length >= MINUTES:
-        bars["progress"] = (">=", 0.95)
+        speed["progress"] = (">=", 0.95)
     if length >= SETTLED_MINUTES:
-        bars["rss_slope_mb_per_min"] = ("<=", 1.0)
+        speed["rss_slope_mb_per_min"] = ("<=", 1.0)
     figure = figure or (FIGURE if length >= MINUTES else None)
-    return run_bench(__doc__, lambda ci, folder: measure(ci, folder, length, figure), bars)
+    return run_bench(__doc__, lambda ci, folder: measure(ci, folder, length, figure), BARS, speed=speed)
 
 
 if __name__ == "__main__":

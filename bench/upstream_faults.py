@@ -39,6 +39,8 @@ from servers.gateway import Gateway, Reply
 from servers.harness import run_bench, say
 
 BARS = {"violations": ("==", 0)}
+# 60 calls at 10 a second, and calls with a deadline of a second.
+SPEED_BARS = {"burst_of_60_s": ("<=", 7.0), "slow_ended_s": ("<=", 1.5)}
 ONE_ATTEMPT = RetrySettings(attempts=1)
 JSON = {"Content-Type": "application/json"}
 
@@ -115,7 +117,6 @@ async def rate(folder: Path, violations: list[str]) -> dict[str, Any]:
         vendor.expect(most <= 10, f"{most} requests arrived within one second, the limit is 10")
         failed = [str(outcome) for outcome in outcomes if isinstance(outcome, McprlError)]
         vendor.expect(not failed, f"calls failed that had only to wait: {failed[:3]}")
-        vendor.expect(elapsed_s < 7.0, f"60 calls at 10 a second took {elapsed_s:.1f} s, more than 7")
         return {"most_in_a_second": most, "burst_of_60_s": round(elapsed_s, 2)}
 
 
@@ -156,7 +157,6 @@ async def slow(folder: Path, violations: list[str]) -> dict[str, Any]:
         late = sum(isinstance(outcome, CallDeadlineError) for outcome in outcomes)
         answered = sum(isinstance(outcome, Observation) for outcome in outcomes)
         vendor.expect((late, answered) == (2, 2), f"{late} calls were late and {answered} answered, not 2 and 2")
-        vendor.expect(elapsed_s < 1.5, f"calls with a deadline of 1 s ended after {elapsed_s:.2f} s")
         vendor.expect(len(vendor.gateway.arrivals) == 4, "an order that was late was sent again")
         async with asyncio.timeout(5):
             while vendor.gateway.hung_up < 2:  # noqa: ASYNC110 - the gateway counts, it sends no events
@@ -239,4 +239,4 @@ async def measure(_ci: bool, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_bench(__doc__, measure, BARS))
+    sys.exit(run_bench(__doc__, measure, BARS, speed=SPEED_BARS))

@@ -1,5 +1,9 @@
 """Generates the pages of docs/ that come from the code, checks them, builds the site, and runs the snippets.
 
+`check` also holds every figure that README.md, the other Markdown in the root, docs/ or bench/ quotes against the one
+that was measured: the number before a mark such as `<!-- figure: tool-overhead -->` must be the one that
+bench/figures.json has.
+
 A fenced bash or python block is run where the line before it is the comment `<!-- run -->`, which neither GitHub nor
 the site shows; `<!-- run timeout=300 -->` gives it more than the usual time. Blocks run in the repository's root, from
 top to bottom, each in a process of its own. Where the next block is marked `<!-- output -->`, it must be what the block
@@ -24,8 +28,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from docs_figures import figure_faults
 from docs_links import check_links
 from docs_pages import PAGES
+from figures import read_figures
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -59,6 +65,15 @@ def check(names: list[str]) -> None:
     if stale:
         raise SystemExit(f"stale: {', '.join(stale)} in docs/. Fix: scripts/docs generate.")
     print(f"{len(names)} generated pages are up to date")
+
+
+def check_figures(files: list[Path], root: Path = ROOT) -> None:
+    """Fail if a page quotes a figure that is not the one that was measured."""
+    named = {str(file.relative_to(root)): file for file in files}
+    count, faults = figure_faults(named, read_figures(root))
+    if faults:
+        raise SystemExit("\n".join(faults))
+    print(f"{count} quoted figures are those of bench/figures.json")
 
 
 def build(folder: Path) -> None:
@@ -202,6 +217,8 @@ def main() -> None:
         generate(options.pages or list(PAGES))
     elif options.command == "check":
         check(options.pages or list(PAGES))
+        if not options.pages:
+            check_figures([*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), ROOT / "bench" / "README.md"])
     elif options.command == "build":
         with tempfile.TemporaryDirectory() as folder:
             build(options.site_dir.resolve() if options.site_dir else Path(folder))

@@ -13,8 +13,13 @@ A command has the machine to itself, as what is timed must. Those with beside = 
 at how fast, run first and two at a time, those that take longest (about_s) before the others; what such a command says
 is shown when it has ended. With --full every command has the machine to itself.
 
-A promise with timed = true is about speed. Where it is missed it is measured once more when all others have been, and
-both figures are shown: a machine that is shared has slow minutes, and what is slow itself is slow in the second too.
+A promise with speed = true is about speed or memory. Its bar is absolute with --full. Without, the
+machine may do other things meanwhile: a figure that misses its bar is recorded, and fails only if it is more than twice
+the bar (for >=, less than half of it) in two measurements. All other bars are exact, and measured once.
+
+With --full each figure is stored in bench/figures.json as soon as its command has ended (scripts/figures.py says what
+is in it). --full --stale measures those that are missing there or older than their code, so it continues a run that was
+stopped; --stale-list prints them.
 """
 
 from __future__ import annotations
@@ -22,31 +27,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import operator
-import os
-import re
-import shlex
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 import tomllib
-import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from figures import BAR, Figure, Sources, commit_of, meets, out_of_date, read_figures, today, write_figure
+from promise_runs import Outcome, read_junit, run_beside, run_command, run_tests
+
 ROOT = Path(__file__).resolve().parent.parent
-COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
-LANES = 2
-BAR = re.compile(r"(<=|>=|<|>|==)\s*([-+0-9.eE]+)$")
+NOISE = 2.0  # how many times a speed can be off in the gate before it counts
+HOLDS, MISSED, RECORDED, NOT_MEASURED = "holds", "DOES NOT HOLD", "recorded (misses its bar)", "not measured"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +65,8 @@ class Promise:
     timeout_s: float = 900.0
     beside: bool = False
     about_s: float = 0.0
-    timed: bool = False
+    speed: bool = False
+    code: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.test is None):
@@ -84,15 +81,18 @@ class Promise:
             raise ValueError('`size` is "ci" or "full"')
         if self.beside and self.command is None:
             raise ValueError("`beside` needs `command`")
+        if self.speed and self.bar and not (self.bar[0] in "<>" and float(BAR.match(self.bar)[2]) > 0):
+            raise ValueError(f"`speed` needs a bound above 0 and <= or >=, `bar` is {self.bar!r}")
 
+    @property
+    def full_run(self) -> str:
+        """The command or the test that measures it at full size."""
+        return self.test or self.full or self.command or ""
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a run showed: `problem` is None where it succeeded; `figures` are what it recorded."""
-
-    problem: str | None
-    figures: Mapping[str, object]
-    seconds: float
+    @property
+    def keeps_figure(self) -> bool:
+        """Whether its figure is stored: the gate does not measure it, or not at this size, or not exactly."""
+        return self.figure is not None and (self.size == "full" or self.full is not None or self.speed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +103,11 @@ class Verdict:
     says: str
     measured: str
     bar: str
-    holds: bool | None  # None: not measured at this size
+    holds: bool | None  # None: not decided
+    verdict: str
     seconds: float
+    value: float | None = None
+    is_far_off: bool = False  # a speed beyond what noise explains
 
 
 def read_promises(path: Path) -> list[Promise]:
@@ -117,7 +120,7 @@ def read_promises(path: Path) -> list[Promise]:
     for number, entry in enumerate(entries, start=1):
         name = entry.get("id", f"number {number}")
         try:
-            promises.append(Promise(**entry))
+            promises.append(Promise(**entry | {"code": tuple(entry.get("code", ()))}))
         except (TypeError, ValueError) as error:
             raise SystemExit(f"{path}: promise {name}: {error}.") from error
         if name in [p.id for p in promises[:-1]]:
@@ -125,183 +128,193 @@ def read_promises(path: Path) -> list[Promise]:
     return promises
 
 
-def run_command(command: str, timeout_s: float, *, said: IO[str] | None = None) -> Outcome:
-    """Run a shell command in the repository, with its environment's programs on PATH.
-
-    What it says on stderr, and all that it printed where it failed, goes to ours or to the file `said`.
-    """
-    started = time.monotonic()
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    process = subprocess.Popen(
-        command, shell=True, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said,
-        text=True, start_new_session=True,
-    )  # fmt: skip
-    problem = None
-    try:
-        stdout, _ = process.communicate(timeout=timeout_s)
-        if process.returncode:
-            problem = f"exit {process.returncode}"
-    except subprocess.TimeoutExpired:
-        problem = f"no end after {timeout_s:g} s"
-        os.killpg(process.pid, signal.SIGKILL)
-        stdout, _ = process.communicate()
-    if problem:
-        print(f"$ {command}\n{stdout}\n({problem})", file=said or sys.stderr, flush=True)
-    return Outcome(problem=problem, figures=last_json(stdout), seconds=time.monotonic() - started)
-
-
-def last_json(stdout: str) -> Mapping[str, object]:
-    """The object on the last line that is not empty, or nothing where there is none."""
-    lines = stdout.strip().splitlines()
-    try:
-        value = json.loads(lines[-1]) if lines else {}
-    except json.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def read_junit(path: Path, test: str) -> Outcome:
-    """What a pytest report says about a test id: a function (with all its parameters), a class or a file."""
-    cases = [case for case in ET.parse(path).iter("testcase") if is_of(case, test)]
-    seconds = sum(float(case.get("time", "0")) for case in cases)
-    problem = None if cases else "did not run"
-    figures: dict[str, object] = {}
-    for case in cases:
-        for outcome in ("failure", "error", "skipped"):
-            if case.find(outcome) is not None:
-                problem = f"{case.get('name')}: {outcome}"
-        for item in case.iter("property"):
-            figures[item.get("name", "")] = item.get("value")
-    return Outcome(problem=problem, figures=figures, seconds=seconds)
-
-
-def is_of(case: ET.Element, test: str) -> bool:
-    """Whether a test case of a report belongs to a pytest node id."""
-    path, *names = test.split("::")
-    module = path.removesuffix(".py").replace("/", ".")
-    full_name = f"{case.get('classname')}.{case.get('name')}"
-    wanted = ".".join([module, *names])
-    return full_name == wanted or full_name.startswith((wanted + ".", wanted + "["))
-
-
-def run_tests(tests: list[str], timeout_s: float) -> dict[str, Outcome]:
-    """Run tests in one pytest and read what its report says about each."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "junit.xml")
-        arguments = ["pytest", "-q", f"--junit-xml={report}", *dict.fromkeys(tests)]
-        run = run_command(shlex.join(arguments), timeout_s)
-        if not report.exists():
-            return {test: Outcome(problem=run.problem, figures={}, seconds=run.seconds) for test in tests}
-        return {test: read_junit(report, test) for test in tests}
-
-
-def judge(promise: Promise, outcome: Outcome) -> Verdict:
+def judge(promise: Promise, outcome: Outcome, *, full: bool) -> Verdict:
     """Hold an outcome against the bar."""
-    row = {"id": promise.id, "says": promise.says, "bar": promise.bar or "passes", "seconds": outcome.seconds}
-    if outcome.problem:
-        return Verdict(**row, measured=outcome.problem, holds=False)
+    value = number_of(outcome.figures.get(promise.figure)) if promise.figure else None
+
+    def row(measured: str, holds: bool | None, verdict: str, *, is_far_off: bool = False) -> Verdict:
+        return Verdict(
+            id=promise.id, says=promise.says, measured=measured, bar=promise.bar or "passes", holds=holds,
+            verdict=verdict, seconds=outcome.seconds, value=value, is_far_off=is_far_off,
+        )  # fmt: skip
+
+    if outcome.problem and not (outcome.only_speed and value is not None):
+        # If a test asserts a speed itself, nobody knows how far it is off.
+        return row(outcome.problem, False, MISSED, is_far_off=promise.speed and promise.figure is None)
     if promise.figure is None or promise.bar is None:
-        return Verdict(**row, measured="passes", holds=True)
-    value = outcome.figures.get(promise.figure)
+        return row("passes", True, HOLDS)
+    if value is None:
+        return row(f"no figure {promise.figure}", False, MISSED)
+    if meets(value, promise.bar):
+        return row(f"{value:.4g}", True, HOLDS)
+    if full or not promise.speed:
+        return row(f"{value:.4g}", False, MISSED)
+    if meets(value, promise.bar, room=NOISE):
+        return row(f"{value:.4g}", None, RECORDED)
+    return row(f"{value:.4g}", False, MISSED, is_far_off=True)
+
+
+def number_of(value: object) -> float | None:
     try:
-        number = float(str(value))
+        return float(str(value))
     except ValueError:
-        return Verdict(**row, measured=f"no figure {promise.figure}", holds=False)
-    sign, bound = BAR.match(promise.bar).groups()
-    return Verdict(**row, measured=f"{number:.4g}", holds=COMPARE[sign](number, float(bound)))
+        return None
 
 
-def run_beside(promises: Iterable[Promise]) -> dict[str, Outcome]:
-    """Run the commands of these promises two at a time; not those that another of their promises wants alone."""
-    commands: dict[str, list[Promise]] = {}
-    for promise in promises:
-        if promise.command:
-            commands.setdefault(promise.command, []).append(promise)
-    shared = {command: own for command, own in commands.items() if all(promise.beside for promise in own)}
-
-    def run(command: str) -> tuple[str, Outcome, str]:
-        # A file, not a pipe: what a command leaves running would hold a pipe open.
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-            outcome = run_command(command, max(promise.timeout_s for promise in shared[command]), said=said)
-            said.seek(0)
-            return command, outcome, said.read()
-
-    outcomes: dict[str, Outcome] = {}
-    with ThreadPoolExecutor(LANES) as lanes:
-        longest_first = sorted(shared, key=lambda command: -max(promise.about_s for promise in shared[command]))
-        for done in as_completed([lanes.submit(run, command) for command in longest_first]):
-            command, outcomes[command], said = done.result()
-            print(f"{shared[command][0].id}: {command}\n{said}", end="", file=sys.stderr, flush=True)
-    return outcomes
+Store = Callable[[Promise, Verdict], None]
 
 
-def measure(promises: Iterable[Promise], *, full: bool, junit: Path | None) -> list[Verdict]:
-    """Run what has to run, each thing once, and judge every promise in the order of the file."""
+def measure(
+    promises: Iterable[Promise], *, full: bool, junit: Path | None, store: Store | None = None
+) -> list[Verdict]:
+    """Run what has to run, each thing once, and judge every promise in the order of the file.
+
+    `store` is told of each verdict as soon as there is one, except of those that are read from a report.
+    """
     promises = list(promises)
     due = [p for p in promises if full or p.size == "ci"]
-    read = {p.id: read_junit(junit, p.test) for p in due if junit and p.covered_by}
-    verdicts = measure_now([p for p in due if p.id not in read], full=full)
-    verdicts |= {p.id: judge(p, read[p.id]) for p in due if p.id in read}
-    missed = [p for p in due if p.timed and not verdicts[p.id].holds]
-    for id, again in measure_now(missed, full=full).items():
-        both = f"{verdicts[id].measured}, then {again.measured}"
-        verdicts[id] = dataclasses.replace(again, measured=both, seconds=verdicts[id].seconds + again.seconds)
+    # A report may be of other code, and of a machine that was shared.
+    covered = [p for p in due if junit and p.covered_by and not (full and p.keeps_figure)]
+    read = {p.id: judge(p, read_junit(junit, p.test), full=full) for p in covered}
+    verdicts = read | measure_now([p for p in due if p.id not in read], full=full, store=store)
+    if not full:
+        far_off = [p for p in due if verdicts[p.id].is_far_off]
+        for id, again in measure_now(far_off, full=full, alone=True).items():
+            both = f"{verdicts[id].measured}, then {again.measured}"
+            verdicts[id] = dataclasses.replace(again, measured=both, seconds=verdicts[id].seconds + again.seconds)
     return [verdicts.get(p.id) or not_measured(p) for p in promises]
 
 
-def measure_now(promises: list[Promise], *, full: bool) -> dict[str, Verdict]:
-    """The verdicts on promises by their ids: what may share the machine first, then the tests, then the rest."""
-    outcomes = {} if full else run_beside(promises)
-    tests = [p for p in promises if p.test]
-    if tests:
-        outcomes |= run_tests([p.test for p in tests], sum(p.timeout_s for p in tests))
+def measure_now(
+    promises: list[Promise], *, full: bool, alone: bool = False, store: Store | None = None
+) -> dict[str, Verdict]:
+    """The verdicts on promises by their ids. `alone`: no two commands share the machine."""
     verdicts: dict[str, Verdict] = {}
-    for promise in promises:
-        key = promise.test or (full and promise.full) or promise.command
-        if key not in outcomes:
-            print(f"{promise.id}: {key}", file=sys.stderr, flush=True)
-            outcomes[key] = run_command(key, promise.timeout_s)
-        verdicts[promise.id] = judge(promise, outcomes[key])
+    for outcomes in runs(promises, full=full, alone=alone or full):
+        for promise in promises:
+            key = what_runs(promise, full=full)
+            if key in outcomes:
+                verdicts[promise.id] = judge(promise, outcomes[key], full=full)
+                if store is not None:
+                    store(promise, verdicts[promise.id])
     return verdicts
+
+
+def runs(promises: list[Promise], *, full: bool, alone: bool) -> Iterator[dict[str, Outcome]]:
+    """Outcomes as they come: of what may share the machine, then of the tests, then of the other commands."""
+    done: dict[str, Outcome] = {} if alone else run_beside(promises)
+    yield done
+    files: dict[str, list[Promise]] = {}
+    for promise in promises:
+        if promise.test:
+            # At full size a file at a time: what was measured is stored before the next begins.
+            files.setdefault(promise.test.partition("::")[0] if full else "", []).append(promise)
+    for own in files.values():
+        yield run_tests([p.test for p in own], sum(p.timeout_s for p in own))
+    for promise in promises:
+        command = what_runs(promise, full=full)
+        if promise.command and command not in done:
+            print(f"{promise.id}: {command}", file=sys.stderr, flush=True)
+            timeout_s = max(p.timeout_s for p in promises if what_runs(p, full=full) == command)
+            done[command] = run_command(command, timeout_s)
+            yield {command: done[command]}
+
+
+def what_runs(promise: Promise, *, full: bool) -> str:
+    return promise.full_run if full else promise.test or promise.command or ""
 
 
 def not_measured(promise: Promise) -> Verdict:
     shown = {"measured": "only with --full", "bar": promise.bar or "passes", "holds": None, "seconds": 0.0}
-    return Verdict(id=promise.id, says=promise.says, **shown)
+    return Verdict(id=promise.id, says=promise.says, verdict=NOT_MEASURED, **shown)
 
 
 def show(verdicts: list[Verdict]) -> None:
-    words = {True: "[green]holds", False: "[bold red]DOES NOT HOLD", None: "[dim]not measured"}
+    styles = {HOLDS: "green", MISSED: "bold red", RECORDED: "yellow", NOT_MEASURED: "dim"}
     table = Table("id", "promise", "measured", "bar", "verdict", "seconds")
     for v in verdicts:
-        table.add_row(v.id, escape(v.says), escape(v.measured), escape(v.bar), words[v.holds], f"{v.seconds:.1f}")
+        verdict = f"[{styles[v.verdict]}]{v.verdict}"
+        table.add_row(v.id, escape(v.says), escape(v.measured), escape(v.bar), verdict, f"{v.seconds:.1f}")
     # Where output goes to a file, as in CI, rich assumes 80 columns, which is narrower than the table.
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
-def main() -> None:
+def storing(root: Path, promises: Iterable[Promise]) -> Store:
+    """Stores the figures of these promises. Their code is that of now: what changes meanwhile makes them stale."""
+    sources, commit = Sources(root), commit_of(root)
+    codes = {p.id: sources.digest(p) for p in promises if p.keeps_figure}
+
+    def store(promise: Promise, verdict: Verdict) -> None:
+        if promise.id not in codes or verdict.value is None:
+            return
+        figure = Figure(
+            figure=promise.figure, value=verdict.value, bar=promise.bar, holds=verdict.holds, date=today(),
+            commit=commit, seconds=round(verdict.seconds, 1), code=codes[promise.id],
+        )  # fmt: skip
+        write_figure(root, promise.id, figure)
+
+    return store
+
+
+def list_stale(promises: list[Promise], root: Path) -> None:
+    """A line for each figure that is missing or older than its code."""
+    stale = out_of_date(promises, read_figures(root), Sources(root))
+    width = max((len(id) for id in stale), default=0)
+    for id, reason in stale.items():
+        print(f"{id:<{width}}  {reason}")
+    kept = sum(p.keeps_figure for p in promises)
+    print(f"{len(stale)} of {kept} figures of full size are missing or older than their code.", end="")
+    print(" To measure them: scripts/promises --full --stale" if stale else "")
+
+
+def parse_options() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ids", nargs="*", metavar="ID", help="the promises to measure")
     parser.add_argument("--all", action="store_true", help="measure all of them")
-    parser.add_argument("--full", action="store_true", help="at full size, where a promise has one")
+    parser.add_argument("--full", action="store_true", help="at full size, where a promise has one; stores the figures")
+    parser.add_argument("--stale", action="store_true", help="with --full: those without a figure of this code")
+    parser.add_argument("--stale-list", action="store_true", help="measure nothing, print those")
     parser.add_argument("--junit", type=Path, help="the report of a pytest run to read covered tests from")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="also write the verdicts there, as JSON")
     parser.add_argument("--file", type=Path, default=ROOT / "promises.toml", help="default: promises.toml")
     options = parser.parse_args()
+    if options.stale and not options.full:
+        parser.error("--stale needs --full; --stale-list only prints them")
+    if (options.stale or options.stale_list) and not options.ids:
+        options.all = True
     if bool(options.ids) == options.all:
         parser.error("name the promises to measure, or say --all")
     if options.junit and not options.junit.exists():
         parser.error(f"there is no report {options.junit}")
+    return parser, options
+
+
+def main() -> None:
+    parser, options = parse_options()
     promises = read_promises(options.file)
     unknown = sorted(set(options.ids) - {p.id for p in promises})
     if unknown:
         parser.error(f"no promise {', '.join(unknown)}; there are: {', '.join(p.id for p in promises)}")
     chosen = [p for p in promises if options.all or p.id in options.ids]
-    verdicts = measure(chosen, full=options.full, junit=options.junit)
+    root = options.file.resolve().parent
+    if options.stale_list:
+        list_stale(chosen, root)
+        return
+    if options.stale:
+        stale = out_of_date(chosen, read_figures(root), Sources(root))
+        chosen = [p for p in chosen if p.id in stale]
+    store = storing(root, chosen) if options.full else None
+    verdicts = measure(chosen, full=options.full, junit=options.junit, store=store)
+    text = json.dumps([dataclasses.asdict(v) for v in verdicts], indent=2, ensure_ascii=False)
+    if options.save:
+        options.save.write_text(text + "\n")
     if options.json:
-        print(json.dumps([dataclasses.asdict(v) for v in verdicts], indent=2, ensure_ascii=False))
+        print(text)
     else:
         show(verdicts)
+    if options.full:
+        print("The figures are in bench/figures.json. Now: scripts/docs generate promises.md", file=sys.stderr)
     broken = [v for v in verdicts if v.holds is False]
     for v in broken:  # once more, where one looks last
         print(f"{v.id} does not hold: {v.measured}, wanted {v.bar}", file=sys.stderr)

@@ -2,7 +2,8 @@
 
     scripts/release freeze      write down the public names and the options of the commands
     scripts/release build       the sdist and the wheel, into dist/
-    scripts/release check       build them, look into them, and try the wheel on each Python that is found
+    scripts/release check       build them, look into them, try the wheel on each Python that is found, and see that
+                                every figure of full size is one of this code
     scripts/release licences    hold the licences of all dependencies against scripts/licences.toml
     scripts/release sbom        write dist/mcprl-VERSION.cdx.json: what a clean install holds
     scripts/release audit       ask PyPI's advisories about every pinned dependency
@@ -16,8 +17,11 @@ import argparse
 import json
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
+from figures import Sources, missed, out_of_date, read_figures
+from promises import read_promises
 from public_api import texts
 from release_licences import check_licences
 from release_packages import (
@@ -49,8 +53,31 @@ def freeze() -> int:
     return 0
 
 
+def figure_faults(root: Path = ROOT) -> list[str]:
+    """What keeps the figures of full size (bench/figures.json) from being those of this code."""
+    promises, figures = read_promises(root / "promises.toml"), read_figures(root)
+    faults: list[str] = []
+    stale = out_of_date(promises, figures, Sources(root))
+    if stale:
+        faults.append(f"{listed(stale)} Fix: scripts/promises --full --stale")
+    wrong = {name: reason for name, reason in missed(promises, figures).items() if name not in stale}
+    if wrong:
+        faults.append(f"{listed(wrong)} Fix: what is slow or wrong, then scripts/promises --full {' '.join(wrong)}")
+    return faults
+
+
+def listed(figures: Mapping[str, str]) -> str:
+    lines = "".join(f"\n  {name}: {reason}" for name, reason in figures.items())
+    return f"{len(figures)} figures of full size are not fit for a release:{lines}\n "
+
+
 def build_packages() -> int:
-    version()
+    """A version that is not in development is not built without its figures. Others may be built at any time."""
+    number, faults = version(), figure_faults()
+    for fault in faults:
+        say(fault)
+    if faults and ".dev" not in number:
+        raise SystemExit(f"{number} is not built: see above.")
     for package in build(DIST):
         print(f"{package.relative_to(ROOT)}  {package.stat().st_size / 1e6:.2f} MB")
     return 0
@@ -60,7 +87,7 @@ def check(pythons: list[str], every: bool) -> int:
     """Build, look inside, try. A fault does not keep the rest from being looked at."""
     number = version()
     sdist, wheel = build(DIST)
-    faults = content_faults(sdist, wheel) + readme_faults(sdist, wheel)
+    faults = content_faults(sdist, wheel) + readme_faults(sdist, wheel) + figure_faults()
     say(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB; {sdist.name}: {sdist.stat().st_size / 1e6:.2f} MB")
     tried: list[str] = []
     not_found: list[str] = []

@@ -57,10 +57,12 @@ def printed(program: str) -> str:
     return result.stdout
 
 
+@pytest.mark.process
 def test_the_page_is_made_without_importing_what_it_tells_of():
     assert printed(IMPORTS_NOTHING) == "[]\n"
 
 
+@pytest.mark.process
 def test_a_module_without_an_extra_is_imported_with_the_base_install(api: ModuleType):
     failed = {module for module, fault in (line.split(" ") for line in printed(BASE_INSTALL).splitlines()) if fault}
     assert failed == {public.module for public in api.MODULES if public.extra}

@@ -149,6 +149,7 @@ def test_the_gpu_image_has_the_versions_that_are_tested():
     assert different == DIFFERENT_ON_GPUS, "docker/gpu-pins.txt is stale; its first lines say how it is made"
 
 
+@pytest.mark.process
 def test_hadolint_finds_nothing(dockerfile):
     beside = Path(sys.executable).with_name("hadolint")
     program = str(beside) if beside.exists() else shutil.which("hadolint")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from source_files import ROOT
 
+pytestmark = pytest.mark.process
+
 
 def docs(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "scripts/docs.py"), *arguments]

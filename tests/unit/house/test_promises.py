@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from source_files import ROOT
 
+pytestmark = pytest.mark.process
+
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.unit.test_a" name="test_good[1]" time="0.5">
   <properties><property name="error" value="1e-05"/></properties></testcase>
@@ -161,26 +163,70 @@ def test_without_a_report_a_covered_test_is_run(measure):
     assert float(verdicts["p"]["measured"]) > 1
 
 
-def test_a_speed_that_is_missed_is_measured_once_more_and_nothing_else_is(measure, tmp_path):
-    """Each command says how often it has run: 1 is missed, 2 is held, and 3 is never reached."""
+def counting(file: Path, figures: str, more: str = "") -> str:
+    """A command that gives one of these figures each time that it runs."""
+    return f"""echo x >> {file}; set -- {figures}; shift $(($(wc -l < {file}) - 1)); echo "{{\\"s\\": $1}}"; {more}"""
 
-    def counting(name: str) -> str:
-        file = tmp_path / name
-        return f"""echo x >> {file}; echo "{{\\"runs\\": $(wc -l < {file})}}\""""
 
-    bars = {"slow_minute": ">= 2", "slow": ">= 3", "quick": ">= 1"}
-    toml = "".join(
-        entry(name, command=counting(name), figure="runs", bar=bar, timed=True) for name, bar in bars.items()
-    )
-    toml += entry("wrong", command=counting("wrong"), figure="runs", bar=">= 2")
+@pytest.mark.parametrize(
+    ("bar", "figures", "measured", "holds"),
+    [
+        ("<= 1", "0.9", "0.9", True),
+        ("<= 1", "1.9", "1.9", None),
+        ("<= 1", "2.1 0.9", "2.1, then 0.9", True),
+        ("<= 1", "2.1 1.9", "2.1, then 1.9", None),
+        ("<= 1", "2.1 2.2 0.9", "2.1, then 2.2", False),
+        (">= 3", "3.1", "3.1", True),
+        (">= 3", "1.6", "1.6", None),
+        (">= 3", "1.4 1.6", "1.4, then 1.6", None),
+        (">= 3", "1.4 1.3 3.1", "1.4, then 1.3", False),
+    ],
+)
+def test_a_speed_fails_in_the_gate_if_it_is_off_by_more_than_2_times_in_two_measurements(
+    measure, tmp_path, bar, figures, measured, holds
+):
+    toml = entry("p", command=counting(tmp_path / "runs", figures), figure="s", bar=bar, speed=True)
+    result, verdicts = measure(toml, "--all")
+    assert (verdicts["p"]["measured"], verdicts["p"]["holds"]) == (measured, holds)
+    assert result.returncode == (1 if holds is False else 0)
+    assert verdicts["p"]["verdict"] == {True: "holds", False: "DOES NOT HOLD", None: "recorded (misses its bar)"}[holds]
+
+
+def test_at_full_size_a_speed_is_absolute_and_measured_once(measure, tmp_path):
+    toml = entry("p", command=counting(tmp_path / "runs", "1.1 0.9"), figure="s", bar="<= 1", speed=True)
+    result, verdicts = measure(toml, "--all", "--full")
+    assert (verdicts["p"]["measured"], verdicts["p"]["holds"]) == ("1.1", False)
+    assert result.returncode == 1
+
+
+def test_what_is_not_about_speed_is_exact_and_measured_once(measure, tmp_path):
+    toml = entry("lost", command=counting(tmp_path / "lost", "1 0"), figure="s", bar="<= 0")
+    toml += entry("failed", command=counting(tmp_path / "failed", "9 0", "false"), figure="s", bar="<= 1", speed=True)
     result, verdicts = measure(toml, "--all")
     assert result.returncode == 1
-    assert {name: (verdict["measured"], verdict["holds"]) for name, verdict in verdicts.items()} == {
-        "slow_minute": ("1, then 2", True),
-        "slow": ("1, then 2", False),
-        "quick": ("1", True),
-        "wrong": ("1", False),
-    }
+    assert {name: verdict["measured"] for name, verdict in verdicts.items()} == {"lost": "1", "failed": "exit 1"}
+
+
+def test_a_test_that_asserts_a_speed_itself_is_run_once_more(measure, tmp_path):
+    toml = entry("p", command=f"echo x >> {tmp_path}/runs; test $(wc -l < {tmp_path}/runs) = 2", speed=True)
+    result, verdicts = measure(toml, "--all")
+    assert (verdicts["p"]["measured"], verdicts["p"]["holds"], result.returncode) == ("exit 1, then passes", True, 0)
+
+
+def test_a_bench_that_is_only_slow_breaks_no_promise_that_is_not_about_speed(measure):
+    sys.path.append(str(ROOT / "bench"))
+    from servers.harness import exit_status
+
+    command = f"""echo '{{"lost": 0, "s": 3}}'; exit {exit_status([], ["s is 3, its bar is <= 2"])}"""
+    toml = entry("lost", command=command, figure="lost", bar="== 0")
+    toml += entry("slow", command=command, figure="s", bar="<= 2", speed=True)
+    _, verdicts = measure(toml, "--all", "--full")
+    assert {name: verdict["holds"] for name, verdict in verdicts.items()} == {"lost": True, "slow": False}
+
+
+def test_the_verdicts_can_be_saved_beside_the_table(measure, tmp_path):
+    measure(entry("p", command="true"), "--all", "--save", str(tmp_path / "verdicts.json"))
+    assert [verdict["id"] for verdict in json.loads((tmp_path / "verdicts.json").read_text())] == ["p"]
 
 
 def test_full_size_is_measured_only_on_request(measure):
@@ -201,6 +247,7 @@ def test_full_size_is_measured_only_on_request(measure):
         (entry("p", command="true", sayz="x"), "sayz"),
         (entry("p", command="true") * 2, "two promises have the id p"),
         (entry("p", test="tests/unit", beside=True), "`beside` needs `command`"),
+        (entry("p", command="true", figure="x", bar="== 0", speed=True), "`speed` needs a bound above 0"),
     ],
 )
 def test_a_mistake_in_the_file_is_a_sentence(measure, toml, message):

@@ -17,6 +17,8 @@ sys.path.append(str(ROOT / "scripts"))
 
 import release
 import release_packages
+from figures import Figure, Sources, write_figure
+from promises import read_promises
 from release_licences import check_licences, is_allowed, judge, said
 
 ALLOWED = {"MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception"}
@@ -136,6 +138,7 @@ def test_the_version_is_the_same_wherever_it_stands():
     assert release_packages.version()
 
 
+@pytest.mark.process
 def test_a_python_that_is_only_a_name_on_path_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shim = tmp_path / "python3.12"
     shim.write_text("#!/bin/sh\necho 'command not found' >&2\nexit 127\n")
@@ -145,6 +148,7 @@ def test_a_python_that_is_only_a_name_on_path_is_not_taken(tmp_path: Path, monke
     assert release_packages.find_python("3.12") is None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("answer", "status", "shown"),
     [
@@ -168,3 +172,70 @@ def test_an_audit_that_could_not_ask_is_no_pass(tmp_path, monkeypatch, capsys, a
     monkeypatch.setattr(release, "tool", lambda name: str(tmp_path / name))
     assert release.audit() == status
     assert shown in capsys.readouterr().out
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """One with a bench and the two promises that it keeps."""
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench/quick.py").write_text("print(1)\n")
+    fields = 'says = "Quick."\ncommand = "python bench/quick.py"\nsize = "full"\nfigure = "s"\nbar = "<= 1"\n'
+    toml = "".join(f'[[promise]]\nid = "{name}"\n{fields}' for name in ("one", "two"))
+    (tmp_path / "promises.toml").write_text(toml)
+    return tmp_path
+
+
+def measured(root: Path, name: str, value: float) -> None:
+    (promise,) = [promise for promise in read_promises(root / "promises.toml") if promise.id == name]
+    fields = {"figure": "s", "bar": "<= 1", "holds": value <= 1, "date": "2026-08-01", "commit": "abc1234"}
+    write_figure(root, name, Figure(**fields, value=value, seconds=1.0, code=Sources(root).digest(promise)))
+
+
+def test_figures_that_are_missing_stale_or_missed_are_named_with_what_to_do(repository: Path):
+    measured(repository, "one", 0.5)
+    (fault,) = release.figure_faults(repository)
+    assert "release:\n  two: never measured\n" in fault
+    assert fault.endswith("Fix: scripts/promises --full --stale")
+    measured(repository, "two", 1.5)
+    (fault,) = release.figure_faults(repository)
+    assert "two: s was 1.5, its bar is <= 1" in fault
+    assert fault.endswith("then scripts/promises --full two")
+    measured(repository, "two", 0.5)
+    assert release.figure_faults(repository) == []
+    (repository / "bench/quick.py").write_text("print(2)\n")
+    (fault,) = release.figure_faults(repository)
+    assert "one: measured 2026-08-01 at abc1234, the code has changed since\n  two: measured" in fault
+
+
+@pytest.mark.parametrize(("number", "built"), [("1.0.0", False), ("1.0.1.dev0", True)])
+def test_a_version_is_not_built_without_its_figures_unless_it_is_in_development(
+    tmp_path, monkeypatch, capsys, number, built
+):
+    package = tmp_path / "m.whl"
+    package.write_text("")
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    monkeypatch.setattr(release, "version", lambda: number)
+    monkeypatch.setattr(release, "figure_faults", lambda: ["1 figures: one"])
+    monkeypatch.setattr(release, "build", lambda _folder: [package])
+    if built:
+        assert release.build_packages() == 0
+    else:
+        with pytest.raises(SystemExit, match=r"1\.0\.0 is not built"):
+            release.build_packages()
+    assert ("m.whl" in capsys.readouterr().out) is built
+
+
+def test_a_version_without_its_figures_does_not_pass_the_check(tmp_path, monkeypatch, capsys):
+    package = tmp_path / "m.whl"
+    package.write_text("")
+    monkeypatch.setattr(release, "build", lambda _folder: (package, package))
+    monkeypatch.setattr(release, "content_faults", lambda *_: [])
+    monkeypatch.setattr(release, "readme_faults", lambda *_: [])
+    monkeypatch.setattr(release, "clean_environment", lambda *_: tmp_path)
+    monkeypatch.setattr(release, "try_wheel", lambda *_: [])
+    monkeypatch.setattr(release, "find_python", lambda _minor: Path(sys.executable))
+    monkeypatch.setattr(release, "python_version", lambda _python: "3.11.7")
+    for faults, status in (([], 0), (["1 figures: one"], 1)):
+        monkeypatch.setattr(release, "figure_faults", lambda faults=faults: faults)
+        assert release.check(["3.11"], every=False) == status
+        assert f'"faults": {len(faults)}' in capsys.readouterr().out

@@ -67,6 +67,7 @@ def test_a_server_from_npm_is_pinned_with_a_digest_of_every_package(name):
     assert [path for path, entry in locked.items() if not entry["integrity"].startswith("sha512-")] == []
 
 
+@pytest.mark.process
 def test_setup_lists_its_parts_and_refuses_others():
     listed = subprocess.run([ROOT / "scripts/setup", "--list"], capture_output=True, text=True, timeout=60)
     assert re.findall(r"^\S+", listed.stdout, re.MULTILINE) == PARTS
@@ -131,6 +132,7 @@ def machine(tmp_path) -> Machine:
     return Machine(tmp_path)
 
 
+@pytest.mark.process
 def test_a_server_is_installed_once_and_again_only_when_its_pins_change(machine):
     machine.install("npm", NPM)
     assert machine.setup("memory-server", "filesystem-server").returncode == 0
@@ -146,6 +148,7 @@ def test_a_server_is_installed_once_and_again_only_when_its_pins_change(machine)
     assert (machine.folder / ".cache/npm/memory/package-lock.json").read_text() == lock.read_text()
 
 
+@pytest.mark.process
 def test_a_server_that_does_not_install_fails_the_set_up_and_is_tried_again(machine):
     machine.install("npm", NPM)
     assert machine.setup("memory-server", "filesystem-server", broken="memory").returncode == 9
@@ -154,6 +157,7 @@ def test_a_server_that_does_not_install_fails_the_set_up_and_is_tried_again(mach
     assert machine.calls() == [f"memory: {NPM_CALL}"]
 
 
+@pytest.mark.process
 def test_a_half_installed_server_is_not_taken_for_the_one_before(machine):
     machine.install("npm", NPM)
     assert machine.setup("memory-server").returncode == 0
@@ -167,6 +171,7 @@ def test_a_half_installed_server_is_not_taken_for_the_one_before(machine):
     assert machine.calls() == [f"memory: {NPM_CALL}"]
 
 
+@pytest.mark.process
 def test_a_program_that_a_server_needs_is_installed_where_apt_get_can(machine):
     machine.install("apt-get", APT_GET)
     machine.install("apt-get.npm", NPM)
@@ -176,6 +181,7 @@ def test_a_program_that_a_server_needs_is_installed_where_apt_get_can(machine):
     assert machine.calls() == [install, "apt-get update -qq", f"memory: {NPM_CALL}"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("server", "program", "packages"), [("memory-server", "npm", "nodejs npm"), ("git-server", "git", "git")]
 )

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 HEAVY = ("torch", "vllm", "transformers", "ray", "peft", "accelerate", "tinker", "mcp", "pyarrow")
-MAX_HELP_MS = 300
 LIST_HEAVY_AFTER_HELP = f"""
 import sys
 from mcprl.cli import main
@@ -23,22 +24,22 @@ print(sorted(set(sys.modules) & set({HEAVY!r})))
 """
 
 
-def test_help_imports_no_heavy_library(user_environment):
+def test_help_imports_no_heavy_library():
     command = [sys.executable, "-c", LIST_HEAVY_AFTER_HELP]
-    result = subprocess.run(command, capture_output=True, text=True, env=user_environment, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.alone
-def test_help_answers_within_300_ms(user_environment, record_property):
+def test_help_answers_and_its_time_is_known(record_property):
+    """Whether it is quick enough, the promise `help-is-quick` says."""
     command = [str(Path(sys.executable).with_name("mcprl")), "--help"]
     times_ms: list[float] = []
     for _ in range(15):
         started = time.perf_counter()
-        result = subprocess.run(command, capture_output=True, text=True, env=user_environment, timeout=60)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
         times_ms.append((time.perf_counter() - started) * 1000)
         assert result.returncode == 0, result.stderr
         assert "Usage" in result.stdout
     record_property("help_ms", round(min(times_ms), 1))
-    assert min(times_ms) <= MAX_HELP_MS
