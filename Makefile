@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup check test bench docs
+.PHONY: help setup check test coverage bench docs
 export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
@@ -15,10 +15,13 @@ check: ## Lint, format and types: seconds
 	.venv/bin/ruff format --check
 	.venv/bin/pyright
 
-test: ## The tests that need no real model
-	.venv/bin/pytest -m "not slow"
+test: ## The tests that start no process: at most 4 minutes, before each commit
+	OMP_NUM_THREADS=1 .venv/bin/pytest -m "not process and not alone" -n 2 --dist loadfile --no-loadscope-reorder -q
 
-bench: ## Measure every promise
+coverage: ## The same tests with coverage
+	OMP_NUM_THREADS=1 .venv/bin/pytest -m "not process and not alone" -n 2 --dist loadfile --no-loadscope-reorder -q --cov
+
+bench: ## Measure every promise at the size of the gate
 	scripts/promises --all
 
 docs: ## Generate the pages that come from code, build the site into site/, run the snippets

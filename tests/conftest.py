@@ -3,13 +3,15 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
-import tracing
 from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec
 
@@ -25,26 +27,29 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 
 # About how many seconds the longest files take in the gate, with two processes on two cores.
-SECONDS = {
-    "e2e/test_skyrl_engine.py": 400,
-    "e2e/test_killed_vllm.py": 160,
-    "e2e/test_two_processes.py": 250,
-    "e2e/test_doctor_run.py": 240,
-    "e2e/test_dashboard_pages.py": 200,
-    "e2e/test_exact_logprobs.py": 190,
-    "e2e/test_whole_weights.py": 170,
-    "e2e/test_killed_trainer.py": 160,
-    "contract/servers/test_generated_tasks.py": 150,
-    "e2e/test_killed_server.py": 150,
-    "e2e/test_hello_skyrl.py": 140,  # longer by itself; here JAX has compiled much of it for test_skyrl_engine
-    "e2e/test_tracked_run.py": 100,
-    "security/test_sandbox_escapes.py": 100,
-    "e2e/test_bfcl_smollm.py": 100,
-    "unit/doctor/test_planted_faults.py": 60,
-}
-SECONDS_OF_SLOW = 60  # of any other with a test that is marked so
+SECONDS: dict[str, float] = {}
+# Files whose tests share one vLLM (tests/e2e/shared_vllm.py): one process runs them all.
+SHARED_VLLM = tuple(
+    f"e2e/test_{name}.py"
+    for name in ("doctor_run", "exact_logprobs", "judge_vllm", "killed_server", "shared_vllm", "vllm_long_prompts")
+)
 PYPI_SERVERS = ("time", "git", "sqlite")
 NPM_SERVERS = ("everything", "filesystem", "memory")
+
+
+class SharedEngines(LoadScopeScheduling):
+    """Each file in one process, and the files that share an engine in the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _scope(nodeid.partition("::")[0].removeprefix("tests/"))
+
+
+def _scope(name: str) -> str:
+    return "vllm" if name in SHARED_VLLM else name
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> SharedEngines:
+    return SharedEngines(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -54,32 +59,52 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if not hasattr(config, "workerinput"):
         return
-    files: dict[Path, list[pytest.Item]] = {}
+    scopes: dict[str, list[pytest.Item]] = {}
     for item in items:
-        files.setdefault(item.path, []).append(item)
-    items[:] = [item for path in sorted(files, key=lambda path: _rank(path, files[path])) for item in files[path]]
+        scopes.setdefault(_scope(_name(item)), []).append(item)
+    ranked = sorted(scopes.values(), key=lambda own: (-sum(SECONDS.get(n, 0) for n in {*map(_name, own)}), -len(own)))
+    items[:] = [item for own in ranked for item in own]
 
 
-def _rank(path: Path, items: list[pytest.Item]) -> tuple[float, int, str]:
-    slow = any(item.get_closest_marker("slow") for item in items)
-    name = _name(path)
-    return -SECONDS.get(name, SECONDS_OF_SLOW if slow else 0), -len(items), name
+def _name(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT / "tests").as_posix()
 
 
-def _name(path: Path) -> str:
-    return path.relative_to(ROOT / "tests").as_posix()
+# What a test starts. Libraries look at the machine with some small programs of it; those do not count.
+_STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+_OF_LIBRARIES = frozenset({"uname"})
+_started: list[str] = []
+
+
+def _note_start(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in _STARTS:
+        program = str(arguments[0]) if arguments else event
+        if program not in _OF_LIBRARIES:
+            _started.append(program)
+
+
+sys.addaudithook(_note_start)
+
+
+@pytest.fixture(autouse=True)
+def _starts_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`make test` leaves out what is marked `process`, so nothing else may start one."""
+    yield
+    started, _started[:] = list(_started), []
+    if started and request.node.get_closest_marker("process") is None:
+        pytest.fail(f"starts {started[0]}: mark it with pytest.mark.process, so that `make test` leaves it out")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    with tracing.measured_children(_name(item.path)):
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Generator[None]:
+    """The time of every fixture that takes a second goes into the report, for the gate's list of the slowest."""
+    started = time.monotonic()
+    try:
         return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Function) -> Generator[None, None, None]:
-    with tracing.few_examples(item.function):
-        return (yield)
+    finally:
+        taken = time.monotonic() - started
+        if taken >= 1:
+            request._pyfuncitem.user_properties.append((f"fixture {fixturedef.argname}", round(taken, 1)))
 
 
 def _needed(path: Path) -> Path:
@@ -93,17 +118,13 @@ def root() -> Path:
     return ROOT
 
 
-@pytest.fixture(scope="session")
-def user_environment() -> dict[str, str]:
-    """The environment of a user's process, for what is timed: measuring coverage in a child costs time there."""
-    return tracing.without_coverage(os.environ)
-
-
 @pytest.fixture
-def untraced():
+def untraced() -> Iterator[None]:
     """Nothing is traced meanwhile, for what is timed here: measuring coverage costs several times the work itself."""
-    with tracing.paused():
-        yield
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    yield
+    sys.settrace(tracer)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
-"""The quickstart, once for all tests that look at it: what a newcomer types, on the real engine and servers."""
+"""What all tests of whole runs share: one vLLM, and the quickstart, gone through once for all that look at it."""
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
+
+from shared_vllm import SharedVllm
 
 from newcomer.walk import Walk
 from quickstart import RUN, take
@@ -37,6 +40,13 @@ class Quickstart:
     @property
     def verdicts(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.run / "health.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def shared_vllm(smollm2, tmp_path_factory) -> Iterator[SharedVllm]:
+    shared = SharedVllm(smollm2, tmp_path_factory.mktemp("shared-vllm") / "vllm.log")
+    yield shared
+    shared.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,31 +4,31 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from shared_vllm import MAX_SEQUENCES
+from typer.testing import CliRunner
+
+from mcprl.cli.doctor import command
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-DEADLINE_S = 900  # only a hang takes so long
 
 # What may be said of a recipe on a machine without GPUs and without the hub; of the recipe itself, nothing.
 ABOUT_THE_MACHINE = "this machine"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def examine(recipe: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "mcprl", "doctor", str(recipe), "--json", *arguments]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=DEADLINE_S)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    done = CliRunner().invoke(app, [str(recipe), "--json", *arguments], catch_exceptions=False)
     assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    return done.exit_code, json.loads(done.stdout)
 
 
 def of(report: dict[str, Any], *severities: str) -> list[dict[str, Any]]:
@@ -43,12 +43,12 @@ def test_a_shipped_recipe_raises_no_false_alarm(recipe, time_server, smollm2, sk
     assert [finding for finding in of(report, "warn") if ABOUT_THE_MACHINE not in finding["measured"]] == []
 
 
-def test_the_hello_recipe_is_examined_whole(time_server, smollm2, record_property):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    status, report = examine(ROOT / "recipes" / "hello-cpu.yaml")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+def test_the_hello_recipe_is_examined_whole(time_server, shared_vllm, record_property):
+    with shared_vllm.lent():
+        status, report = examine(
+            ROOT / "recipes" / "hello-cpu.yaml", "--set", f"sampling.vllm.max_sequences={MAX_SEQUENCES}"
+        )
     record_property("doctor_s", report["seconds"])
-    record_property("doctor_cpu_s", after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
     assert of(report, "bad", "skipped") == []
     assert status == 0
     measured = {finding["check"]: finding["measured"] for finding in report["findings"]}

@@ -12,7 +12,7 @@ from mcprl.cli.eval import command
 from mcprl.evaluation.results import read_evaluation
 from mcprl.training.trajectory_files import read_trajectories
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 EPISODES, TASKS = 2, 3
 

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 import torch
 from mcp import Client
+from shared_vllm import SharedVllm
 from transformers import AutoModelForCausalLM
 
 from mcprl.chat import Chat, load_chat
 from mcprl.chat.constraints import make_grammar
 from mcprl.chat.grammars import Grammars, load_grammars
-from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
+from mcprl.config import LearnerConfig, ModelConfig
 from mcprl.errors import GrammarError, InadmissibleTokenError, McprlError
 from mcprl.learners.layout import lay_out_tree
 from mcprl.learners.lessons import make_pack, plain_lessons
@@ -35,7 +36,7 @@ from mcprl.samplers.transformers import TransformersSampler
 from mcprl.samplers.vllm import VllmSampler
 from mcprl.servers import make_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 SERVERS = ("fmp", "polygon", "tavily", "python", "slack")
 TEMPERATURES = (1.0, 0.7)
@@ -65,8 +66,8 @@ class Sampled:
 
 
 @pytest.fixture(scope="module")
-def model(smollm2) -> ModelConfig:
-    return ModelConfig(path=str(smollm2), renderer="chatml", dtype="float32", context_tokens=512)
+def model(shared_vllm) -> ModelConfig:
+    return shared_vllm.model
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +149,12 @@ def marked_grammar(request: SampleRequest) -> SampleRequest:
     return replace(request, grammar=tag({"type": "sequence", "elements": [begin, close]}))
 
 
-async def collect(model: ModelConfig, chat: Chat, log: Path) -> Sampled:
-    # Merging, since there is no adapter here and layers that could take one are slow.
-    sampling = SamplingConfig(vllm=VllmConfig(max_sequences=2 * sum(TURNS.values()), merge_adapters=True))
+async def collect(vllm: SharedVllm, chat: Chat, log: Path) -> Sampled:
     found = Sampled()
     tools = await market_tools()
     assert len(tools) == 25
     asked = requests(chat, tools)
-    async with VllmSampler(model, sampling, LearnerConfig(), log=log) as sampler:
+    async with VllmSampler(vllm.model, vllm.sampling, LearnerConfig(), log=log) as sampler:
 
         async def answers(to: list[SampleRequest]) -> list[tuple[SampleRequest, Completion]]:
             return list(zip(to, await asyncio.gather(*(sampler.sample(request) for request in to)), strict=True))
@@ -183,8 +182,9 @@ async def collect(model: ModelConfig, chat: Chat, log: Path) -> Sampled:
 
 
 @pytest.fixture(scope="module")
-def sampled(model, chat, tmp_path_factory) -> Sampled:
-    return asyncio.run(collect(model, chat, tmp_path_factory.mktemp("vllm") / "vllm.log"))
+def sampled(shared_vllm, chat, tmp_path_factory) -> Sampled:
+    with shared_vllm.lent():
+        return asyncio.run(collect(shared_vllm, chat, tmp_path_factory.mktemp("vllm") / "vllm.log"))
 
 
 @dataclass

@@ -23,7 +23,7 @@ from commands import ended, has_an_episode, start, wait_for
 from crashing.evidence import all_trajectories, recorded_twice
 from mcprl.recipe import load_recipe
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 
 STEPS = 3
 

@@ -7,14 +7,14 @@ import sqlite3
 
 import pytest
 
-from mcprl.config import JudgeConfig, LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
+from mcprl.config import JudgeConfig, LearnerConfig
 from mcprl.episodes import Judge
 from mcprl.errors import BadValueError
 from mcprl.goals import Goal
 from mcprl.records import Task
 from mcprl.samplers.vllm import VllmSampler
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 TASK = Task(
     id="capital",
@@ -29,27 +29,24 @@ ANSWERS = (
 )
 
 
-async def test_a_small_model_behind_vllm_gives_grades(smollm2, tmp_path):
+async def test_a_small_model_behind_vllm_gives_grades(shared_vllm, tmp_path):
     # Whether a model of 135M parameters grades well is not the question: it must not be able to reply anything else.
-    sampler = VllmSampler(
-        ModelConfig(path=str(smollm2), dtype="float32", context_tokens=2048),
-        SamplingConfig(vllm=VllmConfig(merge_adapters=True)),  # there is none, and layers that could take one are slow
-        LearnerConfig(),
-        log=tmp_path / "vllm.log",
-    )
+    sampler = VllmSampler(shared_vllm.model, shared_vllm.sampling, LearnerConfig(), log=tmp_path / "vllm.log")
     cache = tmp_path / "grades.sqlite"
-    async with sampler:
-        url = f"{sampler.url}/v1"
-        async with Judge(JudgeConfig(url=url, model="base", deadline_s=120.0, cache=cache)) as judge:
-            grades = [await judge.grade(TASK, answer) for answer in ANSWERS]
-        async with Judge(JudgeConfig(url=url, model="nobody")) as judge:
-            with pytest.raises(BadValueError, match=r"answered with 404: .*nobody.*rewards\.judge\.model"):
-                await judge.grade(TASK, ANSWERS[0])
+    with shared_vllm.lent():
+        async with sampler:
+            url = f"{sampler.url}/v1"
+            async with Judge(JudgeConfig(url=url, model="base", deadline_s=600.0, cache=cache)) as judge:
+                grades = [await judge.grade(TASK, answer) for answer in ANSWERS]
+            async with Judge(JudgeConfig(url=url, model="nobody")) as judge:
+                with pytest.raises(BadValueError, match=r"answered with 404: .*nobody.*rewards\.judge\.model"):
+                    await judge.grade(TASK, ANSWERS[0])
+            answered = shared_vllm.counted("vllm:request_success_total")
+            async with Judge(JudgeConfig(url=url, model="base", cache=cache)) as judge:
+                again = [await judge.grade(TASK, answer) for answer in ANSWERS]
+            assert shared_vllm.counted("vllm:request_success_total") == answered  # nothing was asked again
+    assert again == grades
     assert set(grades) <= {tenths / 10 for tenths in range(11)}
-
-    # The endpoint is gone; what it said is not.
-    async with Judge(JudgeConfig(url=url, model="base", cache=cache)) as judge:
-        assert [await judge.grade(TASK, answer) for answer in ANSWERS] == grades
     connection = sqlite3.connect(cache)
     reasons = [reason for (reason,) in connection.execute("SELECT reason FROM grades")]
     connection.close()

@@ -2,10 +2,12 @@
 # R1, R20
 
 import asyncio
+import json
 import os
 import signal
 
 import pytest
+from shared_vllm import MAX_SEQUENCES
 
 from mcprl.recipe import load_recipe
 from mcprl.records import LostEpisode
@@ -14,20 +16,20 @@ from mcprl.training.loop import train
 from mcprl.training.run import open_run
 from mcprl.training.trajectory_files import read_trajectories
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 class Listener:
     """Keeps what the run tells."""
 
     def __init__(self):
-        self.lost: list[LostEpisode] = []
+        self.lost: list[tuple[int, LostEpisode]] = []
 
     def stage(self, text): ...
 
     def episode_finished(self, step, outcome):
         if isinstance(outcome, LostEpisode):
-            self.lost.append(outcome)
+            self.lost.append((step, outcome))
 
     def step_finished(self, step, metrics, verdicts): ...
 
@@ -52,36 +54,42 @@ def kill_during_first_call(monkeypatch, killed):
 
 
 async def test_a_server_killed_during_a_run_is_restarted_and_its_episode_run_again(
-    root, smollm2, time_server, tmp_path, record_property, monkeypatch
+    root, shared_vllm, time_server, tmp_path, record_property, monkeypatch
 ):
     # Both servers' tools are read-only: unless told otherwise, their calls would be made again and no episode lost.
     overrides = [
         "servers.settings.time.retry.attempts=1",
         "servers.settings.directory.retry.attempts=1",
         f"training.outputs={tmp_path}",
-        "training.steps=1",
+        "training.steps=2",
         "training.tasks_per_step=4",
         "algorithm.warm_start.weight=0",  # the first call is to be one of the policy's
         "episodes.group_size=2",
+        f"sampling.vllm.max_sequences={MAX_SEQUENCES}",
     ]
     config = load_recipe(root / "recipes" / "hello-cpu.yaml", overrides)
     listener, killed = Listener(), []
-    async with open_run(config, listener) as run:
-        kill_during_first_call(monkeypatch, killed)
-        summary = (await train(run)).as_dict()
-        folder = run.folder.path
+    with shared_vllm.lent():
+        async with open_run(config, listener) as run:
+            kill_during_first_call(monkeypatch, killed)
+            summary = (await train(run)).as_dict()
+            folder = run.folder.path
 
     assert killed, "the policy called no tool at all: the test needs another seed"
-    assert summary["groups_complete"] == 4
+    assert summary["groups_complete"] == 2 * 4
     assert summary["server_restarts"] == len(killed)
     assert summary["episodes_lost_to_infrastructure"] == len(listener.lost) >= len(killed)
-    assert {loss.code for loss in listener.lost} == {"E-TOOL-011"}
+    assert {loss.code for _, loss in listener.lost} == {"E-TOOL-011"}
 
-    trajectories = read_trajectories(folder / "trajectories" / "step-00000.parquet")
-    assert len(trajectories) == 8
-    rerun = {(t.task_id, t.member) for t in trajectories if t.attempt > 0}
-    assert rerun == {(loss.task_id, loss.member) for loss in listener.lost}
+    first, second = (read_trajectories(folder / "trajectories" / f"step-0000{step}.parquet") for step in range(2))
+    assert len(first) == len(second) == 8
+    rerun = {(t.step, t.task_id, t.member) for t in (*first, *second) if t.attempt > 0}
+    assert rerun == {(step, loss.task_id, loss.member) for step, loss in listener.lost}
+    # Sampler and learner agree, also after the first update has been published.
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert max(step["parity_logprob_max_abs_error"] for step in metrics) <= 1e-3
+    assert metrics[0]["grad_norm"] > 0
     # The lost attempts are in no average: the mean is over the eight episodes that were finished.
-    assert summary["reward_first"] == pytest.approx(sum(t.reward for t in trajectories) / 8)
+    assert summary["reward_first"] == pytest.approx(sum(t.reward for t in first) / 8)
     record_property("episodes_lost", len(listener.lost))
     record_property("server_restarts", summary["server_restarts"])

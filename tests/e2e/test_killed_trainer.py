@@ -17,7 +17,7 @@ from commands import ended, has_an_episode, start, wait_for
 from crashing.evidence import all_trajectories, differences, evidence
 from crashing.small_runs import small_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 
 STEPS = 3
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 NEEDED = ("matplotlib", "duckdb", "tokenizers")
 # What a notebook's kernel does with a cell, as far as this notebook needs it.
 RUNNER = """

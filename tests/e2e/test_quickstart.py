@@ -9,7 +9,7 @@ import pytest
 from mcprl.recipe import load_recipe
 from mcprl.training.trajectory_files import read_trajectories
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.process, pytest.mark.alone, pytest.mark.timeout(2400)]
 
 STEPS = 4
 

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 from working.killing import killed, two_nodes
 from working.playing import arrivals, by_name, make_config, make_tasks, open_local, open_workers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 SERVER = Path(__file__).resolve().parents[2] / "bench" / "working" / "waiting_server.py"
 RATE = (40, 2.0)

@@ -16,7 +16,7 @@ from crashing.evidence import all_trajectories, differences, evidence
 from crashing.small_runs import small_run
 from crashing.speaking import calling_tools
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 STEPS = 2
 

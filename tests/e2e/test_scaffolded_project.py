@@ -14,7 +14,7 @@ import pytest
 from mcprl.scaffold import write_project
 from mcprl.training.trajectory_files import read_trajectories
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 DEADLINE_S = 800  # only a hang takes so long
 # A random model earns nothing, so its episodes alone would make no update: what the recipe has it imitate does.

@@ -18,7 +18,7 @@ from commands import ended, has_an_episode, start, wait_for
 from crashing.small_runs import small_run
 from mcprl.training.shutdown import EXIT_STOPPED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 STEPS = 2
 

@@ -41,7 +41,7 @@ from mcprl.samplers.skyrl import SkyrlSampler
 from mcprl.skyrl.client import AdamStep, ScoredRow
 from mcprl.skyrl.engine import SkyrlEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1500)]
 
 PROMPT = (5, 6, 7, 8)
 MAX_TOKENS = 8

@@ -20,6 +20,7 @@ PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 MEETING = 3
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.skipif(not PEERS_PYTHON.exists(), reason=".venv-peers is missing: run scripts/setup peers"),
     pytest.mark.timeout(1200),
 ]

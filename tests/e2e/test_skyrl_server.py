@@ -24,7 +24,7 @@ from mcprl.config.engines import SkyrlConfig
 from mcprl.errors import UnfitEngineError
 from mcprl.skyrl.server import SkyrlServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 START_S = 600.0
 ANSWER_S = 120.0

@@ -30,6 +30,8 @@ from mcprl.records import Batch, Update, Weights
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "learners"))
 from small_models import save_small_model, small_batch, small_config, small_groups
 
+pytestmark = pytest.mark.process
+
 VOCABULARY = 67
 KL_LOSS = {"kl": {"coefficient": 0.1}}
 CASES = {

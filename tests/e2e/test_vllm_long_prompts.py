@@ -6,19 +6,16 @@ import asyncio
 
 import pytest
 
-from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
+from mcprl.config import LearnerConfig
 from mcprl.samplers import SampleRequest
 from mcprl.samplers.vllm import VllmSampler
 
-NUM_PROMPTS = 12
-PROMPT_TOKENS = 900
+NUM_PROMPTS = 6
+PROMPT_TOKENS = 900  # vLLM reads 4,096 tokens in one go
 
 
-@pytest.mark.slow
-async def test_prompts_that_do_not_fit_into_one_batch_are_all_answered(tiny_qwen3, tmp_path):
-    model = ModelConfig(path=str(tiny_qwen3), dtype="float32", context_tokens=1024)
-    # Merging, since there is no adapter here and layers that could take one are slow.
-    sampling = SamplingConfig(vllm=VllmConfig(max_sequences=NUM_PROMPTS, merge_adapters=True))
+@pytest.mark.process
+async def test_prompts_that_do_not_fit_into_one_batch_are_all_answered(shared_vllm, tmp_path):
     requests = [
         SampleRequest(
             prompt_ids=tuple(100 + (13 * number + place) % 20000 for place in range(PROMPT_TOKENS)),
@@ -30,6 +27,8 @@ async def test_prompts_that_do_not_fit_into_one_batch_are_all_answered(tiny_qwen
         )
         for number in range(NUM_PROMPTS)
     ]
-    async with VllmSampler(model, sampling, LearnerConfig(), log=tmp_path / "vllm.log") as sampler:
-        completions = await asyncio.gather(*(sampler.sample(request) for request in requests))
+    with shared_vllm.lent():
+        log = tmp_path / "vllm.log"
+        async with VllmSampler(shared_vllm.model, shared_vllm.sampling, LearnerConfig(), log=log) as sampler:
+            completions = await asyncio.gather(*(sampler.sample(request) for request in requests))
     assert [len(completion.token_ids) for completion in completions] == [2] * NUM_PROMPTS

@@ -26,7 +26,7 @@ from mcprl.records import Weights
 from mcprl.samplers import Completion, SampleRequest
 from mcprl.samplers.vllm import VllmSampler
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 REQUEST = SampleRequest(
     prompt_ids=tuple(range(1000, 1100)), max_tokens=16, temperature=0.8, stop=(), stop_token_ids=(), seed=3

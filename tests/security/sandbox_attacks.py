@@ -14,17 +14,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mcprl.servers.python.limits import Limits
 from mcprl.servers.python.programs import Failed, Outcome, Program, Step
 
-__all__ = ["ATTACKS", "BOMBS", "LIMITS", "MARK", "Host", "attacked_host", "program"]
+__all__ = ["ATTACKS", "BOMBS", "LIMITS", "MARK", "PATIENT", "Host", "attacked_host", "program"]
 
 MARK = "ESCAPED"
 # Small enough that all memory is taken before the processor time is: which limit ends a bomb must not depend on load.
 LIMITS = Limits(cpu_s=1, deadline_s=3.0, memory_bytes=512 * 1024 * 1024)
+# For all that ends by itself, or at another limit: on a busy machine that may take its time.
+PATIENT = replace(LIMITS, cpu_s=60, deadline_s=60.0)
 CANARY = "MCPRL_TEST_CANARY"
 
 PRELUDE = """

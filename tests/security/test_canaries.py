@@ -28,6 +28,8 @@ from mcprl.training.folder import RunFolder
 from mcprl.training.trajectory_files import read_trajectories
 from step_records import step_record
 
+pytestmark = pytest.mark.process
+
 SERVER = str(Path(__file__).parent / "leaky_server.py")
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "hello-cpu.yaml"
 
@@ -149,7 +151,7 @@ def write_servers(folder: Path) -> tuple[Path, Path, dict[str, ServerSettings]]:
         "leaky": ServerSettings.model_validate({**shared, "errors": [rule]}),
         "web": ServerSettings.model_validate({**shared, "start": start, "deny": []}),
         "dying_web": ServerSettings.model_validate({"start": [*start, "--die"]}),
-        "dumb": ServerSettings(start_deadline_s=5),
+        "dumb": ServerSettings(start_deadline_s=60),
     }
     return file, keys, settings
 

@@ -21,6 +21,8 @@ import pytest
 
 from mcprl.processes import CHILD_MARK, OWNER_MARK, ChildProcess, free_port, search_path
 
+pytestmark = pytest.mark.process
+
 DEADLINE_S = 60.0  # only what hangs takes so long, or a machine that does
 READY = "import sys; print('ready', flush=True); "
 SLEEP = READY + "import time; time.sleep(600)"
@@ -152,7 +154,7 @@ async def test_stop_kills_a_child_that_does_not_listen(tmp_path):
 
 async def test_stopping_again_and_stopping_one_that_has_ended_is_safe(tmp_path):
     child = await started(SLEEP, tmp_path / "log")
-    await child.stop()
+    await child.stop(grace_s=DEADLINE_S)
     code = child.exit_code
     await child.stop()
     assert child.exit_code == code == -signal.SIGTERM
@@ -211,7 +213,8 @@ async def test_stopping_one_child_leaves_the_others_alone(tmp_path):
         await eventually(lambda: has_ended(living))
 
 
-async def test_a_child_with_pipes_ends_by_the_end_of_its_input_without_a_signal(tmp_path):
+async def test_a_child_with_pipes_ends_by_the_end_of_its_input_without_a_signal(tmp_path, monkeypatch):
+    monkeypatch.setattr("mcprl.processes.child._INPUT_END_S", DEADLINE_S)
     code = "import sys; print('ready', file=sys.stderr, flush=True); sys.stdin.read(); print('x' * 1000000)"
     child = await start(code, tmp_path / "log", pipes=True)
     await eventually(lambda: "ready" in child.log_tail())
@@ -340,6 +343,7 @@ async def test_a_fork_of_the_parent_does_not_keep_the_children_alive(tmp_path):
 async def test_children_that_were_never_stopped_end_when_the_parent_ends_as_usual(tmp_path):
     log = tmp_path / "log"
     quick = KEEPER.replace("    await asyncio.sleep(600)", "    await asyncio.to_thread(sys.stdin.readline)")
+    quick = f"from mcprl.processes import guard\nguard._GUARD_END_S = {DEADLINE_S}\n" + quick
     code = PARENT.format(grandchild=DAEMON, then="time.sleep(600)")
     keeper = await asyncio.create_subprocess_exec(
         sys.executable, "-c", quick, code, str(log), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL

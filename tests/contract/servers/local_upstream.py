@@ -14,18 +14,20 @@ The bodies of its errors quote the whole request, key included, as some real ups
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from enum import Enum, auto
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 
 from mcprl.servers.upstream import UNSAID_WAIT_S
+
+T = TypeVar("T")
 
 
 class Trouble(Enum):
@@ -110,12 +112,12 @@ class LocalUpstream:
 
     def __enter__(self) -> "LocalUpstream":
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     @contextmanager
@@ -126,6 +128,21 @@ class LocalUpstream:
             yield
         finally:
             self._trouble = None
+
+    async def unanswered(self, call: Coroutine[Any, Any, T], *, before: int | None = None) -> T:
+        """What becomes of a call whose request is not answered before its deadline, which is 60 s.
+
+        As soon as the request is here, the clock of the caller's event loop is moved on: nobody waits so long. `before`
+        is how many requests came before this one, where that is not known now.
+        """
+        loop, before = asyncio.get_running_loop(), len(self.requests) if before is None else before
+        calling = asyncio.create_task(call)
+        async with asyncio.timeout(60):
+            while len(self.requests) <= before:  # noqa: ASYNC110 - the upstream has a loop of its own
+                await asyncio.sleep(0.005)
+        usual = loop.time
+        loop.time = lambda: usual() + 60.0
+        return await calling
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -5,17 +5,17 @@ import sys
 from mcprl.config import RetrySettings, ServerSettings
 from mcprl.tools import ServerSpec
 
-SHORT_BUT_ENOUGH_S = 2.5
-"""For calls that are never answered, on a server whose other calls must be, however busy the machine."""
+PATIENT = {"start_deadline_s": 120.0, "call_deadline_s": 60.0}
+"""Settings for servers that start and answer, however busy the machine."""
 NO_PATIENCE = RetrySettings(attempts=1, max_wait_s=0.0)
 
 
-def served_spec(name, transport, *options, env, retry=NO_PATIENCE, call_deadline_s=20.0):
+def served_spec(name, transport, *options, env, retry=NO_PATIENCE):
     """The server `mcprl serve NAME OPTIONS` over "stdio" or "http", in a process of its own."""
     serve = ("-m", "mcprl", "serve", name, *options)
     if transport == "stdio":
-        settings = ServerSettings(retry=retry, call_deadline_s=call_deadline_s)
+        settings = ServerSettings(retry=retry, **PATIENT)
         return ServerSpec(name=name, command=sys.executable, args=serve, env=env, settings=settings)
     start = (sys.executable, *serve, "--http", "--port", "{port}")
-    settings = ServerSettings(retry=retry, call_deadline_s=call_deadline_s, start=start)
+    settings = ServerSettings(retry=retry, start=start, **PATIENT)
     return ServerSpec(name=name, url="http://127.0.0.1:{port}/mcp", env=env, settings=settings)

@@ -66,6 +66,7 @@ async def assert_gold_solves(toolbox, tasks, *, at_once):
     assert [found for found in played if not all(found[1:])] == []
 
 
+@pytest.mark.process
 async def test_gold_calls_solve_tasks_of_all_categories_over_stdio_one_server_an_episode(tmp_path):
     assert {SUITE.category(task) for task in OVER_STDIO} == {"base", "miss_func", "miss_param", "long_context"}
     async with over_stdio(tmp_path) as toolbox:

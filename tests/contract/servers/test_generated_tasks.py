@@ -37,6 +37,8 @@ from mcprl.tools import ServerSpec, Toolbox
 from mcprl.tools.specs import load_server_specs
 from mcprl.world import open_market
 
+pytestmark = pytest.mark.process
+
 WORLD = 7
 SHIPPED = Path(mcprl.__file__).parent / "data" / "market"
 REWARDS = RewardsConfig()

@@ -10,7 +10,7 @@ from mcp import Client, MCPError
 from mcprl.protocol import RETRY_AFTER_S
 from mcprl.servers import make_server
 from mcprl.servers.polygon.texts import MAX_BARS_SHOWN
-from mcprl.servers.upstream import UNSAID_WAIT_S
+from mcprl.servers.upstream import UNSAID_WAIT_S, Upstream
 
 
 @pytest.fixture(params=[FMP, POLYGON], ids=lambda live: live.name)
@@ -23,6 +23,7 @@ def upstream(live: Live, monkeypatch):
     with live.upstream() as served:
         for variable, value in live.environment(served).items():
             monkeypatch.setenv(variable, value)
+        monkeypatch.setitem(Upstream.__init__.__kwdefaults__, "deadline_s", 60.0)  # however busy the machine
         yield served
 
 

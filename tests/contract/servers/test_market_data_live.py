@@ -11,7 +11,7 @@ from local_upstream import BUSY, LocalUpstream, Status, Trouble
 from market_upstreams import FMP, POLYGON, Live, Said
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from served_specs import SHORT_BUT_ENOUGH_S, served_spec
+from served_specs import served_spec
 
 from mcprl.errors import CallDeadlineError, Fault, ServerBusyError, ServerFaultError, ServerStartError
 from mcprl.records import ToolCall
@@ -23,7 +23,7 @@ FAULTS = [
     Trouble.HUGE,
 ]  # fmt: skip
 SERVERS = [FMP, POLYGON]
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.fixture(scope="module", params=SERVERS, ids=lambda live: live.name)
@@ -45,7 +45,7 @@ def logs(tmp_path_factory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["stdio", "http"])
 async def lease(request, live: Live, upstream: LocalUpstream, logs: Path):
     """One process for all tests of a server and a transport; none of them may harm it."""
-    spec = served_spec(live.name, request.param, env=live.environment(upstream), call_deadline_s=SHORT_BUT_ENOUGH_S)
+    spec = served_spec(live.name, request.param, env=live.environment(upstream))
     async with Toolbox([spec], log_dir=logs) as toolbox, toolbox.lease(None) as lease:
         yield lease
         assert toolbox.restarts == 0
@@ -101,7 +101,7 @@ async def test_an_upstream_that_asks_to_wait_is_waited_for_as_long_as_it_asks(li
 @pytest.mark.parametrize("trouble", [Trouble.SILENT, Trouble.DRIPPING], ids=lambda trouble: trouble.name)
 async def test_a_silent_upstream_costs_one_call_its_deadline(live, upstream, lease, trouble):
     with upstream.failing(trouble), pytest.raises(CallDeadlineError):
-        await call(lease, live.calls[0])
+        await upstream.unanswered(call(lease, live.calls[0]))
     assert (await call(lease, live.calls[0])).fault is None
 
 

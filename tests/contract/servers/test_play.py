@@ -16,6 +16,8 @@ from mcprl.cli import main
 from mcprl.records import Task
 from mcprl.tasks import load_tasks
 
+pytestmark = pytest.mark.process
+
 MARKET = Path(mcprl.__file__).parent / "data" / "market"
 RECIPE = """
 name: play

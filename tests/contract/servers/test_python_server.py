@@ -22,7 +22,10 @@ from mcprl.records import ToolCall
 from mcprl.servers.python.server import make_server
 from mcprl.tools import Toolbox
 
-pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing: run scripts/setup")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing: run scripts/setup"),
+]
 
 ARGUMENTS = {
     "execute_python": ({"code"}, {"description"}),
@@ -130,7 +133,7 @@ async def test_code_changes_its_copy_of_the_context_only():
 async def test_a_sandbox_that_fails_is_no_fault_of_the_policy():
     async with Client(make_server(world=None)) as client:
         running = asyncio.create_task(client.call_tool("execute_python", {"code": "import time\ntime.sleep(60)"}))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (worker := busy_worker()) is None:  # noqa: ASYNC110 - a process sets no event here
                 await asyncio.sleep(0.02)
         worker.kill()

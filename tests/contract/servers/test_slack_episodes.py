@@ -13,6 +13,8 @@ from mcprl.records import ToolCall
 from mcprl.tools import Toolbox
 from mcprl.world import open_workspace
 
+pytestmark = pytest.mark.process
+
 SEED = 7
 CHANNEL = open_workspace(SEED).channels()[0]
 ORIGINAL = [message.text for message in open_workspace(SEED).history(CHANNEL.id, 999)]

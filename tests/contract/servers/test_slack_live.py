@@ -10,12 +10,14 @@ from local_upstream import BUSY, Trouble
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.stdio import stdio_client as stdio_transport
-from served_specs import SHORT_BUT_ENOUGH_S, served_spec
+from served_specs import served_spec
 
 from mcprl.config import RetrySettings
 from mcprl.errors import CallDeadlineError, Fault, ServerBusyError, ServerFaultError, ServerStartError
 from mcprl.records import ToolCall
 from mcprl.tools import Toolbox
+
+pytestmark = pytest.mark.process
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["stdio", "http"])
 FAULTS = [
@@ -210,14 +212,11 @@ async def test_a_list_of_channels_without_end_is_given_up(upstream, tmp_path):
 
 
 async def test_an_upstream_that_keeps_silent_costs_one_call_its_deadline(upstream, tmp_path):
-    async with (
-        slack(upstream, tmp_path, "stdio", call_deadline_s=SHORT_BUT_ENOUGH_S) as toolbox,
-        toolbox.lease(None) as lease,
-    ):
+    async with slack(upstream, tmp_path, "stdio") as toolbox, toolbox.lease(None) as lease:
         await channels(lease)
         for trouble in (Trouble.SILENT, Trouble.DRIPPING):
             with upstream.failing(trouble), pytest.raises(CallDeadlineError):
-                await history(lease)
+                await upstream.unanswered(history(lease))
             assert (await history(lease)).text == HISTORY_TEXT
 
 

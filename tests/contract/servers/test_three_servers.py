@@ -21,6 +21,8 @@ from mcprl.samplers.scripted import ScriptedSampler
 from mcprl.tools import Toolbox
 from mcprl.world import open_market
 
+pytestmark = pytest.mark.process
+
 SYMBOL = "CLNR"
 PRICE = open_market(7).quote(SYMBOL).price
 SHARES = 120

@@ -5,7 +5,7 @@ import pytest
 
 from schema_walks import held_or_named, walker_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_its_tools_are_held_by_grammars(server, toolbox, smollm2, record_property):

@@ -11,7 +11,7 @@ from mcprl.config import ServerSettings
 from mcprl.errors import Fault
 from mcprl.tools import Toolbox
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_its_tools_are_listed_with_schemas_that_find_what_is_missing(server, toolbox):

@@ -5,10 +5,13 @@ import os
 import signal
 
 import psutil
+import pytest
 from third_party_servers import call
 
 from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec, Toolbox
+
+pytestmark = pytest.mark.process
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from live_servers import HERE, script_spec
+from live_servers import HERE, PATIENT, script_spec
 
 from mcprl.config import ServerSettings
 from mcprl.tools import ServerConnection, ServerSpec
@@ -18,7 +18,7 @@ def stdio_spec() -> ServerSpec:
 @pytest.fixture
 def http_spec() -> ServerSpec:
     start = (sys.executable, str(HERE / "faulty_server.py"), "--http", "{port}")
-    return ServerSpec(name="faulty", url="http://127.0.0.1:{port}/mcp", settings=ServerSettings(start=start))
+    return ServerSpec(name="faulty", url="http://127.0.0.1:{port}/mcp", settings=ServerSettings(start=start, **PATIENT))
 
 
 @pytest.fixture(params=["stdio", "http"])

@@ -5,22 +5,32 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import psutil
-
+from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec
 
 HERE = Path(__file__).parent
+PATIENT = {"start_deadline_s": 120.0, "call_deadline_s": 60.0}
+"""Settings for servers that start and answer, however busy the machine."""
 
 
-def script_spec(script: str, *args: str, name: str = "faulty") -> ServerSpec:
+def script_spec(script: str, *args: str, name: str = "faulty", **settings: Any) -> ServerSpec:
     """A script of this folder as a stdio server."""
-    return ServerSpec(name=name, command=sys.executable, args=(str(HERE / script), *args))
+    arguments = (str(HERE / script), *args)
+    return ServerSpec(name=name, command=sys.executable, args=arguments, settings=ServerSettings(**PATIENT | settings))
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def leap(seconds: float) -> None:
+    """Move the clock of the event loop on: what waits for no longer than that has waited long enough."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
     """Wait for something that no event announces, such as the end of a process."""
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the operating system sends no asyncio event
             await asyncio.sleep(0.01)
 
@@ -31,10 +41,3 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def processes_with(word: str) -> list[int]:
-    """The processes with the word in their command lines, which are there before the program does anything."""
-    return [
-        process.pid for process in psutil.process_iter(["cmdline"]) if word in " ".join(process.info["cmdline"] or ())
-    ]

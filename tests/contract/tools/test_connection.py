@@ -6,25 +6,29 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from live_servers import eventually, is_alive, processes_with, script_spec
+from live_servers import PATIENT, eventually, is_alive, script_spec
 
 from mcprl.config import ServerSettings
 from mcprl.errors import CallDeadlineError, ServerFaultError, ServerLostError, ServerStartError
-from mcprl.processes import free_port
+from mcprl.processes import ChildProcess, free_port
 from mcprl.tools import ServerConnection, ServerSpec
 
+pytestmark = pytest.mark.process
+
 DEAF = "import time; time.sleep(600)"
+DEADLINE_S = 60.0  # only what hangs takes so long, or a machine that does
 
 
-async def text(connection, tool, arguments=None, deadline_s=20.0):
+async def text(connection, tool, arguments=None, deadline_s=DEADLINE_S):
     return (await connection.call(tool, arguments or {}, deadline_s)).text
 
 
-async def hang_calls(connection, count, deadline_s=60.0):
+async def hang_calls(connection, count, deadline_s=600.0):
     calls = [asyncio.create_task(connection.call("hang", {}, deadline_s)) for _ in range(count)]
-    await connection.call("wait_for_hanging", {"count": count}, 20.0)
+    await connection.call("wait_for_hanging", {"count": count}, DEADLINE_S)
     return calls
 
 
@@ -48,14 +52,14 @@ async def test_more_calls_may_hang_than_a_pool_of_sockets_usually_holds(faulty):
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
-    await faulty.call("wait_for_hanging", {"count": 0}, 20.0)
+    await faulty.call("wait_for_hanging", {"count": 0}, DEADLINE_S)
 
 
 async def test_a_call_past_its_deadline_fails_alone_and_is_cancelled_on_the_server(faulty):
     pid = faulty.pid
     with pytest.raises(CallDeadlineError, match=r"E-TOOL-012 server 'faulty' .* 'hang' within 0.2 s"):
         await faulty.call("hang", {}, 0.2)
-    await faulty.call("wait_for_hanging", {"count": 0}, 20.0)
+    await faulty.call("wait_for_hanging", {"count": 0}, DEADLINE_S)
     assert await text(faulty, "echo", {"text": "alive"}) == "alive"
     assert (faulty.pid, faulty.restarts) == (pid, 0)
 
@@ -65,36 +69,45 @@ async def test_a_cancelled_call_leaves_the_session_usable(faulty):
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await faulty.call("wait_for_hanging", {"count": 0}, 20.0)
+    await faulty.call("wait_for_hanging", {"count": 0}, DEADLINE_S)
     assert faulty.restarts == 0
 
 
 async def test_a_crash_during_a_call_loses_every_call_in_flight(faulty):
     calls = await hang_calls(faulty, 3)
     with pytest.raises(ServerLostError, match="E-TOOL-011 server 'faulty' went away during a call of 'crash'"):
-        await faulty.call("crash", {}, 20.0)
+        await faulty.call("crash", {}, DEADLINE_S)
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(result) for result in results] == [ServerLostError] * 3
 
 
+@pytest.fixture
+def noticed(monkeypatch):
+    """The end of a server's process is waited for, however late a busy machine tells of it."""
+    monkeypatch.setattr("mcprl.tools.connection._END_GRACE_S", DEADLINE_S)
+
+
+@pytest.mark.usefixtures("noticed")
 async def test_the_next_call_after_a_crash_restarts_the_server(faulty):
     first = faulty.pid
     for count in (1, 2):
         with pytest.raises(ServerLostError):
-            await faulty.call("crash", {}, 20.0)
+            await faulty.call("crash", {}, DEADLINE_S)
         assert await text(faulty, "echo", {"text": "back"}) == "back"
         assert faulty.restarts == count
     assert faulty.pid != first
     assert not is_alive(first)
 
 
+@pytest.mark.usefixtures("noticed")
 async def test_calls_that_find_the_server_dead_share_one_restart(faulty):
     with pytest.raises(ServerLostError):
-        await faulty.call("crash", {}, 20.0)
+        await faulty.call("crash", {}, DEADLINE_S)
     answers = await asyncio.gather(*(text(faulty, "echo", {"text": "x"}) for _ in range(8)))
     assert (answers, faulty.restarts) == (["x"] * 8, 1)
 
 
+@pytest.mark.usefixtures("noticed")
 async def test_a_server_killed_during_a_call_is_lost_and_restarted(faulty):
     (call,) = await hang_calls(faulty, 1)
     os.kill(faulty.pid, signal.SIGKILL)
@@ -114,7 +127,7 @@ async def test_a_server_killed_while_idle_is_restarted_without_any_call_being_lo
 async def test_a_live_server_that_answers_with_the_code_of_a_closed_connection_is_not_lost(faulty):
     (hanging,) = await hang_calls(faulty, 1)
     with pytest.raises(ServerFaultError, match="my own trouble"):
-        await faulty.call("protocol_error", {"code": -32000, "message": "my own trouble"}, 20.0)
+        await faulty.call("protocol_error", {"code": -32000, "message": "my own trouble"}, DEADLINE_S)
     assert not hanging.done()
     hanging.cancel()
     assert await text(faulty, "echo", {"text": "alive"}) == "alive"
@@ -154,14 +167,13 @@ async def test_a_restart_that_fails_says_so_and_a_later_one_may_work(tmp_path):
     script = tmp_path / "server.py"
     good = f"import runpy; runpy.run_path({script_spec('faulty_server.py').args[0]!r}, run_name='__main__')"
     script.write_text(good)
-    settings = ServerSettings(start_deadline_s=120.0)
-    spec = ServerSpec(name="moody", command=sys.executable, args=(str(script),), settings=settings)
+    spec = ServerSpec(name="moody", command=sys.executable, args=(str(script),), settings=ServerSettings(**PATIENT))
     async with ServerConnection(spec, log=tmp_path / "logs" / "server.log") as connection:
         script.write_text("raise SystemExit('out of order')")
         with pytest.raises(ServerLostError):
-            await connection.call("crash", {}, 20.0)
+            await connection.call("crash", {}, DEADLINE_S)
         with pytest.raises(ServerStartError, match="out of order"):
-            await connection.call("echo", {"text": "x"}, 20.0)
+            await connection.call("echo", {"text": "x"}, DEADLINE_S)
         script.write_text(good)
         assert await text(connection, "echo", {"text": "x"}) == "x"
         assert connection.restarts == 1
@@ -192,27 +204,38 @@ async def test_a_server_that_exits_at_once_shows_the_end_of_its_log(tmp_path, ov
         await ServerConnection(spec, log=tmp_path / "server.log").__aenter__()
 
 
-async def assert_it_is_given_up_and_ended(spec, tmp_path):
-    """The process, which has the folder in its command line, is there until the deadline and no longer."""
-    connection = ServerConnection(spec, log=tmp_path / "logs" / "server.log")
-    opening = asyncio.create_task(connection.__aenter__())
-    await eventually(lambda: processes_with(str(tmp_path)) != [])
+@pytest.fixture
+def started(monkeypatch):
+    """Every process that is started."""
+    children: list[ChildProcess] = []
+    start = ChildProcess.start
+
+    async def noted(argv: list[str], **options: Any) -> ChildProcess:
+        children.append(await start(argv, **options))
+        return children[-1]
+
+    monkeypatch.setattr(ChildProcess, "start", noted)
+    return children
+
+
+async def assert_it_is_given_up_and_ended(spec, tmp_path, started):
     with pytest.raises(ServerStartError, match="server 'deaf' did not start: it was not ready within 3 s"):
-        await opening
-    assert processes_with(str(tmp_path)) == []
+        await ServerConnection(spec, log=tmp_path / "logs" / "server.log").__aenter__()
+    [child] = started
+    assert child.exit_code is not None
+    assert not is_alive(child.pid)
 
 
-async def test_a_server_whose_port_never_answers_is_given_up_and_ended(tmp_path):
-    start = (sys.executable, "-c", DEAF, "{port}", str(tmp_path))
-    settings = ServerSettings(start=start, start_deadline_s=3.0)
+async def test_a_server_whose_port_never_answers_is_given_up_and_ended(tmp_path, started):
+    settings = ServerSettings(start=(sys.executable, "-c", DEAF, "{port}"), start_deadline_s=3.0)
     spec = ServerSpec(name="deaf", url="http://127.0.0.1:{port}/mcp", settings=settings)
-    await assert_it_is_given_up_and_ended(spec, tmp_path)
+    await assert_it_is_given_up_and_ended(spec, tmp_path, started)
 
 
-async def test_a_stdio_server_that_never_shakes_hands_is_given_up_and_ended(tmp_path):
+async def test_a_stdio_server_that_never_shakes_hands_is_given_up_and_ended(tmp_path, started):
     settings = ServerSettings(start_deadline_s=3.0)
-    spec = ServerSpec(name="deaf", command=sys.executable, args=("-c", DEAF, str(tmp_path)), settings=settings)
-    await assert_it_is_given_up_and_ended(spec, tmp_path)
+    spec = ServerSpec(name="deaf", command=sys.executable, args=("-c", DEAF), settings=settings)
+    await assert_it_is_given_up_and_ended(spec, tmp_path, started)
 
 
 async def test_a_url_where_nothing_listens_is_a_start_error(tmp_path):
@@ -233,17 +256,19 @@ async def test_a_fixed_port_that_someone_else_holds_is_not_mistaken_for_the_serv
 async def test_a_server_started_by_someone_else_is_found_again_after_it_came_back(http_spec, tmp_path):
     port = str(free_port())
     words = tuple(word.replace("{port}", port) for word in http_spec.settings.start)
-    fixed = replace(http_spec, url=f"http://127.0.0.1:{port}/mcp", settings=ServerSettings(start=words))
+    fixed = replace(http_spec, url=f"http://127.0.0.1:{port}/mcp", settings=ServerSettings(start=words, **PATIENT))
     guest = ServerConnection(ServerSpec(name="guest", url=fixed.url), log=tmp_path / "server.log")
     async with ServerConnection(fixed, log=tmp_path / "server.log") as owned, guest:
         assert guest.pid is None
+        first = owned.pid
         assert await text(guest, "echo", {"text": "x"}) == "x"
         with pytest.raises(ServerLostError):
-            await guest.call("crash", {}, 20.0)
+            await guest.call("crash", {}, DEADLINE_S)
         with pytest.raises(ServerLostError, match="server 'guest' went away") as lost:
-            await guest.call("echo", {"text": "x"}, 20.0)
+            await guest.call("echo", {"text": "x"}, DEADLINE_S)
         # A connection that the dying process had still accepted breaks while it is read, and tells nothing.
         assert not lost.value.delivered or "(ReadError)" in lost.value.what
+        await eventually(lambda: owned.pid != first)
         assert await text(owned, "echo", {"text": "x"}) == "x"
         assert await text(guest, "echo", {"text": "x"}) == "x"
         assert owned.restarts == 1

@@ -5,21 +5,21 @@ import asyncio
 import os
 import signal
 import time
-from dataclasses import replace
 
 import pytest
 from live_servers import eventually, script_spec
 
-from mcprl.config import RetrySettings, ServerSettings
+from mcprl.config import RetrySettings
 from mcprl.errors import ServerBusyError, ServerLostError
 from mcprl.records import Source, ToolCall
 from mcprl.tools import Toolbox
 from mcprl.tools.cassettes.cassette import Cassette
 
+pytestmark = pytest.mark.process
+
 
 def spec(**settings):
-    server = script_spec("remembering_server.py", name="remembering")
-    return replace(server, settings=ServerSettings(**settings))
+    return script_spec("remembering_server.py", name="remembering", **settings)
 
 
 async def call(lease, name, /, **arguments):

@@ -15,7 +15,7 @@ from upstream_calls import client_of, outcome
 from mcprl.processes import ChildProcess, free_port
 from mcprl.tools.transports.wire import Trouble, outcome_of
 
-pytestmark = pytest.mark.parametrize("mode", ["auto", "legacy"])
+pytestmark = [pytest.mark.process, pytest.mark.parametrize("mode", ["auto", "legacy"])]
 
 
 class FaultyServer:
@@ -29,7 +29,7 @@ class FaultyServer:
     async def start(self):
         argv = [sys.executable, str(HERE / "faulty_server.py"), "--http", str(self.port)]
         self.child = await ChildProcess.start(argv, env=dict(os.environ), log=self.log)
-        await eventually(self.accepts, timeout_s=60)
+        await eventually(self.accepts)
 
     def accepts(self):
         assert self.child.exit_code is None
@@ -75,7 +75,7 @@ async def test_cancelled_calls_end_on_the_server_too_and_hold_no_connection(serv
         for call in hanging:
             call.cancel()
         await asyncio.wait(hanging)
-        await asyncio.wait_for(client.call_tool("wait_for_hanging", {"count": 0}), 20)
+        await asyncio.wait_for(client.call_tool("wait_for_hanging", {"count": 0}), 60)
         await eventually(lambda: server.num_sockets() <= 66)  # those kept for reuse, and the older listening stream
 
 

@@ -17,6 +17,8 @@ from mcprl.processes import ChildProcess, free_port
 from mcprl.tools.transports.wire import Trouble
 from processor_time import uncollected
 
+pytestmark = pytest.mark.process
+
 
 def _rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -39,7 +41,7 @@ async def test_64_megabytes_neither_stop_the_event_loop_nor_fill_the_memory(tool
     argv = [sys.executable, str(HERE / "upstream_server.py"), str(port), str(64 * 2**20)]
     child = await ChildProcess.start(argv, env=dict(os.environ), log=tmp_path / "upstream.log")
     try:
-        await eventually(lambda: _answers(port), timeout_s=20)
+        await eventually(lambda: _answers(port))
         async with client_of(f"http://127.0.0.1:{port}/mcp", limit=8 * 2**20) as client:
             before = _rss_bytes()
             stop = asyncio.Event()

@@ -253,7 +253,7 @@ async def test_a_redirect_to_elsewhere_is_not_followed_and_its_endless_body_not_
     handler, _ = does(behave)
     async with upstream("modern", handler) as served, client_of(served.url) as client:
         with pytest.raises(MCPError, match=r"Redirect to http://127\.0\.0\.2:9/ not followed"):
-            await asyncio.wait_for(client.call_tool("misbehave"), 20)
+            await asyncio.wait_for(client.call_tool("misbehave"), 60)
         await call_echo(client)
 
 
@@ -324,7 +324,7 @@ async def test_an_error_without_an_id_reaches_the_call_that_it_answers():
     handler, _ = does(behave)
     async with upstream("modern", handler) as served, client_of(served.url) as client:
         with pytest.raises(MCPError, match="no id"):
-            await asyncio.wait_for(client.call_tool("misbehave"), 20)
+            await asyncio.wait_for(client.call_tool("misbehave"), 60)
 
 
 async def test_a_compressed_answer_is_read_and_a_broken_one_fails_alone():

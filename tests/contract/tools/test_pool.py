@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from live_servers import eventually, is_alive, script_spec
+from live_servers import eventually, is_alive, leap, script_spec
 
-from mcprl.config import ServerSettings
 from mcprl.errors import CallDeadlineError, ServerLostError, ServerStartError, ToolsChangedError
 from mcprl.records import ToolCall
 from mcprl.tools import Toolbox
+
+pytestmark = pytest.mark.process
 
 
 def call(name, /, **arguments):
@@ -25,7 +26,7 @@ async def text(lease, name, /, **arguments):
 
 
 def spec(**settings):
-    return replace(script_spec("faulty_server.py"), settings=ServerSettings(**settings))
+    return script_spec("faulty_server.py", **settings)
 
 
 async def test_calls_go_to_the_replica_that_has_least_to_do(tmp_path):
@@ -115,17 +116,23 @@ async def test_leaving_the_toolbox_ends_every_process(tmp_path):
 
 
 async def test_a_server_that_is_stuck_is_told_from_a_slow_one_and_started_again(tmp_path):
-    async with Toolbox([spec(call_deadline_s=1.5)], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
+    async def at_their_deadline(*calls):
+        while not all(task.done() for task in calls):
+            leap(60.0)
+            await asyncio.sleep(0.01)
+        return [type(task.exception()) for task in calls]
+
+    async with Toolbox([spec(call_deadline_s=60.0)], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
         # Slow: four hanging calls are answered by nothing, but one beside them is.
-        calls = [lease.call(call("hang")) for _ in range(4)]
-        *hung, _ = await asyncio.gather(*calls, lease.call(call("echo", text="x")), return_exceptions=True)
-        assert [type(outcome) for outcome in hung] == [CallDeadlineError] * 4
+        hung = [asyncio.create_task(lease.call(call("hang"))) for _ in range(4)]
+        await lease.call(call("wait_for_hanging", count=4))
+        assert await at_their_deadline(*hung) == [CallDeadlineError] * 4
         assert toolbox.restarts == 0
         (stuck,) = toolbox.pids("faulty")
         os.kill(stuck, signal.SIGSTOP)
         for _ in range(3):
-            with pytest.raises(CallDeadlineError):
-                await lease.call(call("echo", text="x"))
+            echo = asyncio.create_task(lease.call(call("echo", text="x")))
+            assert await at_their_deadline(echo) == [CallDeadlineError]
         await eventually(lambda: not is_alive(stuck))
         assert int(await text(lease, "who")) != stuck
 

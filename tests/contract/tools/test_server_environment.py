@@ -15,6 +15,8 @@ from mcprl.processes import CHILD_MARK, OWNER_MARK
 from mcprl.records import ToolCall
 from mcprl.tools import Toolbox, load_server_specs
 
+pytestmark = pytest.mark.process
+
 SERVER = str(Path(__file__).parent / "environment_server.py")
 ENTRIES = {
     "stdio": {"command": sys.executable, "args": [SERVER]},

@@ -24,7 +24,7 @@ from mcprl.errors import (
 from mcprl.records import ToolCall
 from mcprl.tools import Toolbox, load_server_specs
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
 
 
 def call(name, /, **arguments):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 # Where mcprl has its own way, an oracle would say nothing: tests here hold these against plain Python.

@@ -90,6 +90,7 @@ def test_a_marker_that_is_admissible_is_accepted_whatever_grammars_were_compiled
     assert met == markers
 
 
+@pytest.mark.process
 def test_the_tools_of_the_shipped_servers_are_held(smol_chat):
     listed = [
         tool

@@ -182,6 +182,7 @@ def test_a_long_list_of_faults_is_cut_and_says_so(run, made):
     assert lines[-1] == "fault: … and 5 more"
 
 
+@pytest.mark.process
 def test_a_file_that_is_no_cassette_is_one_sentence_with_a_fix(mcprl, log):
     result = mcprl("cassette", "show", str(log))
     assert (result.returncode, result.stdout) == (2, "")
@@ -191,6 +192,7 @@ def test_a_file_that_is_no_cassette_is_one_sentence_with_a_fix(mcprl, log):
     )
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not DATA.is_dir(), reason="the recorded conversations are not beside the project")
 def test_the_real_logs_are_found_again_whole_and_without_keys():
     result = subprocess.run([*BENCH, str(DATA)], capture_output=True, text=True, timeout=120)
@@ -203,6 +205,7 @@ def test_the_real_logs_are_found_again_whole_and_without_keys():
     assert figures["aliases_applied"] == 20
 
 
+@pytest.mark.process
 def test_the_measurement_without_its_data_says_what_is_missing(tmp_path):
     result = subprocess.run([*BENCH, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stdout) == (2, "")

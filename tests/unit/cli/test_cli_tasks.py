@@ -60,6 +60,7 @@ def directory(tmp_path) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_a_file_with_nothing_wrong_exits_with_0(run, write, directory):
     code, printed = run("validate", write(ZONE), "--servers", directory)
     assert code == 0
@@ -67,6 +68,7 @@ def test_a_file_with_nothing_wrong_exits_with_0(run, write, directory):
     assert "list_people" in printed
 
 
+@pytest.mark.process
 def test_problems_exit_with_1_and_the_same_problem_of_many_tasks_stands_once(run, write, directory):
     tasks = [ZONE | {"id": f"t{n}", "prompt": f"{n}?", "tools": ["find_person", "find_city"]} for n in range(5)]
     code, printed = run("validate", write(*tasks), "--servers", directory)
@@ -76,6 +78,7 @@ def test_problems_exit_with_1_and_the_same_problem_of_many_tasks_stands_once(run
     assert "tasks.jsonl: 5 tasks, 5 problems, 0 of 0 recorded calls drifted" in printed
 
 
+@pytest.mark.process
 def test_drifted_calls_are_shown_with_their_places_and_with_settings_to_paste(run, write, directory):
     call = '<tool_call>{"name": "find_person", "arguments": {"who": "Ana"}}</tool_call>'
     prompt = [{"role": "user", "content": "?"}, {"role": "assistant", "content": call}]
@@ -87,6 +90,7 @@ def test_drifted_calls_are_shown_with_their_places_and_with_settings_to_paste(ru
     assert "reward_spec.ground_truth: there is none" in printed
 
 
+@pytest.mark.process
 def test_leaks_are_looked_for_in_every_other_file(run, write, directory):
     first = write(ZONE | {"id": "x"}, name="first.jsonl")
     second = write(ZONE | {"id": "y", "prompt": "Another?", "answer": "z"}, name="second.jsonl")
@@ -96,6 +100,7 @@ def test_leaks_are_looked_for_in_every_other_file(run, write, directory):
     assert "second.jsonl" not in printed
 
 
+@pytest.mark.process
 def test_json_is_the_whole_report(run, write, directory):
     code, printed = run("validate", write(ZONE | {"tools": ["find_persn"]}), "--servers", directory, "--json")
     report = json.loads(printed)
@@ -106,6 +111,7 @@ def test_json_is_the_whole_report(run, write, directory):
     assert "gold" not in report
 
 
+@pytest.mark.process
 def test_solutions_are_played_on_the_servers_and_one_that_earns_less_than_everything_is_a_problem(
     run, write, directory
 ):
@@ -128,6 +134,7 @@ def test_solutions_are_played_on_the_servers_and_one_that_earns_less_than_everyt
     assert rewards["wrong"] < 1.0
 
 
+@pytest.mark.process
 def test_a_task_of_another_world_than_the_servers_is_not_played(run, write, directory):
     with pytest.raises(OtherWorldError, match="market-7"):
         run("validate", write(ZONE | {"world": "market-7"}), "--servers", directory, "--gold")
@@ -135,6 +142,7 @@ def test_a_task_of_another_world_than_the_servers_is_not_played(run, write, dire
         run("validate", write(ZONE | {"world": "staging"}))
 
 
+@pytest.mark.process
 def test_the_five_shipped_servers_are_the_default(run, write):
     task = {"id": "a", "prompt": "Open?", "calls": [{"tool": "polygon_get_market_status"}], "world": "market-3"}
     code, printed = run("validate", write(task), "--json")
@@ -143,6 +151,7 @@ def test_the_five_shipped_servers_are_the_default(run, write):
     assert {row["server"] for row in report["by_tool"]} == {"fmp", "polygon", "tavily", "slack", "python"}
 
 
+@pytest.mark.process
 def test_the_drift_of_the_users_training_file_is_reported_against_the_shipped_servers(run):
     if not DATA.exists():
         pytest.skip("../shared/data is missing: put the user's SkyRL files there")
@@ -153,6 +162,7 @@ def test_the_drift_of_the_users_training_file_is_reported_against_the_shipped_se
     assert "recorded-train.json: 94 tasks, 2 problems, 22 of 909 recorded calls drifted" in printed
 
 
+@pytest.mark.process
 def test_generated_tasks_are_the_same_for_the_same_arguments_and_have_nothing_wrong(run, tmp_path):
     options = ("--world", 3, "--train", 12, "--validation", 6, "--distractors", 2)
     code, printed = run("generate", "--out", tmp_path / "a", *options)

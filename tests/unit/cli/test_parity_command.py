@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from mcprl.cli import app
 from mcprl.samplers.transformers import TransformersSampler
 
+pytestmark = pytest.mark.process
+
 EXAMPLES = (("Luz", "Bogota, America/Bogota"), ("Omar", "Dubai, Asia/Dubai"))
 
 

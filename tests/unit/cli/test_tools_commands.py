@@ -93,6 +93,7 @@ def refused(*arguments: str) -> Exception:
     return result.exception
 
 
+@pytest.mark.process
 def test_a_list_names_servers_tools_and_aliases_and_starts_each_server_once(mcprl, office):
     result = mcprl("tools", "list", str(office / "recipe.yaml"))
     assert (result.returncode, result.stderr) == (0, "")
@@ -105,6 +106,7 @@ def test_a_list_names_servers_tools_and_aliases_and_starts_each_server_once(mcpr
     assert (office / "starts").read_text() == "started\n"
 
 
+@pytest.mark.process
 def test_a_call_prints_the_answer_on_stdout_and_where_it_came_from_on_stderr(mcprl, people):
     result = mcprl("tools", "call", str(people), "find_person", "name=Ana")
     assert (result.returncode, result.stdout) == (0, "Ana: Lima, America/Lima\n")
@@ -113,6 +115,7 @@ def test_a_call_prints_the_answer_on_stdout_and_where_it_came_from_on_stderr(mcp
     assert float(latency.removesuffix(" ms")) >= 0
 
 
+@pytest.mark.process
 def test_a_third_party_server_is_called_the_same_way(mcprl, people):
     arguments = '{"source_timezone": "UTC", "time": "10:00", "target_timezone": "Asia/Tokyo"}'
     result = mcprl("tools", "call", str(people), "convert_time", "--json", arguments)
@@ -120,6 +123,7 @@ def test_a_third_party_server_is_called_the_same_way(mcprl, people):
     assert json.loads(result.stdout)["time_difference"] == "+9.0h"
 
 
+@pytest.mark.process
 def test_a_refused_call_prints_what_the_policy_would_read_and_exits_with_1(mcprl, people):
     by_server = mcprl("tools", "call", str(people), "find_person", "name=Anna")
     assert by_server.returncode == 1
@@ -133,6 +137,7 @@ def test_a_refused_call_prints_what_the_policy_would_read_and_exits_with_1(mcprl
     assert unknown.stderr == "no server · refused without asking the server\n"
 
 
+@pytest.mark.process
 def test_values_take_the_types_of_the_schema_and_aliases_work_as_for_a_policy(mcprl, office):
     result = mcprl("tools", "call", str(office / "recipe.yaml"), "again", "text=12", "count=2", 'marks=["a"]')
     assert (result.returncode, result.stdout) == (0, "1212 ['a']\n"), result.stderr
@@ -196,6 +201,7 @@ def pin(mcprl, office) -> Callable[..., tuple[int, str]]:
     return run
 
 
+@pytest.mark.process
 def test_pins_are_written_checked_and_stop_a_run_whose_server_changed_until_pinned_again(mcprl, office, pin):
     pins = office / "servers.pins.json"
     code, out = pin()
@@ -230,6 +236,7 @@ def test_pins_are_written_checked_and_stop_a_run_whose_server_changed_until_pinn
     assert mcprl("tools", "list", str(office / "recipe.yaml"), "--set", f"servers.pins={pins}").returncode == 0
 
 
+@pytest.mark.process
 def test_pins_go_into_the_file_named_and_name_servers_that_are_gone(office, pin):
     path = office / "folder" / "mine.json"
     assert pin("--into", str(path))[0] == 0
@@ -242,6 +249,7 @@ def test_pins_go_into_the_file_named_and_name_servers_that_are_gone(office, pin)
     assert "gone: no longer in the recipe" in out
 
 
+@pytest.mark.process
 def test_a_pin_file_edited_by_hand_fails_the_check_and_is_replaced_by_the_next_pinning(mcprl, office, pin):
     pins = office / "servers.pins.json"
     pin()
@@ -262,6 +270,7 @@ def test_a_recipe_without_servers_has_nothing_to_pin(office):
     assert "names no mcpServers file" in str(error)
 
 
+@pytest.mark.process
 def test_looking_at_tools_does_not_load_a_library_for_training():
     code = "import sys, mcprl.monitoring.tool_tables, mcprl.tools; print({'torch', 'transformers'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

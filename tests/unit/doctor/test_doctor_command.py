@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import typer
 from patients import server
 from rich.console import Console
@@ -37,6 +38,7 @@ def doctor(patient, *arguments: str):
     return CliRunner().invoke(app, [str(patient.recipe), *arguments], env={"COLUMNS": "160"})
 
 
+@pytest.mark.process
 def test_a_recipe_that_is_well_ends_with_0_and_a_line_a_check(patient):
     result = doctor(patient, "--fast")
     assert result.exit_code == 0, result.output
@@ -46,6 +48,7 @@ def test_a_recipe_that_is_well_ends_with_0_and_a_line_a_check(patient):
     assert lines[-1].startswith("Nothing found wrong: ")
 
 
+@pytest.mark.process
 def test_a_fault_ends_with_1_and_says_its_code_and_its_fix(patient):
     patient.tasks[0]["tools"] = ["find_persons"]
     result = doctor(patient, "--fast")
@@ -56,6 +59,7 @@ def test_a_fault_ends_with_1_and_says_its_code_and_its_fix(patient):
     assert "Not ready" in result.stdout
 
 
+@pytest.mark.process
 def test_json_is_one_object_with_every_finding(patient):
     patient.servers["idle"] = server()
     result = doctor(patient, "--fast", "--json")
@@ -67,6 +71,7 @@ def test_json_is_one_object_with_every_finding(patient):
     assert by_check["sampler"]["severity"] == "skipped"
 
 
+@pytest.mark.process
 def test_settings_can_be_changed_for_the_examination(patient):
     result = doctor(patient, "--fast", "--json", "--set", "sampling.max_tokens=512")
     report = json.loads(result.stdout)
@@ -74,6 +79,7 @@ def test_settings_can_be_changed_for_the_examination(patient):
     assert "limits" in {finding["check"] for finding in report["findings"] if finding["severity"] == "bad"}
 
 
+@pytest.mark.process
 def test_a_fast_examination_imports_neither_torch_nor_transformers(patient):
     patient.write()
     command = [sys.executable, "-c", WITHOUT_TORCH, str(patient.recipe), "--fast"]

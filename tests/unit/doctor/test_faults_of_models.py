@@ -49,6 +49,7 @@ async def test_a_template_that_rewrites_history_is_found(tiny, taught_qwen3, tmp
     assert "set model.renderer" in found.fix
 
 
+@pytest.mark.process
 async def test_a_schema_that_no_grammar_can_hold_is_found_by_its_tool(tiny):
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "not": {"required": ["name"]}}
     tiny.servers = {"people": server(tool("find_person", **schema))}
@@ -60,6 +61,7 @@ async def test_a_schema_that_no_grammar_can_hold_is_found_by_its_tool(tiny):
     assert "sampling.loose_tools" in found.fix
 
 
+@pytest.mark.process
 async def test_schemas_that_compile_are_said_to_and_prompts_are_rendered(tiny):
     tiny.set("sampling.constrain", "act")
     tiny.write()
@@ -78,6 +80,7 @@ def played(tmp_path_factory, taught_qwen3) -> tuple[Finding, ...]:
     return asyncio.run(patient.examined(fast=False))
 
 
+@pytest.mark.process
 def test_the_sampler_comes_up_and_the_learner_agrees_with_it(played):
     assert only(played, "sampler").severity is Severity.OK
     assert only(played, "parity").severity is Severity.OK
@@ -85,6 +88,7 @@ def test_the_sampler_comes_up_and_the_learner_agrees_with_it(played):
     assert not [finding for finding in played if finding.severity in (Severity.BAD, None)]
 
 
+@pytest.mark.process
 def test_a_policy_that_makes_no_valid_call_is_told_of_warm_start_and_grammar(played):
     found = only(played, "valid calls")
     assert found.severity is Severity.WARN
@@ -92,6 +96,7 @@ def test_a_policy_that_makes_no_valid_call_is_told_of_warm_start_and_grammar(pla
     assert "sampling.constrain to act" in found.fix
 
 
+@pytest.mark.process
 def test_groups_whose_rewards_are_all_equal_are_called_dead(played):
     found = only(played, "rewards")
     assert found.severity is Severity.WARN
@@ -99,6 +104,7 @@ def test_groups_whose_rewards_are_all_equal_are_called_dead(played):
     assert "group_size" in found.fix
 
 
+@pytest.mark.process
 def test_episodes_that_never_answer_are_found(played):
     found = only(played, "answers")
     assert found.severity is Severity.WARN
@@ -106,12 +112,14 @@ def test_episodes_that_never_answer_are_found(played):
     assert "raise sampling.max_tokens (4)" in found.fix
 
 
+@pytest.mark.process
 def test_forecast_memory_and_disk_are_those_that_were_measured(played):
     assert "as in the episodes played" in only(played, "forecast").measured
     assert "were seen" in only(played, "memory").measured
     assert not only(played, "disk").measured.startswith("about")
 
 
+@pytest.mark.process
 async def test_a_sampler_that_disagrees_with_the_learner_is_found(tiny, monkeypatch):
     class Other(TransformersSampler):
         """Reports logprobs of other weights than the learner's."""

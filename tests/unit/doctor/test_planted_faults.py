@@ -362,6 +362,7 @@ def tracker_that_is_down(patient, monkeypatch):
     patient.set("tracking.opentelemetry.endpoint", "http://127.0.0.1:9/v1/traces")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", FAULTS)
 async def test_a_planted_fault_is_found_by_name_with_its_fix(name, patient, monkeypatch):
     planted = FAULTS[name]
@@ -378,6 +379,7 @@ async def test_a_planted_fault_is_found_by_name_with_its_fix(name, patient, monk
         assert said.code == planted.code
 
 
+@pytest.mark.process
 async def test_a_recipe_that_is_well_has_nothing_to_mend(patient):
     patient.write()
     findings = await patient.examined()
@@ -386,6 +388,7 @@ async def test_a_recipe_that_is_well_has_nothing_to_mend(patient):
     assert skipped == {"template", "grammar", "sampler", "parity", "episodes"}
 
 
+@pytest.mark.process
 async def test_faults_of_different_stages_are_found_in_one_examination(patient):
     patient.servers["people"] = server(mood="dies")
     patient.servers["others"] = server(tool("other"))

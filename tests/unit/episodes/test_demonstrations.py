@@ -62,6 +62,7 @@ async def shipped_servers(log_dir: Path):
         yield toolbox
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("constrain", ["off", "act"])
 async def test_solutions_of_shipped_tasks_become_trajectories_as_training_makes_them(
     constrain, market_tasks, smol_chat, smol_grammars, smollm2, tmp_path, record_property

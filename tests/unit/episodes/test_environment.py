@@ -80,7 +80,7 @@ async def test_calls_of_one_turn_run_at_the_same_time():
         return str(await barrier.wait())  # passes only when all three are in here
 
     environment = make_environment(FunctionTools(meet=meet))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         result = await environment.step(act(call("meet"), call("meet"), call("meet")))
     assert sorted(seen.text for seen in result.observations) == ["0", "1", "2"]
 

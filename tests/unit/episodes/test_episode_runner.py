@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 from staged_episodes import FunctionTools, RecordingSampler, make_config, make_task
 
 from mcprl.config import JudgeConfig, RewardsConfig
-from mcprl.episodes import EpisodeRunner
+from mcprl.episodes import EpisodeRunner, loop
 from mcprl.errors import BadValueError, EpisodeDeadlineError, Fault, ServerLostError
 from mcprl.goals import Contains, ExpectedState
 from mcprl.records import FinishReason, Source, StopReason
@@ -150,30 +151,45 @@ async def test_a_prompt_longer_than_the_context_is_the_users_to_mend(stage, chat
     assert tools.open_leases == 0
 
 
-async def test_an_episode_past_its_deadline_is_lost_and_gives_its_tools_back(stage):
+@pytest.fixture
+def leap(monkeypatch):
+    """Moves the clock of the episode on, and that of its event loop: waits that this is too long for are over."""
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()))
+
+    def move(seconds: float) -> None:
+        running = asyncio.get_running_loop()
+        before = running.time
+        running.time = lambda: before() + seconds
+
+    return move
+
+
+async def test_an_episode_past_its_deadline_is_lost_and_gives_its_tools_back(stage, leap):
     async def never() -> str:
+        leap(600.0)
         await asyncio.Event().wait()
         return ""
 
     tools = FunctionTools(echo=lambda text: text)
-    runner, sampler = stage(never, tools=tools, deadline_s=1.5)
-    with pytest.raises(EpisodeDeadlineError, match=r"episode 2 of task task took longer than 1\.5 s"):
+    runner, sampler = stage(never, tools=tools, deadline_s=600.0)
+    with pytest.raises(EpisodeDeadlineError, match=r"episode 2 of task task took longer than 600 s"):
         await play(runner, member=2)
     assert len(sampler.requests) == 1
     assert tools.open_leases == 0
 
 
-async def test_an_episode_whose_own_turns_took_the_time_ends_at_its_deadline_and_is_scored(stage):
+async def test_an_episode_whose_own_turns_took_the_time_ends_at_its_deadline_and_is_scored(stage, leap):
     async def slow() -> str:
-        await asyncio.sleep(1.8)  # more than half of the deadline, in a turn that ends
+        leap(360.0)  # more than half of the deadline, in a turn that ends
         return "slept"
 
     async def never() -> str:
+        leap(240.0)
         await asyncio.Event().wait()
         return ""
 
     tools = FunctionTools(slow=slow, never=never, _look=lambda: "blue")
-    runner, sampler = stage(calling("slow"), calling("never"), tools=tools, deadline_s=3.0)
+    runner, sampler = stage(calling("slow"), calling("never"), tools=tools, deadline_s=600.0)
     trajectory = await play(runner, state=(ExpectedState(tool="_look", texts=(Contains(text="blue"),)),))
     assert trajectory.stop is StopReason.DEADLINE
     assert [turn.observations[0].text for turn in trajectory.turns] == ["slept"]
@@ -186,17 +202,18 @@ async def test_an_episode_whose_own_turns_took_the_time_ends_at_its_deadline_and
     assert tools.open_leases == 0
 
 
-async def test_an_episode_whose_last_look_at_the_world_never_ends_is_lost(stage):
+async def test_an_episode_whose_last_look_at_the_world_never_ends_is_lost(stage, leap):
     async def slow() -> str:
-        await asyncio.sleep(1.8)
+        leap(360.0)
         return "slept"
 
     async def never() -> str:
+        leap(240.0)
         await asyncio.Event().wait()
         return ""
 
     tools = FunctionTools(slow=slow, never=never, _look=never)
-    runner, _ = stage(calling("slow"), calling("never"), tools=tools, deadline_s=3.0)
+    runner, _ = stage(calling("slow"), calling("never"), tools=tools, deadline_s=600.0)
     with pytest.raises(EpisodeDeadlineError):
         await play(runner, state=(ExpectedState(tool="_look", texts=(Contains(text="blue"),)),))
     assert tools.open_leases == 0

@@ -19,6 +19,8 @@ from mcprl.training.folder import RunFolder
 from mcprl.training.trajectory_files import read_trajectories
 from step_records import step_record
 
+pytestmark = pytest.mark.process
+
 FIND = {"name": "find_person", "arguments": {"name": "Grace"}}
 CONVERT = {
     "name": "convert_time",

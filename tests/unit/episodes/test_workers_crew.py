@@ -111,7 +111,7 @@ class Stage:
         return [link.alive for link in self.links]
 
     async def until(self, holds) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not holds():  # noqa: ASYNC110 - what is waited for is work of this loop
                 await asyncio.sleep(0)
 
@@ -240,7 +240,7 @@ async def test_turns_are_sampled_by_the_run_and_dropped_when_nobody_waits_for_th
         await stage.until(lambda: any(map(len, stage.playing)))
         await asyncio.sleep(0)
         run.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await cancelled.wait()
 
 
@@ -344,7 +344,7 @@ async def test_whoever_dies_whenever_each_episode_comes_back_once_and_no_worker_
             await link.sampler.sample(REQUEST)
 
     stage = Stage(play, count=count, most=most)
-    async with asyncio.timeout(30), stage.crew:
+    async with asyncio.timeout(60), stage.crew:
         runs = [stage.run(member=member) for member in range(12)]
         for turns in deaths:
             for _ in range(turns):

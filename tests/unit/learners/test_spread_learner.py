@@ -67,6 +67,7 @@ def running(pids: list[int]) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.process
 async def test_all_processes_hear_the_same_and_the_first_one_answers(learner, tmp_path):
     async with learner(ANSWER, ANSWER, answers=(Answer(result="scores"), Answer())) as held:
         pids = held.pids
@@ -76,6 +77,7 @@ async def test_all_processes_hear_the_same_and_the_first_one_answers(learner, tm
     assert running(pids) == []
 
 
+@pytest.mark.process
 async def test_a_state_is_saved_by_all_processes_into_one_folder(learner, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     async with learner(ANSWER, ANSWER) as held:
@@ -84,6 +86,7 @@ async def test_a_state_is_saved_by_all_processes_into_one_folder(learner, tmp_pa
         assert heard == [("save_state", tmp_path / "state")] * 2
 
 
+@pytest.mark.process
 async def test_a_disk_without_room_in_one_process_arrives_as_a_fault_of_storage(learner):
     full = StorageError("writing failed: No space left on device", fix="free space")
     async with learner(ANSWER, ANSWER, answers=(Answer(), Answer(error=full))) as held:
@@ -91,6 +94,7 @@ async def test_a_disk_without_room_in_one_process_arrives_as_a_fault_of_storage(
             await held.save_state(Path("state"))
 
 
+@pytest.mark.process
 async def test_an_error_of_mcprl_arrives_as_it_was_and_ends_those_who_wait_for_its_process(learner):
     own = ParityError("they differ", fix="use the same dtype")
     async with learner(WAIT, ANSWER, answers=(Answer(), Answer(error=own))) as held:
@@ -103,12 +107,14 @@ async def test_an_error_of_mcprl_arrives_as_it_was_and_ends_those_who_wait_for_i
             await held.update(())
 
 
+@pytest.mark.process
 async def test_a_process_that_ends_is_named_with_its_exit_code_and_the_end_of_its_log(learner):
     async with learner(ANSWER, DIE, blame_s=DEADLINE_S) as held:
         with pytest.raises(LearnerLostError, match=r"process 1 of 2 .* exit code 3; .*out of luck"):
             await held.read(())
 
 
+@pytest.mark.process
 async def test_a_killed_process_is_blamed_and_not_the_one_that_failed_by_it(learner, tmp_path):
     failing = 'os.open(folder / "alive", os.O_WRONLY); ' + DIE
     killed_later = '(folder / "alive").read_bytes(); ' + KILLED  # to the end, which is that of the other process
@@ -119,6 +125,7 @@ async def test_a_killed_process_is_blamed_and_not_the_one_that_failed_by_it(lear
             await held.read(())
 
 
+@pytest.mark.process
 async def test_a_request_that_is_given_up_ends_the_processes(learner):
     async with learner(WAIT, WAIT) as held:
         pids = held.pids
@@ -131,6 +138,7 @@ async def test_a_request_that_is_given_up_ends_the_processes(learner):
         assert running(pids) == []
 
 
+@pytest.mark.process
 async def test_a_process_that_ends_before_it_is_ready_fails_the_start(learner, monkeypatch):
     held = learner(ANSWER, ANSWER)
     monkeypatch.setattr(spread_learner, "_WORKER", (sys.executable, "-S", "-c", "raise SystemExit('no model')"))

@@ -225,11 +225,11 @@ async def test_an_update_leaves_the_event_loop_free(tiny_model, make_learner):
 
     def blocked(batch):
         loop.call_soon_threadsafe(entered.set)
-        assert released.wait(30)
+        assert released.wait(60)
         return "done"
 
     learner._update = blocked
     updating = asyncio.create_task(learner.update(ragged_batch(tiny_model)))
-    await asyncio.wait_for(entered.wait(), 30)
+    await asyncio.wait_for(entered.wait(), 60)
     released.set()
     assert await updating == "done"

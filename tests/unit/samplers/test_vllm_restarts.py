@@ -13,6 +13,8 @@ from mcprl.config import SamplingConfig
 from mcprl.errors import SamplerLostError
 from mcprl.records import Weights
 
+pytestmark = pytest.mark.process
+
 GENERATED = response("200 OK", json.dumps(ANSWER))
 OK = response("200 OK", "ok", "text/plain")
 

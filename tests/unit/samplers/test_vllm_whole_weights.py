@@ -55,6 +55,7 @@ def whole_weights_answer(path: str, body: dict, **objections: list[str]) -> byte
 CHANGE = ["/pause?mode=keep&clear_cache=true", "load_model_folder", "/update_weight_version", "/resume"]
 
 
+@pytest.mark.process
 async def test_whole_weights_are_loaded_at_rest_with_an_empty_cache_before_the_server_goes_on(tmp_path, whole):
     async with answering(tmp_path, whole_weights_answer, FULL) as (sampler, seen):
         assert await sampler.publish(whole) == whole
@@ -66,6 +67,7 @@ async def test_whole_weights_are_loaded_at_rest_with_an_empty_cache_before_the_s
     assert [body["new_version"] for path, body in seen if path == "/update_weight_version"] == ["1", "0"]
 
 
+@pytest.mark.process
 async def test_merged_adapters_take_the_place_of_the_weights_and_of_each_other(tmp_path):
     adapter = Weights(version=1, adapter=tmp_path / "v1")
     async with answering(tmp_path, whole_weights_answer, LORA, MERGING) as (sampler, seen):
@@ -99,6 +101,7 @@ async def test_a_turn_whose_tokens_have_no_version_or_several_is_refused(spans):
         read_completion(altered(weight_versions=said), REQUEST, None)
 
 
+@pytest.mark.process
 async def test_another_model_is_refused_before_the_server_comes_to_rest(tmp_path, whole):
     def answer(path: str, body: dict) -> bytes:
         return whole_weights_answer(path, body, compare_model_folder=["hidden_size is 32 instead of 64"])
@@ -110,6 +113,7 @@ async def test_another_model_is_refused_before_the_server_comes_to_rest(tmp_path
         assert (await sampler.sample(REQUEST)).token_ids == (7, 8)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("fault", ["lacking", "failing"])
 async def test_a_publication_that_fails_half_way_ends_the_server_and_the_old_weights_stay_in_force(
     tmp_path, whole, fault

@@ -199,6 +199,7 @@ def replace_program(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(vllm_process, "server_argv", lambda *_args, **_options: argv)
 
 
+@pytest.mark.process
 async def test_a_server_that_leaves_at_its_start_is_an_error_with_the_end_of_its_log(monkeypatch, tmp_path):
     replace_program(monkeypatch, "import sys; print('no such model: some/model'); sys.exit(3)")
     sampler = make_sampler(tmp_path)
@@ -206,6 +207,7 @@ async def test_a_server_that_leaves_at_its_start_is_an_error_with_the_end_of_its
         await sampler.__aenter__()
 
 
+@pytest.mark.process
 async def test_a_server_that_never_becomes_healthy_is_ended_at_its_deadline(monkeypatch, tmp_path):
     replace_program(monkeypatch, "import threading; threading.Event().wait()")
     started: list[ChildProcess] = []
@@ -231,6 +233,7 @@ async def test_before_it_is_entered_nothing_can_be_sampled(tmp_path):
         _ = sampler.pid
 
 
+@pytest.mark.process
 async def test_a_request_asks_for_the_tokens_the_seed_and_the_logprobs_it_needs(tmp_path):
     async with answering(tmp_path, lambda _path, _body: response("200 OK", json.dumps(ANSWER))) as (sampler, seen):
         done = await sampler.sample(REQUEST)
@@ -243,6 +246,7 @@ async def test_a_request_asks_for_the_tokens_the_seed_and_the_logprobs_it_needs(
     assert body["sampling_params"]["include_stop_str_in_output"] is True
 
 
+@pytest.mark.process
 async def test_the_grammar_of_a_request_is_sent_as_a_structural_tag(tmp_path):
     async with answering(tmp_path, lambda _path, _body: response("200 OK", json.dumps(ANSWER))) as (sampler, seen):
         await sampler.sample(REQUEST)
@@ -252,6 +256,7 @@ async def test_the_grammar_of_a_request_is_sent_as_a_structural_tag(tmp_path):
     assert held == free | {"structured_outputs": {"structural_tag": '{"type": "structural_tag"}'}}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "message", ["Invalid structural tag specification.", "The JSON schema is nested too deeply: at most 64 levels"]
 )
@@ -263,6 +268,7 @@ async def test_a_grammar_that_the_server_refuses_is_the_configurations_fault(tmp
     assert message in caught.value.what
 
 
+@pytest.mark.process
 async def test_another_bad_request_is_not_blamed_on_the_grammar(tmp_path):
     refusal = response("400 Bad Request", '{"error": {"message": "maximum context length is 512 tokens"}}')
     async with answering(tmp_path, lambda *_: refusal) as (sampler, _):
@@ -270,6 +276,7 @@ async def test_another_bad_request_is_not_blamed_on_the_grammar(tmp_path):
             await sampler.sample(replace(REQUEST, grammar="{}"))
 
 
+@pytest.mark.process
 async def test_a_server_error_is_the_infrastructures_and_says_what_the_server_said(tmp_path):
     async with answering(tmp_path, lambda *_: response("500 Oops", "CUDA is gone", "text/plain")) as (sampler, _):
         with pytest.raises(SamplerLostError, match=r"generate with 500: CUDA is gone.*vllm\.log") as caught:
@@ -277,12 +284,14 @@ async def test_a_server_error_is_the_infrastructures_and_says_what_the_server_sa
     assert isinstance(caught.value, InfrastructureError)
 
 
+@pytest.mark.process
 async def test_a_server_that_hangs_up_is_lost(tmp_path):
     async with answering(tmp_path, lambda *_: None) as (sampler, _):
         with pytest.raises(SamplerLostError, match="did not answer /inference/v1/generate"):
             await sampler.sample(REQUEST)
 
 
+@pytest.mark.process
 async def test_each_version_is_loaded_under_a_name_of_its_own_before_the_last_is_forgotten(tmp_path):
     def answer(path: str, _body: dict) -> bytes:
         return response("200 OK", json.dumps(ANSWER)) if "generate" in path else response("200 OK", "ok", "text/plain")
@@ -303,6 +312,7 @@ async def test_each_version_is_loaded_under_a_name_of_its_own_before_the_last_is
     assert seen[0][1]["lora_path"] == str((tmp_path / "v1").resolve())
 
 
+@pytest.mark.process
 async def test_weights_that_the_server_refuses_are_not_in_force(tmp_path):
     async with answering(tmp_path, lambda *_: response("400 Bad", "rank too high", "text/plain")) as (sampler, _):
         with pytest.raises(SamplerLostError, match="rank too high"):
@@ -310,6 +320,7 @@ async def test_weights_that_the_server_refuses_are_not_in_force(tmp_path):
     assert sampler._weights == Weights(version=0)
 
 
+@pytest.mark.process
 async def test_weights_already_in_force_are_not_loaded_again(tmp_path):
     weights = Weights(version=1, adapter=tmp_path / "v1")
     async with answering(tmp_path, lambda *_: response("200 OK", "ok", "text/plain")) as (sampler, seen):

@@ -24,8 +24,8 @@ from mcprl.samplers.vllm import VllmSampler
 
 MODEL = ModelConfig(path="some/model", dtype="float32", context_tokens=512)
 SAMPLING = SamplingConfig(
-    request_deadline_s=20.0,
-    vllm=VllmConfig(max_sequences=3, memory_fraction=0.4, cpu_cache_gib=2, start_deadline_s=20, max_restarts=2),
+    request_deadline_s=60.0,
+    vllm=VllmConfig(max_sequences=3, memory_fraction=0.4, cpu_cache_gib=2, start_deadline_s=60, max_restarts=2),
 )
 MERGING = SAMPLING.model_copy(update={"vllm": SAMPLING.vllm.model_copy(update={"merge_adapters": True})})
 LORA, FULL = LearnerConfig(lora_rank=4), LearnerConfig(tuning="full")
@@ -151,6 +151,7 @@ async def standing_in(
     stand_in = StandIn(answer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_process, "server_argv", stand_in.argv)
+        patch.setattr(vllm_process, "_HEALTH_DEADLINE_S", 60.0)  # one that is well must not seem ill on a busy machine
         try:
             async with make_sampler(folder, sampling, learner) as sampler:
                 yield sampler, stand_in

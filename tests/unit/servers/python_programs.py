@@ -108,5 +108,7 @@ def program(*codes: str, **names: Any) -> Program:
     return Program(steps=steps, names={"data": None, "context": {}, **names})
 
 
-def sandboxed(**limits: Any) -> Launch:
-    return Launch(limits=Limits(**limits), bubblewrap=shutil.which("bwrap"), isolation=likely_isolation())
+def sandboxed(*, deadline_s: float = 60.0, **limits: Any) -> Launch:
+    """With a deadline that only programs reach that wait, however busy the machine."""
+    bounds = Limits(deadline_s=deadline_s, **limits)
+    return Launch(limits=bounds, bubblewrap=shutil.which("bwrap"), isolation=likely_isolation())

@@ -71,6 +71,7 @@ def test_an_unknown_server_is_refused_with_a_suggestion():
         make_server("directry")
 
 
+@pytest.mark.process
 def test_naming_the_servers_does_not_import_the_sdk():
     script = "import sys, mcprl.servers; sys.exit('mcp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

@@ -36,6 +36,7 @@ def test_without_bubblewrap_the_server_does_not_start_and_says_how_to_get_it(eng
     assert "apt-get install bubblewrap" in refused.value.fix
 
 
+@pytest.mark.process
 def test_where_namespaces_are_forbidden_the_server_does_not_start_and_says_what_bubblewrap_said(tmp_path, monkeypatch):
     fake_bubblewrap(tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1", monkeypatch)
     with pytest.raises(SandboxMissingError, match="No permissions to create new namespace") as refused:
@@ -43,6 +44,7 @@ def test_where_namespaces_are_forbidden_the_server_does_not_start_and_says_what_
     assert "unprivileged_userns_clone" in refused.value.fix
 
 
+@pytest.mark.process
 def test_a_worker_that_never_gets_ready_stops_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr("mcprl.servers.python.launch._PROBE_S", 0.2)
     fake_bubblewrap(tmp_path, "exec /bin/sleep 60", monkeypatch)
@@ -64,13 +66,14 @@ def test_a_missing_package_is_refused_by_name(monkeypatch):
         runtime.package_folders()
 
 
+@pytest.mark.process
 async def test_without_a_sandbox_code_runs_only_where_that_is_allowed_and_with_a_loud_warning(
     tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.WARNING):
-        launch = choose_launch(Limits(deadline_s=5.0), allow_unsafe=True)
-    assert launch == Launch(limits=Limits(deadline_s=5.0), bubblewrap=None)
+        launch = choose_launch(Limits(deadline_s=60.0), allow_unsafe=True)
+    assert launch == Launch(limits=Limits(deadline_s=60.0), bubblewrap=None)
     assert "WITHOUT A SANDBOX" in caplog.text
     for said in ("read every file", "network", "processes that stay behind"):
         assert said in caplog.text
@@ -82,6 +85,7 @@ async def test_without_a_sandbox_code_runs_only_where_that_is_allowed_and_with_a
     assert outcome.value == [3, Limits().memory_bytes]
 
 
+@pytest.mark.process
 @needs_bubblewrap
 def test_permission_to_go_without_does_not_mean_going_without():
     assert choose_launch(Limits(), allow_unsafe=True).is_sandboxed
@@ -97,6 +101,7 @@ def test_only_the_interpreter_its_library_numpy_pandas_and_their_needs_are_shown
     assert len(shown) < 60
 
 
+@pytest.mark.process
 @needs_bubblewrap
 async def test_inside_no_other_package_can_be_imported():
     code = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from mcprl.servers.python.sandbox import Sandbox
 
 pytest.importorskip("pydantic_monty", reason="pydantic-monty is missing: run scripts/setup")
 
+PATIENT = Limits(cpu_s=60, deadline_s=60.0)  # for what ends by itself, however busy the machine
 PRICES = [213.88, 210.1, 0.0, -3.5, 1e16, 2.675, 1 / 3, 5e-324]
 IN_SUBSET = {
     "arithmetic": "[(x + 1, x - 1, x * 3, x / 7, x // 2, x % 3, -x, abs(x)) for x in data]",
@@ -93,34 +95,39 @@ def test_what_differs_or_could_is_not_in_the_subset(name):
     assert not is_same_in_monty(NOT_IN_SUBSET[name])
 
 
+@pytest.mark.process
 @needs_bubblewrap
 async def test_both_engines_give_the_same_outcome_on_the_subset():
-    async with Sandbox(sandboxed(), spares=2) as sandbox, MontyEngine(Limits()) as monty:
+    async with Sandbox(sandboxed(), spares=2) as sandbox, MontyEngine(PATIENT) as monty:
         for name, code in IN_SUBSET.items():
             ours, theirs = await sandbox.run(given_names(code)), await monty.run(given_names(code))
             assert isinstance(ours, Ran), (name, ours)
             assert theirs == ours, name
 
 
+@pytest.mark.process
 @needs_bubblewrap
 async def test_rounding_to_digits_is_why_not_everything_goes_to_monty():
-    async with Sandbox(sandboxed(), spares=0) as sandbox, MontyEngine(Limits()) as monty:
+    async with Sandbox(sandboxed(), spares=0) as sandbox, MontyEngine(PATIENT) as monty:
         outcomes = [await engine.run(program("round(2.675, 2)")) for engine in (sandbox, monty)]
     assert [outcome.value for outcome in outcomes if isinstance(outcome, Ran)] == [2.67, 2.68]
 
 
+@pytest.mark.process
 @needs_bubblewrap
 async def test_the_text_of_a_float_is_another_reason():
     code = "str(-1351606456275813.2 + 46416)"
-    async with Sandbox(sandboxed(), spares=0) as sandbox, MontyEngine(Limits()) as monty:
+    async with Sandbox(sandboxed(), spares=0) as sandbox, MontyEngine(PATIENT) as monty:
         outcomes = [await engine.run(program(code)) for engine in (sandbox, monty)]
     texts = [outcome.value for outcome in outcomes if isinstance(outcome, Ran)]
     assert texts == ["-1351606456229397.2", "-1351606456229397.3"]
     assert float(texts[0]) == float(texts[1])
 
 
+@pytest.mark.process
 @needs_bubblewrap
-async def test_with_both_only_what_monty_cannot_settle_reaches_the_sandbox():
+async def test_with_both_only_what_monty_cannot_settle_reaches_the_sandbox(monkeypatch):
+    monkeypatch.setattr("mcprl.servers.python.monty._QUICK_S", 60.0)
     async with Sandbox(sandboxed(), spares=1) as sandbox:
         counted = Counting(sandbox)
         async with MontyFirst(Limits(), counted) as both:
@@ -131,6 +138,7 @@ async def test_with_both_only_what_monty_cannot_settle_reaches_the_sandbox():
                 assert counted.count == number
 
 
+@pytest.mark.process
 @needs_bubblewrap
 async def test_with_both_a_program_that_takes_long_in_monty_still_gives_its_result():
     code = "n = 0\nfor i in range(3000000):\n    n += i % 7\nn"
@@ -167,14 +175,14 @@ async def test_monty_computes_as_python_does(texts):
             codes.append(text)
     code = f"[{', '.join(codes)}]"
     assert is_same_in_monty(code)
-    async with MontyEngine(Limits()) as monty:
+    async with MontyEngine(PATIENT) as monty:
         outcome = await monty.run(program(code))
     assert isinstance(outcome, Ran), outcome
     assert list(map(repr, outcome.value)) == list(map(repr, expected))
 
 
 async def test_alone_it_says_what_it_does_not_have():
-    async with MontyEngine(Limits()) as monty:
+    async with MontyEngine(PATIENT) as monty:
         outcome = await monty.run(program("x = 1\nimport pandas"))
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.UNSUPPORTED
@@ -183,7 +191,7 @@ async def test_alone_it_says_what_it_does_not_have():
 
 
 async def test_alone_it_names_exceptions_and_steps():
-    async with MontyEngine(Limits()) as monty:
+    async with MontyEngine(PATIENT) as monty:
         outcome = await monty.run(program("[1, 2]", "print(data)\ndata[5]"))
     assert isinstance(outcome, Failed)
     assert outcome.stdout == "[1, 2]\n"
@@ -191,24 +199,26 @@ async def test_alone_it_names_exceptions_and_steps():
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"),
+    ("code", "kind", "time_s"),
     [
-        ("while True: pass", FailureKind.CPU),
-        ("x = [1] * 10**9", FailureKind.MEMORY),
-        ("while True: print('x' * 1000)", FailureKind.OUTPUT),
+        ("while True: pass", FailureKind.CPU, 1.0),
+        ("x = [1] * 10**9", FailureKind.MEMORY, 60.0),
+        ("while True: print('x' * 1000)", FailureKind.OUTPUT, 1.0),
     ],
 )
-async def test_alone_it_keeps_its_limits(code, kind):
-    async with MontyEngine(Limits(), time_s=1.0) as monty:
+async def test_alone_it_keeps_its_limits(code, kind, time_s):
+    # The first line is too much output already. Monty prints on until its time is over, all the same.
+    async with MontyEngine(replace(PATIENT, output_bytes=999), time_s=time_s) as monty:
         outcome = await monty.run(program(code))
         assert isinstance(outcome, Failed)
         assert outcome.kind is kind
+        monty._time_s = 60.0
         assert await monty.run(program("1 + 1")) == Ran(value=2, shown="2", stdout="", stderr="")
 
 
 async def test_alone_it_reaches_no_file_and_no_variable_of_the_host(monkeypatch):
     monkeypatch.setenv("MCPRL_TEST_CANARY", "secret")
-    async with MontyEngine(Limits()) as monty:
+    async with MontyEngine(PATIENT) as monty:
         for code in ("open('/etc/passwd').read()", "import os\nos.getenv('MCPRL_TEST_CANARY')", "import socket"):
             outcome = await monty.run(program(code))
             assert not isinstance(outcome, Ran) or outcome.value is None, code

@@ -9,7 +9,7 @@ from python_programs import HONEST, needs_bubblewrap, program, sandboxed
 from mcprl.servers.python.programs import Failed, FailureKind, Ran
 from mcprl.servers.python.sandbox import Sandbox
 
-pytestmark = needs_bubblewrap
+pytestmark = [pytest.mark.process, needs_bubblewrap]
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ def call(machine: str, name: str, *arguments: int) -> int:
     return judge(machine, SYSTEM_CALLS[machine][name], arguments)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_numbers_are_those_of_libseccomp(machine):
     path = ctypes.util.find_library("seccomp")

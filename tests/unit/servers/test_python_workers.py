@@ -22,7 +22,7 @@ from mcprl.servers.python.limits import Limits
 from mcprl.servers.python.programs import Failed, FailureKind, Ran
 from mcprl.servers.python.sandbox import Sandbox
 
-pytestmark = needs_bubblewrap
+pytestmark = [pytest.mark.process, needs_bubblewrap]
 
 TWO = Ran(value=2, shown="2", stdout="", stderr="")
 POLL_S = 0.01
@@ -34,7 +34,7 @@ def workers() -> list[psutil.Process]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - what processes do sets no event here
             await asyncio.sleep(POLL_S)
 
@@ -59,7 +59,7 @@ async def test_spares_are_ready_before_they_are_needed_and_all_end_with_the_pool
 async def test_a_pool_can_be_left_at_any_moment_of_its_start():
     before = open_descriptors()
     for number in range(25):
-        async with asyncio.timeout(30), Sandbox(sandboxed(), spares=3):
+        async with asyncio.timeout(60), Sandbox(sandboxed(), spares=3):
             await asyncio.sleep(number / 500)
     assert workers() == []
     assert open_descriptors() == before
@@ -92,8 +92,8 @@ async def test_a_spare_that_died_is_not_given_a_program():
 
 @pytest.mark.parametrize("inside", [False, True])
 async def test_a_worker_that_someone_else_kills_is_the_sandboxs_fault_and_not_the_codes(inside):
-    async with Sandbox(sandboxed(), spares=0) as sandbox:
-        running = asyncio.create_task(sandbox.run(program("import time\ntime.sleep(60)")))
+    async with Sandbox(sandboxed(deadline_s=600.0), spares=0) as sandbox:
+        running = asyncio.create_task(sandbox.run(program("import time\ntime.sleep(600)")))
         inner: list[psutil.Process] = []
 
         def is_running() -> bool:

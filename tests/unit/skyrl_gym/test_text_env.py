@@ -33,6 +33,7 @@ def prompt_of(line):
     return [{"role": "user", "content": line["prompt"]}]
 
 
+@pytest.mark.process
 def test_an_episode_goes_from_its_prompt_over_a_call_to_its_answer(recipe, tasks):
     env = make(recipe, tasks["note"])
     conversation, info = env.init(prompt_of(tasks["note"]))
@@ -54,6 +55,7 @@ def test_an_episode_goes_from_its_prompt_over_a_call_to_its_answer(recipe, tasks
     assert (metrics["reward"], metrics["success"], metrics["calls"], metrics["stop_answered"]) == (1.0, 1.0, 1.0, 1.0)
 
 
+@pytest.mark.process
 def test_the_recipes_limit_of_turns_ends_an_episode(recipe, tasks):
     line = {**tasks["note"], "max_turns": 1}
     env = make(recipe, line, max_turns=1)
@@ -65,6 +67,7 @@ def test_the_recipes_limit_of_turns_ends_an_episode(recipe, tasks):
     assert only["observations"]
 
 
+@pytest.mark.process
 def test_a_lost_episode_gives_back_what_its_turns_had_earned_and_tells_why(recipe, tasks):
     env = make(recipe, tasks["crash"])
     env.init(prompt_of(tasks["crash"]))
@@ -78,6 +81,7 @@ def test_a_lost_episode_gives_back_what_its_turns_had_earned_and_tells_why(recip
     assert env.get_metrics() == {"infrastructure_fault": 1.0, "infrastructure_fault_code": "E-TOOL-011"}
 
 
+@pytest.mark.process
 def test_strict_raises_the_fault(recipe, tasks):
     env = make(recipe, tasks["crash"], strict=True)
     env.init(prompt_of(tasks["crash"]))
@@ -100,6 +104,7 @@ def test_tools_that_cannot_be_leased_cost_the_episode_its_first_turn(recipe, tas
     assert (step["done"], step["reward"], step["metadata"]["infrastructure_fault"]) == (True, 0.0, "E-TOOL-011")
 
 
+@pytest.mark.process
 def test_a_call_without_an_answer_ends_at_the_episodes_deadline(recipe, tasks):
     env = make(recipe, tasks["hang"])
     config = env._stage.config

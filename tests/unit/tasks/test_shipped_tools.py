@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 from shipped_tools import SHIPPED_TOOLS
 
 from mcprl.servers import make_server
 from mcprl.tools import ServerSpec, Toolbox
+
+pytestmark = pytest.mark.process
 
 
 async def test_the_shipped_servers_keep_their_contract(tmp_path):

@@ -237,6 +237,7 @@ with Cassette.open(path, writable=True) as cassette:
 """
 
 
+@pytest.mark.process
 def test_several_processes_make_and_fill_one_cassette_and_nothing_is_lost(path):
     command = [sys.executable, "-c", WRITER, str(path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -254,6 +255,7 @@ def test_several_processes_make_and_fill_one_cassette_and_nothing_is_lost(path):
         assert cassette.integrity() == []
 
 
+@pytest.mark.process
 def test_what_a_killed_process_recorded_is_still_there(path):
     killed = WRITER + "    import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
     result = subprocess.run([sys.executable, "-c", killed, str(path), "k", "20"], input="go\n", text=True, timeout=60)

@@ -243,9 +243,10 @@ async def test_a_lost_desk_is_no_fault_of_the_policy_nor_of_the_server(tmp_path)
 async def test_a_toolbox_that_closes_leaves_no_place_taken_longer_than_needed(tmp_path):
     class Slow(LimitsDesk):
         freed = 0
+        may_free = asyncio.Event()
 
         async def free_place(self, server: str, ticket: int) -> None:
-            await asyncio.sleep(0.05)
+            await self.may_free.wait()
             await super().free_place(server, ticket)
             self.freed += 1
 
@@ -254,9 +255,11 @@ async def test_a_toolbox_that_closes_leaves_no_place_taken_longer_than_needed(tm
     async with Toolbox([spec], log_dir=tmp_path, limits=desk) as box, box.lease(None) as lease:
         await lease.call(call("quote", symbol="A"))
         assert desk.freed == 0
+        asyncio.get_running_loop().call_later(0.05, desk.may_free.set)  # while the toolbox closes
     assert desk.freed == 1
 
 
+@pytest.mark.process
 async def test_the_toolbox_of_a_recipe_counts_what_others_spent_at_its_desk(tmp_path):
     file = tmp_path / "servers.json"
     entry = {"command": sys.executable, "args": ["-m", "mcprl", "serve", "directory"]}

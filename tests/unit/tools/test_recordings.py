@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from mcprl.errors import CassetteError
 from mcprl.tools.cassettes.inferred import infer_definition, is_inferred, merged_definitions
 from mcprl.tools.cassettes.listings import load_tool_list, tools_in_prompt
 from mcprl.tools.cassettes.recordings import read_recordings
+from processor_time import least_s
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
@@ -227,15 +227,19 @@ def test_no_text_breaks_the_reader(parts):
     ["<tool_call>" * 5_000, "<think>" * 5_000, '<tool_call>{"a": ["' * 5_000, '[{"a":' * 5_000, "[ {" * 5_000],
     ids=["opened", "thoughts", "broken", "nested", "lists"],
 )
-def test_the_time_to_read_is_linear_in_the_text(text):
-    def seconds(content: str) -> float:
-        started = time.process_time()
+def test_the_time_to_read_is_linear_in_the_text(text, record_property):
+    def read(content: str) -> None:
         calls_in({"role": "assistant", "content": content})
         tools_in_prompt(content)
-        return time.process_time() - started
 
-    # Sixteen times the text would take 256 times as long in quadratic time.
-    assert seconds(text * 16) < 80 * max(seconds(text), 0.01)
+    def growth() -> float:
+        return least_s(lambda: read(text * 16)) / max(least_s(lambda: read(text)), 0.01)
+
+    # Sixteen times the text would take 256 times as long in quadratic time. What misses the bar is measured once more.
+    found = growth()
+    found = found if found < 160 else min(found, growth())
+    record_property("growth_16", round(found, 1))
+    assert found < 160
 
 
 def test_tools_are_found_in_a_block_with_one_object_a_line():

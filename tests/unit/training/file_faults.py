@@ -92,14 +92,14 @@ class Case:
     """What came of a save without a fault, from there."""
 
 
-def run_cases(folder: Path, environment: dict[str, str]) -> dict[str, list[Case]]:
+def run_cases(folder: Path) -> dict[str, list[Case]]:
     """Of each scenario, every fault at every change of a file that its save makes."""
     if shutil.which("gcc") is None or sys.platform != "linux" or os.uname().machine != "x86_64":
         pytest.skip("the faults of a disk need gcc, Linux and x86-64")
     library = folder / "file_faults.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, _SOURCE], check=True)
     command = [sys.executable, __file__, str(library), str(folder / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     return {name: [Case(**{**row, "fault": Fault(**row["fault"])}) for row in rows] for name, rows in found.items()}

@@ -8,10 +8,12 @@ from collections import Counter
 import pytest
 from file_faults import NEW, OLD, SCENARIOS, Case, run_cases
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
-def cases_of_all(tmp_path_factory, user_environment) -> dict[str, list[Case]]:
-    return run_cases(tmp_path_factory.mktemp("faults"), user_environment)
+def cases_of_all(tmp_path_factory) -> dict[str, list[Case]]:
+    return run_cases(tmp_path_factory.mktemp("faults"))
 
 
 @pytest.fixture(params=SCENARIOS)

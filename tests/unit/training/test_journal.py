@@ -279,6 +279,7 @@ def open_files(folder: Path) -> list[str]:
     return sorted(Path(target).name for target in targets if Path(target).parent == folder)
 
 
+@pytest.mark.process
 def test_every_addition_that_returned_before_a_kill_is_read_back(tmp_path):
     chance = random.Random(7)
     returned: list[int] = []

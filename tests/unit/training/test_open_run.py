@@ -78,6 +78,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(run_module, name, lambda *_args, _name=name, **_options: pytest.fail(f"{_name} was called"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("field", [{"tools": ["find_persn"]}, {"calls": [{"tool": "find_persn"}]}])
 async def test_a_task_that_names_an_unknown_tool_stops_the_run_before_a_model_is_loaded(tmp_path, no_model, field):
     config = make_config(
@@ -116,6 +117,7 @@ def test_the_engine_of_the_configuration_makes_the_sampler(tmp_path):
     assert type(make_sampler(config, tmp_path, None)).__name__ == "VllmSampler"
 
 
+@pytest.mark.process
 async def test_a_small_run_with_critic_reference_and_refill_trains_all_weights(tmp_path):
     if not (TINY_QWEN3 / "config.json").exists():
         pytest.skip("the tiny model is missing: run scripts/setup")
@@ -149,6 +151,7 @@ async def test_a_small_run_with_critic_reference_and_refill_trains_all_weights(t
         assert {"value_loss", "explained_variance", "importance_mean", "gated_fraction", "entropy"} <= set(line)
 
 
+@pytest.mark.process
 async def test_a_small_run_imitates_solutions_while_it_is_warm(tmp_path):
     if not (TINY_QWEN3 / "config.json").exists():
         pytest.skip("the tiny model is missing: run scripts/setup")
@@ -174,6 +177,7 @@ async def test_a_small_run_imitates_solutions_while_it_is_warm(tmp_path):
     assert lines[1]["imitation_loss"] < lines[0]["imitation_loss"]
 
 
+@pytest.mark.process
 async def test_a_small_run_collects_learns_publishes_and_records_every_step(tmp_path):
     if not (TINY_QWEN3 / "config.json").exists():
         pytest.skip("the tiny model is missing: run scripts/setup")

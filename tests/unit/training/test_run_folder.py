@@ -121,6 +121,7 @@ def test_a_folder_is_free_again_once_it_is_closed_or_gone(tmp_path):
     RunFolder.open(path)
 
 
+@pytest.mark.process
 def test_the_lock_of_a_process_ends_with_it(tmp_path):
     path = RunFolder.create(make_config(tmp_path)).path
     code = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
@@ -134,6 +135,7 @@ def test_the_lock_of_a_process_ends_with_it(tmp_path):
     RunFolder.open(path).close()
 
 
+@pytest.mark.process
 def test_a_child_that_outlives_the_run_does_not_hold_its_lock(folder):
     with subprocess.Popen(["sleep", "600"], close_fds=False) as child:
         folder.close()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -127,6 +126,7 @@ def start_child(*arguments: str) -> subprocess.Popen[str]:
     return child
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_where_a_thread_will_not_end_the_process_does_when_the_time_is_over(number):
     with start_child("0.5", "save") as child:
@@ -134,11 +134,10 @@ def test_where_a_thread_will_not_end_the_process_does_when_the_time_is_over(numb
         assert child.wait(60) == EXIT_STOPPED
 
 
+@pytest.mark.process
 def test_a_second_signal_ends_the_process_at_once():
     with start_child("600", "wait") as child:
         os.kill(child.pid, signal.SIGTERM)
         assert child.stdout.readline() == "asked\n"  # two at once would come in the order of their numbers
-        started = time.monotonic()
         os.kill(child.pid, signal.SIGINT)
-        assert child.wait(60) == 128 + signal.SIGINT
-        assert time.monotonic() - started < 30  # and not 600
+        assert child.wait(60) == 128 + signal.SIGINT  # and not after 600 s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -88,16 +89,20 @@ async def test_the_steps_ahead_are_collected_while_the_one_before_is_learned_fro
     await world.pipeline.close()
 
 
-async def test_a_step_that_is_collected_before_it_is_taken_is_not_waited_for():
+async def test_a_step_that_is_collected_before_it_is_taken_is_not_waited_for(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("mcprl.training.pipeline.time", SimpleNamespace(monotonic=lambda: clock.now))
     world = World(steps=2, ahead=1)
-    for event in world.let.values():
-        event.set()
+    world.let[0].set()
     await world.pipeline.take(0)
+    await settle()
+    clock.now += 7.0  # during the update
+    world.let[1].set()
     await settle()
     before = len(world.log)
     taken = await world.pipeline.take(1)
     assert len(world.log) == before
-    assert taken.wait_s <= taken.collect_s + 1.0
+    assert (taken.collect_s, taken.wait_s) == (7.0, 0.0)
 
 
 async def test_nothing_is_dealt_or_opened_beyond_the_last_step():
