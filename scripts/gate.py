@@ -109,7 +109,10 @@ def slowest() -> int:
     show("tests, without their fixtures", tests)
     show("fixtures", fixtures)
     if PROMISES.exists():
-        show("promises", [(verdict["seconds"], verdict["id"]) for verdict in json.loads(PROMISES.read_text())])
+        runs: dict[float, list[str]] = {}  # promises that share a run have its time
+        for verdict in json.loads(PROMISES.read_text()):
+            runs.setdefault(verdict["seconds"], []).append(verdict["id"])
+        show("promises", [(seconds, ", ".join(ids)) for seconds, ids in runs.items()])
     return 0
 
 
