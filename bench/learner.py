@@ -296,7 +296,7 @@ def main() -> int:
     size = CI if arguments.ci else FULL
     rounds = arguments.rounds or (1 if arguments.ci else 3)
     figures = sharing(size, arguments.dtype, rounds, arguments.rows)
-    asked = [*map(str, size), arguments.dtype, "2" if arguments.ci else "5"]
+    asked = [*map(str, size), arguments.dtype, "1" if arguments.ci else "5"]
     figures |= run_side(sys.executable, Path(__file__), "--side", "overhead", *asked)
     missed = missed_bars(figures, bars(arguments.dtype))
     slow = [] if arguments.ci else missed_bars(figures, SPEED_BARS)

@@ -27,7 +27,38 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 
 # About how many seconds the longest files take in the gate, with two processes on two cores.
-SECONDS: dict[str, float] = {}
+SECONDS = {
+    "e2e/test_skyrl_engine.py": 240,
+    "e2e/test_hello_skyrl.py": 200,
+    "e2e/test_wheel.py": 180,
+    "e2e/test_doctor_run.py": 130,
+    "e2e/test_killed_vllm.py": 120,
+    "e2e/test_killed_trainer.py": 120,
+    "e2e/test_ray_workers.py": 110,
+    "e2e/test_two_processes.py": 110,
+    "e2e/test_whole_weights.py": 100,
+    "e2e/test_exact_logprobs.py": 100,
+    "e2e/test_killed_server.py": 80,
+    "e2e/test_tracked_run.py": 80,
+    "contract/tools/test_connection.py": 70,
+    "contract/servers/test_generated_tasks.py": 70,
+    "unit/monitoring/test_tracker_libraries.py": 70,
+    "unit/cli/test_tools_commands.py": 60,
+    "contract/tools/test_pool.py": 60,
+    "e2e/test_dashboard_pages.py": 55,
+    "unit/chat/test_real_world_schemas.py": 50,
+    "e2e/test_skyrl_server.py": 50,
+    "security/test_sandbox_escapes.py": 50,
+    "e2e/test_same_whatever_the_concurrency.py": 50,
+    "e2e/test_shutdown_run.py": 40,
+    "e2e/test_scaffolded_project.py": 40,
+    "e2e/test_skyrl_gym.py": 40,
+    "contract/servers/test_slack_live.py": 40,
+    "unit/cli/test_parity_command.py": 40,
+    "e2e/test_eval_run.py": 35,
+    "e2e/test_bfcl_smollm.py": 35,
+    "unit/training/test_open_run.py": 30,
+}
 # Files whose tests share one vLLM (tests/e2e/shared_vllm.py): one process runs them all.
 SHARED_VLLM = tuple(
     f"e2e/test_{name}.py"

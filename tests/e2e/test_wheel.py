@@ -21,6 +21,7 @@ from newcomer.place import build_wheel, make_place
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
 
 DEADLINE_S = 1500  # only a hang takes so long
+GROUP = 2
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ def trained(smollm2, time_server, tmp_path_factory) -> Trained:
     folder = tmp_path_factory.mktemp("wheel")
     environment = make_place(folder, build_wheel(folder / "dist"))
     command = ["mcprl", "train", "recipes/hello-cpu.yaml", "--set", "training.steps=1"]
+    command += ["--set", f"episodes.group_size={GROUP}"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return Trained(folder, done.stdout)
@@ -52,7 +54,7 @@ def test_the_wheel_trains_an_adapter_from_whole_groups_over_both_servers(trained
     assert trained.summary["groups_complete"] == config.training.tasks_per_step
     assert (run / "adapter" / "adapter_model.safetensors").exists()
     trajectories = read_trajectories(run / "trajectories" / "step-00000.parquet")
-    assert len(trajectories) == config.training.tasks_per_step * config.episodes.group_size
+    assert len(trajectories) == GROUP * config.training.tasks_per_step
     servers = {seen.server for t in trajectories for turn in t.turns for seen in turn.observations}
     assert {"time", "directory"} <= servers
 

@@ -91,6 +91,7 @@ def test_permission_to_go_without_does_not_mean_going_without():
     assert choose_launch(Limits(), allow_unsafe=True).is_sandboxed
 
 
+@pytest.mark.process
 def test_only_the_interpreter_its_library_numpy_pandas_and_their_needs_are_shown():
     shown = find_runtime().shown
     packages = {path.removeprefix("/packages/") for path in shown if path.startswith("/packages/")}

@@ -47,6 +47,7 @@ def test_a_name_that_skyrl_would_take_for_a_dataset_of_the_hub_is_refused(recipe
         write_dataset(load_recipe(recipe), tmp_path / "train")
 
 
+@pytest.mark.process
 def test_the_registered_environment_is_made_by_its_id(recipe, tasks, registry):
     import json
 

@@ -90,6 +90,7 @@ def test_strict_raises_the_fault(recipe, tasks):
     env.close()
 
 
+@pytest.mark.process
 def test_tools_that_cannot_be_leased_cost_the_episode_its_first_turn(recipe, tasks, monkeypatch):
     env = make(recipe, tasks["greet"])
 
