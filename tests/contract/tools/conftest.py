@@ -10,6 +10,16 @@ from mcprl.config import ServerSettings
 from mcprl.tools import ServerConnection, ServerSpec
 
 
+@pytest.fixture(autouse=True)
+def patient_cancelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long the SDK waits for a cancellation to be written, and we for it to be received.
+
+    Of 5 s, a busy machine may take as much itself; what is given up then hangs on the server for ever.
+    """
+    monkeypatch.setattr("mcp.shared.jsonrpc_dispatcher._ABANDON_WRITE_TIMEOUT", 300.0)
+    monkeypatch.setattr("mcprl.tools.transports.http._NOTIFY_S", 300.0)
+
+
 @pytest.fixture
 def stdio_spec() -> ServerSpec:
     return script_spec("faulty_server.py")
