@@ -5,6 +5,7 @@ import asyncio
 import os
 from typing import Annotated, Literal
 
+import uvicorn
 from mcp import MCPError
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -117,7 +118,9 @@ def main() -> None:
     parser.add_argument("--http", type=int)
     arguments = parser.parse_args()
     if arguments.http:
-        server.run("streamable-http", port=arguments.http)
+        # As the SDK does, but for idle connections: after a stall it would close those on which a call is on its way.
+        app = server.streamable_http_app()
+        uvicorn.run(app, port=arguments.http, log_level="warning", timeout_keep_alive=600)
     else:
         server.run("stdio")
 
