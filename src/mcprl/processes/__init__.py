@@ -13,5 +13,6 @@ What escapes: a descendant that leaves the group and also drops its environment.
 
 from mcprl.processes.child import ChildProcess, free_port, search_path
 from mcprl.processes.guard import CHILD_MARK, OWNER_MARK
+from mcprl.processes.private_folder import private_folder
 
-__all__ = ["CHILD_MARK", "OWNER_MARK", "ChildProcess", "free_port", "search_path"]
+__all__ = ["CHILD_MARK", "OWNER_MARK", "ChildProcess", "free_port", "private_folder", "search_path"]
