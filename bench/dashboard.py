@@ -116,8 +116,10 @@ async def _server(outputs: Path, start_s: list[float]) -> AsyncGenerator[tuple[h
     assert process.stdout is not None
     try:
         said = (await process.stdout.readline()).decode()
-        address = next(word for word in said.split() if word.startswith("http://"))
-        async with httpx.AsyncClient(base_url=f"{address}api/runs/generated", timeout=60, trust_env=False) as client:
+        link = httpx.URL(next(word for word in said.split() if word.startswith("http://")))
+        base = link.copy_with(path="/api/runs/generated", query=None)
+        async with httpx.AsyncClient(base_url=base, timeout=60, trust_env=False) as client:
+            await client.get(link)  # sets the cookie with the token
             await _get(client, "/health")  # answers as soon as it serves
             start_s.append(time.monotonic() - began)
             yield client, process.pid

@@ -1,6 +1,9 @@
 /** Builds the pages into the Python package, from where the server serves them. */
 import { defineConfig } from "vite";
 
+// The link that `mcprl dashboard` printed, with its token.
+const link = new URL(process.env["MCPRL_DASHBOARD"] ?? "http://127.0.0.1:8765");
+
 export default defineConfig({
   build: {
     outDir: "../src/mcprl/dashboard/static",
@@ -14,9 +17,9 @@ export default defineConfig({
   server: {
     proxy: {
       "/api": {
-        target: process.env["MCPRL_DASHBOARD"] ?? "http://127.0.0.1:8765",
+        target: link.origin,
         changeOrigin: true,
-        headers: { origin: "" },
+        headers: { origin: "", cookie: `mcprl-${link.port}=${link.searchParams.get("token") ?? ""}` },
       },
     },
   },

@@ -20,12 +20,12 @@ _HURTS = ("serious", "critical")
 
 @contextmanager
 def dashboard(folder: Path) -> Generator[str]:
-    """The address of a dashboard of a folder, served by a process of its own."""
+    """The printed link of a dashboard of a folder, served by a process of its own."""
     process = subprocess.Popen([sys.executable, "-c", _SERVE, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         said = process.stdout.readline()
-        yield next(word for word in said.split() if word.startswith("http://")).rstrip("/")
+        yield next(word for word in said.split() if word.startswith("http://"))
     finally:
         process.terminate()
         process.wait(30)
@@ -33,11 +33,11 @@ def dashboard(folder: Path) -> Generator[str]:
 
 
 class Visit:
-    """A page of the dashboard, and all that went wrong on it."""
+    """A page of the dashboard, and all that went wrong on it. `address` is that of the dashboard, without a path."""
 
-    def __init__(self, page: Page, address: str) -> None:
+    def __init__(self, page: Page, link: str) -> None:
         self.page = page
-        self._address = address
+        self.address = "{0.scheme}://{0.netloc}".format(urlsplit(link))
         self.wrong: list[str] = []
         page.on("console", self._hear)
         page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
@@ -45,7 +45,7 @@ class Visit:
         page.on("request", self._look)
 
     def open(self, path: str) -> Page:
-        self.page.goto(self._address + path)
+        self.page.goto(self.address + path)
         return self.page
 
     def faults(self, axe: str) -> list[str]:
@@ -69,22 +69,23 @@ class Visit:
 
     def _look(self, request: Request) -> None:
         asked = urlsplit(request.url)
-        if f"{asked.scheme}://{asked.netloc}" != self._address:
+        if f"{asked.scheme}://{asked.netloc}" != self.address:
             self.wrong.append(f"request: {request.url[:200]}")
 
 
 @contextmanager
 def visit(
-    browser: Browser, address: str, *, theme: str = "light", width: int = 1440, height: int = 900
+    browser: Browser, link: str, *, theme: str = "light", width: int = 1440, height: int = 900
 ) -> Generator[Visit]:
-    """A page that nobody has visited before. Nothing may have gone wrong on it in the end."""
+    """A page after the printed link was opened. Nothing may have gone wrong on it in the end."""
     context = browser.new_context(
         viewport={"width": width, "height": height},
         color_scheme="dark" if theme == "dark" else "light",
         reduced_motion="reduce",
     )
     try:
-        made = Visit(context.new_page(), address)
+        made = Visit(context.new_page(), link)
+        made.page.goto(link)
         yield made
         assert made.wrong == []
     finally:

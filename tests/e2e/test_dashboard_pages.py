@@ -68,7 +68,7 @@ def outputs(tmp_path_factory, model) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(outputs) -> Iterator[str]:
+def link(outputs) -> Iterator[str]:
     with dashboard(outputs) as served:
         yield served
 
@@ -100,8 +100,8 @@ def _settled(page: Page) -> None:
     expect(page.get_by_text("Reading…")).to_have_count(0)
 
 
-def test_a_step_that_is_recorded_shows_by_itself(browser, address, outputs, record_property):
-    with visit(browser, address) as seen, RunFolder.open(outputs / "live") as folder:
+def test_a_step_that_is_recorded_shows_by_itself(browser, link, outputs, record_property):
+    with visit(browser, link) as seen, RunFolder.open(outputs / "live") as folder:
         page = seen.open("/runs/live")
         expect(page.locator(".live")).to_have_text("Live")
         expect(page.locator("[data-figure=steps]")).to_have_text("2 of 12")
@@ -163,8 +163,8 @@ def _time_until_another_total(page: Page, act) -> float:
     return time.monotonic() - began
 
 
-def test_a_hundred_hostile_episodes_execute_nothing(browser, address):
-    with visit(browser, address) as seen:
+def test_a_hundred_hostile_episodes_execute_nothing(browser, link):
+    with visit(browser, link) as seen:
         page = seen.open(f"/runs/first/episodes?task={quote(TASK_ID)}")
         expect(page.locator(".result-line")).to_contain_text("100 of")
         page = seen.open(_first_episode(page))
@@ -188,12 +188,12 @@ def test_a_hundred_hostile_episodes_execute_nothing(browser, address):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_serious_on_any_page(browser, address, paths, root, theme):
+def test_axe_finds_nothing_serious_on_any_page(browser, link, paths, root, theme):
     source = root / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
     if not source.is_file():
         pytest.skip("axe-core is missing: run scripts/setup dashboard")
     axe = source.read_text()
-    with visit(browser, address, theme=theme) as seen:
+    with visit(browser, link, theme=theme) as seen:
         found: dict[str, list[str]] = {}
         for name, path in paths.items():
             page = seen.open(path)
@@ -213,8 +213,8 @@ def _first_episode_of(page: Page) -> str:
     return _first_episode(page)
 
 
-def test_everything_can_be_reached_with_keys(browser, address, paths):
-    with visit(browser, address) as seen:
+def test_everything_can_be_reached_with_keys(browser, link, paths):
+    with visit(browser, link) as seen:
         page = seen.open(paths["episodes"])
         expect(page.locator("table.episodes tbody tr")).to_have_count(50)
         page.keyboard.press("j")
@@ -225,9 +225,9 @@ def test_everything_can_be_reached_with_keys(browser, address, paths):
         page.keyboard.press("/")
         expect(page.get_by_label("Search all text")).to_be_focused()
         page.keyboard.type("costs")
-        expect(page).to_have_url(f"{address}{paths['episodes']}?q=costs")
+        expect(page).to_have_url(f"{seen.address}{paths['episodes']}?q=costs")
         page.keyboard.press("Escape")
-        expect(page).to_have_url(f"{address}{paths['episodes']}")
+        expect(page).to_have_url(f"{seen.address}{paths['episodes']}")
         page.keyboard.press("Escape")
         page.keyboard.press("?")
         expect(page.get_by_role("dialog")).to_be_visible()
@@ -247,8 +247,8 @@ def test_everything_can_be_reached_with_keys(browser, address, paths):
         expect(page.locator(".token-figures")).to_contain_text("logprob")
 
 
-def test_a_view_can_be_passed_on_by_its_address(browser, address, paths):
-    with visit(browser, address) as seen:
+def test_a_view_can_be_passed_on_by_its_address(browser, link, paths):
+    with visit(browser, link) as seen:
         page = seen.open(paths["episodes"] + "?outcome=solved&sort=reward&order=asc")
         expect(page.get_by_label("solved", exact=True)).to_be_checked()
         expect(page.locator("th[aria-sort]")).to_have_attribute("aria-sort", "ascending")
@@ -258,16 +258,16 @@ def test_a_view_can_be_passed_on_by_its_address(browser, address, paths):
         expect(page.get_by_label("solved", exact=True)).to_be_checked()
 
 
-def test_the_chosen_theme_stays_chosen(browser, address):
-    with visit(browser, address) as seen:
+def test_the_chosen_theme_stays_chosen(browser, link):
+    with visit(browser, link) as seen:
         page = seen.open("/")
         page.get_by_role("button", name="Use the dark theme").click()
         seen.open("/runs/first")
         expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
-def test_a_phone_shows_every_page_without_scrolling_sideways(browser, address, paths):
-    with visit(browser, address, **PHONE) as seen:
+def test_a_phone_shows_every_page_without_scrolling_sideways(browser, link, paths):
+    with visit(browser, link, **PHONE) as seen:
         wide: dict[str, int] = {}
         episode = _first_episode_of(seen.open(paths["episodes"]))
         views = {view: f"{episode}?view={view}" for view in ("group", "one", "tokens")}

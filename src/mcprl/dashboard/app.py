@@ -45,8 +45,8 @@ _PAGES = (
 _Show = Callable[[OpenRun, Request], dict[str, Any]]
 
 
-def make_app(runs: RunList, closing: asyncio.Event) -> ASGIApp:
-    """The application. Streams of events end when `closing` is set."""
+def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
+    """The application, for requests with this token. Streams of events end when `closing` is set."""
     shown: dict[str, _Show] = {
         "": _details,
         "/metrics": _metrics,
@@ -86,7 +86,7 @@ def make_app(runs: RunList, closing: asyncio.Event) -> ASGIApp:
         exception_handlers={Refusal: _refuse, McprlError: _report, 404: _unknown_address},
         lifespan=lifespan,
     )
-    return Guard(app)  # around all of it, so that answers to faults of its own have the headers too
+    return Guard(app, token)  # around all of it, so that answers to faults of its own have the headers too
 
 
 class _Events:

@@ -1,15 +1,20 @@
 """Who may ask, and what a browser may do with the answers.
 
-The server listens on loopback only, but any page that a browser has open can send requests there. A foreign page gives
-itself away by its Origin, and one whose name was made to resolve to 127.0.0.1 by the Host that it asks for. What is
-answered runs no script but the dashboard's own files, in no frame, and sends nothing elsewhere.
+The server listens on loopback only, but every user of the machine can connect to it, and any page that a browser has
+open can send requests there. So every request needs the token of the printed link: in the query of the first request,
+which sets a cookie, and in that cookie afterwards. A foreign page gives itself away by its Origin, and one whose name
+was made to resolve to 127.0.0.1 by the Host that it asks for. What is answered runs no script but the dashboard's own
+files, in no frame, and sends nothing elsewhere.
 """
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+import secrets
+from urllib.parse import urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcprl.dashboard.answers import Refusal
@@ -35,8 +40,9 @@ _HEADERS = {
 class Guard:
     """Refuses foreign requests and puts the headers on every answer, refusals and errors included."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,8 +58,26 @@ class Guard:
             await send(message)
 
         refusal = _refusal(scope)
-        app = self._app if refusal is None else refusal.answer()
+        app = self._with_token(scope) if refusal is None else refusal.answer()
         await app(scope, receive, send_guarded)
+
+    def _with_token(self, scope: Scope) -> ASGIApp:
+        """What answers a request: the application if it has the token, and if that is in its query a redirect to the
+        same address without it, so that it is not in the browser's history."""
+        request = Request(scope)
+        cookie = f"mcprl-{scope['server'][1]}"  # a browser sends cookies to all ports of a host
+        if self._is_token(request.query_params.get("token")):
+            rest = urlencode([(key, value) for key, value in request.query_params.multi_items() if key != "token"])
+            answer = RedirectResponse(request.url.replace(scheme="", netloc="", query=rest), status_code=303)
+            answer.set_cookie(cookie, self._token, httponly=True, samesite="lax")
+            return answer
+        if self._is_token(request.cookies.get(cookie)):
+            return self._app
+        fix = "open the link that `mcprl dashboard` printed, with its token"
+        return Refusal(401, "no-token", "the request lacks the token of this dashboard", fix).answer()
+
+    def _is_token(self, given: str | None) -> bool:
+        return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
 
 
 def _refusal(scope: Scope) -> Refusal | None:

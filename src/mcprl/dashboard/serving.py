@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import sys
 import webbrowser
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
@@ -15,6 +17,7 @@ import uvicorn
 from mcprl.dashboard.app import make_app
 from mcprl.dashboard.run_list import RunList
 from mcprl.errors import BadValueError
+from mcprl.processes import private_folder
 
 __all__ = ["serve"]
 
@@ -23,20 +26,27 @@ _CLOSING_S = 2
 
 
 def serve(folder: Path, *, port: int = 0, open_browser: bool = True) -> None:
-    """Show the runs of a folder, or the run in it, at an address that is printed. Port 0 is any free one."""
-    runs = RunList(folder)
-    with _listen(port) as listening:
-        address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}/"
+    """Show the runs of a folder, or the run in it, at a link that is printed. Port 0 is any free one.
+
+    The link has a token, new at each start, without which nothing is shown.
+    """
+    runs, token = RunList(folder), secrets.token_urlsafe()
+    with ExitStack() as stack:
+        listening = stack.enter_context(_listen(port))
+        address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}/?token={token}"
         print(f"mcprl dashboard: {folder} at {address}  (Ctrl-C ends it)", flush=True)
         if open_browser and _has_display():
-            webbrowser.open(address)
-        asyncio.run(_serve(runs, listening))
+            # Every user can read the command line of a browser, but not this file.
+            page = stack.enter_context(private_folder()) / "dashboard.html"
+            page.write_text(f'<meta http-equiv="refresh" content="0; url={address}">\n')
+            webbrowser.open(page.as_uri())
+        asyncio.run(_serve(runs, listening, token))
 
 
-async def _serve(runs: RunList, listening: socket.socket) -> None:
+async def _serve(runs: RunList, listening: socket.socket, token: str) -> None:
     closing = asyncio.Event()
     config = uvicorn.Config(
-        make_app(runs, closing),
+        make_app(runs, closing, token=token),
         log_level="warning",
         access_log=False,
         server_header=False,

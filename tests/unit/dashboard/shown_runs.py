@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp
 
 from mcprl.config import RunConfig
 from mcprl.dashboard.app import make_app
@@ -24,6 +25,7 @@ from step_records import step_record
 ROOT = Path(__file__).resolve().parents[3]
 TASKS = ("find-ana", "ask/the time")
 ADDRESS = "http://127.0.0.1:8123"
+TOKEN = "the-token-of-this-dashboard"
 FINE = Verdict(severity=Severity.OK, what="all is well", fix="")
 BAD = Verdict(severity=Severity.BAD, what="all is lost", fix="begin anew", name="loss")
 
@@ -117,7 +119,12 @@ def record(folder: RunFolder, step: int, episodes: list[Trajectory] | None = Non
 def client_of(folder: Path, runs: list[RunList]) -> TestClient:
     """What asks the dashboard of a folder; its list of runs is added to those that the test closes."""
     runs.append(RunList(folder))
-    return TestClient(make_app(runs[-1], asyncio.Event()), base_url=ADDRESS)
+    return browser_of(make_app(runs[-1], asyncio.Event(), token=TOKEN))
+
+
+def browser_of(app: ASGIApp, **options: Any) -> TestClient:
+    """What asks an application as a browser does that has opened the printed link."""
+    return TestClient(app, base_url=ADDRESS, cookies={"mcprl-8123": TOKEN}, **options)
 
 
 def get(client: TestClient, path: str, **question: Any) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from shown_runs import ADDRESS, client_of
-from starlette.testclient import TestClient
+from shown_runs import ADDRESS, TOKEN, browser_of, client_of
 
 from mcprl.dashboard.app import make_app
 from mcprl.dashboard.run_list import RunList
@@ -61,7 +60,7 @@ def test_a_fault_of_the_dashboard_itself_tells_nothing_and_has_the_headers_too(f
     runs: list[RunList] = []
     client_of(folder.path.parent, runs)
     monkeypatch.setattr(runs[0], "cards", lambda: 1 // 0)
-    broken = TestClient(make_app(runs[0], asyncio.Event()), base_url=ADDRESS, raise_server_exceptions=False)
+    broken = browser_of(make_app(runs[0], asyncio.Event(), token=TOKEN), raise_server_exceptions=False)
     answer = broken.get("/api/runs")
     assert (answer.status_code, answer.text) == (500, "Internal Server Error")
     assert "content-security-policy" in answer.headers
@@ -71,3 +70,32 @@ def test_a_large_answer_is_compressed(client):
     answer = client.get("/api/runs/shown", headers={"accept-encoding": "gzip"})
     assert answer.headers["content-encoding"] == "gzip"
     assert str(answer.url).startswith(ADDRESS)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("given", [None, "", "wrong", TOKEN[:-1], f"{TOKEN}x", "t\u00f6ken"])
+def test_nothing_is_answered_without_the_token(client, path, given):
+    client.cookies.clear()
+    if given is None:
+        answer = client.get(path)
+    else:
+        answer = client.get(path, params={"token": given})
+        assert "set-cookie" not in answer.headers
+        answer = client.get(path, headers={"cookie": f"mcprl-8123={given}".encode()})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "no-token")
+
+
+def test_the_printed_link_sets_a_cookie_and_leaves_no_token_in_the_address(client):
+    client.cookies.clear()
+    answer = client.get("/api/runs", params={"token": TOKEN, "q": "a b", "x": "1"}, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/api/runs?q=a+b&x=1")
+    assert answer.headers["cache-control"] == "no-store"
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    assert client.get("/api/runs").status_code == 200
+
+
+def test_the_token_opens_nothing_for_another_page_or_host(client):
+    for headers in ({"host": "evil.com"}, {"origin": "http://evil.com"}):
+        assert client.get("/api/runs", params={"token": TOKEN}, headers=headers).status_code == 403

@@ -58,7 +58,9 @@ def process(folder) -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture
 def http(process) -> Iterator[httpx.Client]:
     address = next(word for word in process.stdout.readline().split() if word.startswith("http://127.0.0.1:"))
-    with httpx.Client(base_url=address, timeout=60, trust_env=False) as http:
+    link = httpx.URL(address)
+    with httpx.Client(base_url=link.copy_with(query=None), timeout=60, trust_env=False) as http:
+        assert http.get(link).status_code == 303  # sets the cookie
         yield http
 
 
