@@ -27,7 +27,7 @@ from mcprl.cli import (
     train,
     try_,
 )
-from mcprl.errors import Fault, McprlError, MissingExtraError
+from mcprl.errors import Fault, McprlError, MissingExtraError, ResourceLimitError
 from mcprl.monitoring.printable import printable
 
 __all__ = ["app", "main"]
@@ -84,9 +84,15 @@ def main() -> None:
 
 
 def _run() -> None:
-    """The command; a library of an extra that is not installed has a name and a fix, too."""
+    """The command. A missing library of an extra and a refused thread have a name and a fix, too."""
     try:
         app()
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        raise ResourceLimitError("the system refuses to start a thread", fix=ResourceLimitError.FIX) from error
+    except MemoryError as error:
+        raise ResourceLimitError("the system refuses more memory", fix=ResourceLimitError.FIX) from error
     except ModuleNotFoundError as error:
         library = (error.name or "").split(".")[0]
         if library not in EXTRAS:

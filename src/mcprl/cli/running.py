@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mcprl.config import RunConfig
 from mcprl.monitoring.console import TrainingConsole, print_summary
+from mcprl.monitoring.enduring_output import enduring_output
 from mcprl.monitoring.printable import printable
 from mcprl.monitoring.trackers.opening import Trackers
 from mcprl.training.folder import RunFolder
@@ -25,6 +26,11 @@ def run_to_the_end(
     config: RunConfig, *, recipe: Path, folder: RunFolder | None = None, standing: Standing | None = None
 ) -> None:
     """Train, from the start or from where a run stands. Exits with a code of its own where it was asked to stop."""
+    with enduring_output():
+        _run_to_the_end(config, recipe, folder, standing)
+
+
+def _run_to_the_end(config: RunConfig, recipe: Path, folder: RunFolder | None, standing: Standing | None) -> None:
     path = None if folder is None else folder.path
 
     async def run() -> Summary:

@@ -55,7 +55,8 @@ The tree has one branch for each kind of fault, because the kind decides what th
         ├── EngineLostError          E-ENG-011    the engine's server went away or failed a request
         ├── WorkersStartError        E-WORK-010   the workers that play episodes did not start
         ├── WorkerLostError          E-WORK-011   a worker went away with its episodes
-        └── StorageError             E-RUN-010    the run's folder could not be written or read
+        ├── StorageError             E-RUN-010    the run's folder could not be written or read
+        └── ResourceLimitError       E-RUN-011    the system refused a thread, a process or memory
 
 A fault of the policy (a call of an unknown tool, bad arguments, text that does not parse) is no exception: it becomes
 an observation that the policy reads, and the episode is scored. `Fault.POLICY` marks it there.
@@ -101,6 +102,7 @@ from mcprl.errors.infrastructure import (
     GroupIncompleteError,
     JudgeError,
     LearnerLostError,
+    ResourceLimitError,
     SamplerLostError,
     SamplerStartError,
     SandboxLostError,
@@ -161,6 +163,7 @@ __all__ = [
     "OtherStateError",
     "OtherWorldError",
     "ParityError",
+    "ResourceLimitError",
     "RunInUseError",
     "SamplerLostError",
     "SamplerStartError",

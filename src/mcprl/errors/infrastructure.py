@@ -13,6 +13,7 @@ __all__ = [
     "GroupIncompleteError",
     "JudgeError",
     "LearnerLostError",
+    "ResourceLimitError",
     "SamplerLostError",
     "SamplerStartError",
     "SandboxLostError",
@@ -173,12 +174,13 @@ class EpisodeDeadlineError(InfrastructureError):
 
 
 class GroupIncompleteError(InfrastructureError):
-    """A group lost more episodes to the infrastructure than it may run again.
+    """An episode was lost to the infrastructure as often as it may be run.
+
+    In training its group is left out of the step; the run ends if no group of the step is left. An evaluation ends.
 
     Causes: the same fault of a server or the sampler, again and again; the sentence ends with the last one.
-    Fix: mend the cause that is named, then `mcprl resume`; episodes.max_attempts sets how often an episode is run
-    again.
-    Example: episode 3 of task d03 was lost 3 times, last to E-TOOL-011 server 'fmp' ended during a call. Fix: mend that
+    Fix: fix the cause that is named, then `mcprl resume`; episodes.max_attempts sets how often an episode is run again.
+    Example: episode 3 of task d03 was lost 3 times, last to E-TOOL-011 server 'fmp' ended during a call. Fix: fix that
     cause; episodes.max_attempts sets how often an episode is run again.
     """
 
@@ -277,3 +279,23 @@ class StorageError(InfrastructureError):
     """
 
     code = "E-RUN-010"
+
+
+class ResourceLimitError(InfrastructureError):
+    """The system refused mcprl a thread, a process or memory.
+
+    What was durable before stays so: the run can be resumed.
+
+    Causes: a limit on memory, threads or processes (ulimit -v, ulimit -u, a container's limits); other programs on the
+    machine.
+    Fix: raise the limit, or lower episodes.max_concurrent, workers.count or learner.microbatch; then go on with
+    `mcprl resume`.
+    Example: the system refuses to start a thread. Fix: raise the limits on memory, threads and processes (ulimit -v,
+    ulimit -u, the container's), or lower episodes.max_concurrent; then go on with `mcprl resume`.
+    """
+
+    code = "E-RUN-011"
+    FIX = (
+        "raise the limits on memory, threads and processes (ulimit -v, ulimit -u, the container's), or lower "
+        "episodes.max_concurrent; then go on with `mcprl resume`"
+    )

@@ -62,8 +62,11 @@ class Optimisation:
         self.optimiser = AdamW(groups, weight_decay=learner.weight_decay)
         total = config.training.steps * algorithm.epochs * algorithm.minibatches
 
+        self._rate_factor = 1.0
+
         def share(step: int) -> float:
-            return learning_rate_share(step, schedule=learner.schedule, warmup=learner.warmup_steps, total=total)
+            of_schedule = learning_rate_share(step, schedule=learner.schedule, warmup=learner.warmup_steps, total=total)
+            return self._rate_factor * of_schedule
 
         self.schedule = LambdaLR(self.optimiser, share)
         self._max_norm = learner.max_grad_norm
@@ -107,6 +110,11 @@ class Optimisation:
         """
         return partial(self.become, self.state().copied())
 
+    def halve_rate(self) -> None:
+        """Make all steps from now on with half the learning rate, whatever the schedule says."""
+        self._rate_factor /= 2
+        self._set_rates()
+
     def state(self) -> State:
         """The tensors in use themselves, not copies of them."""
         tensors = {f"policy/{name}": own_part(parameter) for name, parameter in self.named.items()}
@@ -114,8 +122,12 @@ class Optimisation:
         for name, parameter in self.named.items():
             moments = held.get(parameter, {})
             tensors |= {f"adamw/{kind}/{name}": own_part(moment) for kind, moment in moments.items()}
-        rates = [float(group["lr"]) for group in self.optimiser.param_groups]
-        return State(tensors=tensors, facts={"rates": rates, "schedule": self.schedule.state_dict()})
+        facts = {
+            "optimiser_steps": self.schedule.last_epoch,
+            "base_rates": list(self.schedule.base_lrs),
+            "rate_factor": self._rate_factor,
+        }
+        return State(tensors=tensors, facts=facts)
 
     def expected(self) -> dict[str, Tensor]:
         """The tensors of the state after the first update, without their numbers."""
@@ -137,10 +149,18 @@ class Optimisation:
             put = {k: _moment(k, present.get(k), parameter, m) for k, m in moments.items() if m is not None}
             if put:
                 held[parameter] = put
-        self.schedule.load_state_dict(dict(state.facts["schedule"]))
-        for group, rate in zip(self.optimiser.param_groups, state.facts["rates"], strict=True):
-            group["lr"] = rate
+        # The rates themselves come from the settings of now, which a resumed run may have changed.
+        self.schedule.last_epoch = int(state.facts["optimiser_steps"])
+        is_same_rate = state.facts["base_rates"] == list(self.schedule.base_lrs)
+        self._rate_factor = float(state.facts["rate_factor"]) if is_same_rate else 1.0
+        self._set_rates()
         self.forget_gradients()
+
+    def _set_rates(self) -> None:
+        for group, base, share in zip(
+            self.optimiser.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True
+        ):
+            group["lr"] = base * share(self.schedule.last_epoch)
 
 
 def _moment(kind: str, present: Tensor | None, parameter: Tensor, before: Tensor) -> Tensor:

@@ -10,22 +10,19 @@ that is resumed go the same way. A process has its own share, and writes its own
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mcprl.config import RunConfig
 from mcprl.errors import OtherStateError
-from mcprl.learners.policy import Policy
 
 __all__ = [
     "Origin",
@@ -39,8 +36,6 @@ __all__ = [
     "write_state",
 ]
 
-# A few numbers of each tensor tell one model from another; all of them would take as long as loading it.
-_NUMBERS_COMPARED = 64
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
 
 
@@ -49,7 +44,7 @@ class State:
     """Tensors by name, of this process's share, and facts that JSON can hold.
 
     State(tensors={"policy/model.lm_head.weight": tensor([…]), "adamw/step/model.lm_head.weight": tensor(3.0)},
-          facts={"rates": [2e-5], "schedule": {"last_epoch": 3, …}})
+          facts={"optimiser_steps": 3, …})
     """
 
     tensors: dict[str, Tensor]
@@ -65,24 +60,21 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a state was saved under: how it was shared among processes, a model, and settings that shape its tensors.
+    """What a state was saved under: how it was shared among processes, and settings that shape its tensors.
 
-    Origin(processes=2, sharding="fsdp2", base="6f1c…", settings={"learner.tuning": "lora", …})
+    Origin(processes=2, sharding="fsdp2", settings={"learner.tuning": "lora", …})
     """
 
     processes: int
     sharding: str
-    base: str
     settings: dict[str, Any]
 
     @classmethod
-    def of(cls, config: RunConfig, policy: Policy, processes: int) -> Origin:
-        """`policy` as it was loaded, before it is shared."""
+    def of(cls, config: RunConfig, processes: int) -> Origin:
         learner = config.learner
         return cls(
             processes=processes,
             sharding=learner.sharding,
-            base=_fingerprint(policy),
             settings={
                 "model.path": config.model.path,
                 "model.dtype": config.model.dtype,
@@ -110,7 +102,6 @@ def write_state(state: State, origin: Origin, folder: Path, rank: int) -> None:
     told = {
         "processes": origin.processes,
         "sharding": origin.sharding,
-        "base": origin.base,
         "settings": origin.settings,
         "facts": state.facts,
     }
@@ -120,8 +111,7 @@ def write_state(state: State, origin: Origin, folder: Path, rank: int) -> None:
 def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
     """What `write_state` wrote, and what it was saved under; `origin` is what it is to be loaded under.
 
-    Raises OtherStateError where other processes, or processes that share in another way, wrote it, or where it
-    belongs to another model.
+    Raises OtherStateError if other processes, or processes that share in another way, wrote it.
     """
     file = next(iter(sorted(folder.glob("learner-0-of-*.json"))), None)
     if file is None:
@@ -133,11 +123,6 @@ def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
         raise OtherStateError(
             f"the state in {folder} was saved by {saved.crew}, and is to be loaded by {origin.crew}",
             fix=f"resume with learner.processes {saved.processes} and learner.sharding {saved.sharding}",
-        )
-    if saved.base != origin.base:
-        raise OtherStateError(
-            f"the state in {folder} was saved over another model than was loaded{_changes(saved, origin)}",
-            fix="resume with the model that the run began with, or start a run anew",
         )
     if rank > 0:
         facts = json.loads(origin.file(folder, rank, ".json").read_text(encoding="utf-8"))["facts"]
@@ -204,17 +189,3 @@ def _changes(saved: Origin, origin: Origin) -> str:
         if value != origin.settings.get(name)
     ]
     return f" ({'; '.join(changed)})" if changed else ""
-
-
-def _fingerprint(policy: Policy) -> str:
-    """Of the model as it was loaded, without an adapter on it."""
-    model = cast("nn.Module", policy.model)
-    adapted = isinstance(model, PeftModel)
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        if adapted and parameter.requires_grad:
-            continue
-        some = parameter.detach().flatten()[:_NUMBERS_COMPARED].cpu().contiguous()
-        digest.update(f"{name} {_form(parameter)}".encode())
-        digest.update(some.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

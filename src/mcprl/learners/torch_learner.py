@@ -53,7 +53,7 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         super().__init__(config, crew=crew, packer=packer, replayer=replayer)
         self._folder = folder
         policy, kl = load_policy(config, self._crew.loading_device), config.algorithm.kl
-        self._origin = Origin.of(config, policy, self._crew.size)
+        self._origin = Origin.of(config, self._crew.size)
         self.reference = Reference(policy, kl, config.learner) if kl.needs_reference else None
         self.policy, self.optimisation = self._crew.share(policy, self.reference, config)
 

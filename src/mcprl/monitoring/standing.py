@@ -31,11 +31,16 @@ def _lines(standing: Standing, folder: Path) -> list[tuple[str, str]]:
     else:
         lines.append(("checkpoint", f"{checkpoint.path.name}, {checkpoint.bytes / 1e6:.1f} MB, every digest right"))
     lines += [("skipped", f"{damaged.path.name}: {damaged.why}") for damaged in standing.damaged]
+    lines += [("changed", f"{name} was {was}, is {now}") for name, (was, now) in standing.changed.items()]
     if standing.rolled_back:
         given_up = ", ".join(map(str, standing.rolled_back))
         lines.append(("given up", f"the checkpoints of the later steps {given_up}"))
     if standing.journaled:
-        use = "they are used" if standing.journal_fits else "not used: they were played by other settings or weights"
+        use = (
+            "they are used"
+            if standing.journal_fits
+            else "played again: they were played under other settings or by other weights"
+        )
         lines.append(("journal", f"{standing.journaled} finished episodes; {use}"))
     else:
         lines.append(("journal", "no finished episodes"))

@@ -11,6 +11,7 @@ outputs/hello-cpu/
   tokens/step-00000.parquet       what the update made of each of its tokens
   checkpoints/step-00012/         the state after 12 steps
   journal/step-00012.jsonl        the finished episodes of a step that no checkpoint covers yet
+  conditions.json                 the settings, tasks, tools and model that they were played under
   weights/v1, v2, …               the last versions of the weights
   adapter/ or model/              the last of them, once the run has ended
   logs/                           vLLM and the tool servers
@@ -80,6 +81,7 @@ class RunFolder:
         self.config_file = path / "config.yaml"
         self.checkpoints = path / "checkpoints"
         self.journal = path / "journal"
+        self.conditions = path / "conditions.json"
         self._trajectories = path / "trajectories"
         self._tokens = path / "tokens"
         self._timeline = path / "timeline.jsonl"
@@ -104,8 +106,7 @@ class RunFolder:
                     continue
                 break
             folder = cls(path)
-            for name in ("weights", "logs", "checkpoints", "journal", "trajectories", "tokens"):
-                (path / name).mkdir()
+            folder._make_folders()
         # Last: a folder that has it is whole.
         folder.rewrite_config(config)
         sync_folder(outputs)
@@ -116,7 +117,20 @@ class RunFolder:
         """The folder of a run that is there. Raises NoRunError, or RunInUseError where another process has it."""
         if not (path / "config.yaml").is_file():
             raise NoRunError(f"{path} is no folder of a run: it has no config.yaml", fix="name a folder of a run")
-        return cls(path)
+        folder = cls(path)
+        with storage_faults(f"making folders in {path}"):
+            folder._make_folders()
+        return folder
+
+    def _make_folders(self) -> None:
+        for folder in (self.weights, self.logs, self.checkpoints, self.journal, self._trajectories, self._tokens):
+            folder.mkdir(exist_ok=True)
+
+    def clear(self, folder: Path) -> None:
+        """Remove all that is in one of the run's folders."""
+        with storage_faults(f"clearing {folder}"):
+            shutil.rmtree(folder)
+            folder.mkdir()
 
     def close(self) -> None:
         """Let other processes open the folder."""

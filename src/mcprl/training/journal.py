@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from mcprl.durable import storage_faults, sync_folder
-from mcprl.errors import StorageError
+from mcprl.errors import ResourceLimitError, StorageError
 from mcprl.records import Trajectory
 from mcprl.training.trajectory_files import decode_trajectory, encode_trajectory
 
@@ -72,7 +72,7 @@ class EpisodeJournal:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._descriptors: dict[int, int] = {}
         self._keys: dict[int, set[Key]] = {}
-        self._failure: StorageError | None = None
+        self._failure: StorageError | ResourceLimitError | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,8 +85,8 @@ class EpisodeJournal:
     async def add(self, trajectory: Trajectory) -> None:
         """Append an episode; it is durable when this returns.
 
-        Raises StorageError where the disk failed, now or at an earlier addition; ValueError where the journal has the
-        episode already, or was told to forget its step.
+        Raises StorageError or ResourceLimitError if writing failed, now or at an earlier addition; ValueError if the
+        journal has the episode already, or was told to forget its step.
         """
         addition = _Addition(trajectory, asyncio.get_running_loop().create_future())
         self._waiting.append(addition)
@@ -123,9 +123,7 @@ class EpisodeJournal:
     async def _write_what_waits(self) -> None:
         while self._waiting:
             group, self._waiting = self._waiting, []
-            written = asyncio.get_running_loop().run_in_executor(self._thread, self._write, group)
-            await asyncio.wait([written])
-            failure = written.exception()
+            failure = await self._written(group)
             for addition in group:
                 if addition.written.done():  # whoever added it was cancelled
                     continue
@@ -134,6 +132,19 @@ class EpisodeJournal:
                 else:
                     addition.written.set_result(None)
         self._writing = None
+
+    async def _written(self, group: Sequence[_Addition]) -> BaseException | None:
+        """Have the writer thread write a group; what went wrong, if anything did."""
+        try:
+            written = asyncio.get_running_loop().run_in_executor(self._thread, self._write, group)
+        except RuntimeError as error:
+            # The thread is started by the first write. The refused group stays in its queue and must not be written.
+            self._failure = ResourceLimitError(
+                f"the journal cannot start its writer: {error}", fix=ResourceLimitError.FIX
+            )
+            return self._failure
+        await asyncio.wait([written])
+        return written.exception()
 
     def _write(self, group: Sequence[_Addition]) -> None:
         """In the writer thread: append a group and wait for the disk, once for each step in it."""

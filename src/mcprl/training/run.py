@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import shutil
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,13 +32,14 @@ from mcprl.tools import Toolbox, open_toolbox
 from mcprl.tools.limits import LimitsDesk
 from mcprl.tools.stats import StatsDocument
 from mcprl.training.checkpoints import Checkpoints, forecast
+from mcprl.training.conditions import Conditions
 from mcprl.training.folder import RunFolder
 from mcprl.training.health import Health
 from mcprl.training.journal import EpisodeJournal
 from mcprl.training.occupancy import MeteredSampler, Occupancy
 from mcprl.training.resuming import Standing, take_up
 from mcprl.training.shutdown import Shutdown
-from mcprl.training.state import deals_of, read_state
+from mcprl.training.state import deals_of
 from mcprl.training.summary import Summary
 from mcprl.training.timeline import Timeline
 from mcprl.training.watching import Watcher
@@ -85,6 +87,7 @@ class Run:
     """
 
     config: RunConfig
+    conditions: Conditions
     folder: RunFolder
     checkpoints: Checkpoints
     journal: EpisodeJournal
@@ -130,12 +133,19 @@ async def open_run(
         journal = EpisodeJournal(folder.journal)
         stack.push_async_callback(journal.close)
         stage = await stack.enter_async_context(open_stage(config, tasks, watcher, logs=folder.logs))
+        conditions = await asyncio.to_thread(Conditions.of, config, tasks, stage.toolbox.catalog)
+        if standing is None:
+            conditions.write(folder.conditions)
+        elif changed := take_up(folder, standing, conditions):
+            watcher.stage(f"playing the finished episodes again, because of changes in {', '.join(changed)}")
+            standing = replace(standing, journal_fits=False)
         watcher.stage("loading the learner")
         learner = await stack.enter_async_context(
             open_learner(config, folder=folder.weights, grammars=stage.grammars, engine=stage.engine)
         )
         run = Run(
             config=config,
+            conditions=conditions,
             folder=folder,
             checkpoints=Checkpoints(folder.checkpoints),
             journal=journal,
@@ -169,18 +179,18 @@ async def _forecast(run: Run) -> str:
 
 async def _restore(run: Run, standing: Standing, tasks: Sequence[Task]) -> None:
     """Let the run stand where its checkpoint says."""
-    take_up(run.folder, standing)
     metrics, verdicts = run.folder.cut_to(standing.step)
     for of_step, on_step in zip(metrics, verdicts, strict=True):
         run.summary.add(of_step, on_step)
     run.step = run.saved_step = standing.step
-    if standing.checkpoint is None:
+    state = standing.state
+    if standing.checkpoint is None or state is None:
         return
     run.watcher.stage(f"going on after step {standing.step}")
-    state = read_state(standing.checkpoint.path)
     run.order.restore(state.order)
     run.health.restore(state.health)
-    run.kl_coefficient = state.kl_coefficient
+    if not {"algorithm.kl.coefficient", "algorithm.kl.target"} & standing.changed.keys():
+        run.kl_coefficient = state.kl_coefficient
     run.open_deals = deals_of(state.open_deals, tasks) if standing.journal_fits else {}
     run.weights = await run.learner.load_state(standing.checkpoint.path)
     await run.sampler.publish(run.weights)

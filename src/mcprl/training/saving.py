@@ -24,7 +24,8 @@ async def save_run(run: Run, open_deals: Mapping[int, Deal]) -> None:
 async def _write(run: Run, open_deals: Mapping[int, Deal]) -> None:
     state = RunState(
         step=run.step,
-        seed=run.config.seed,
+        settings=run.conditions.settings,
+        model=run.conditions.model,
         weights_version=run.weights.version,
         kl_coefficient=run.kl_coefficient,
         order=run.order.state(),

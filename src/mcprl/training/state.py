@@ -21,7 +21,7 @@ from mcprl.tasks import Deal
 __all__ = ["RunState", "deal_ids", "deals_of", "read_state", "write_state"]
 
 _FILE = "state.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +29,16 @@ class RunState:
     """Where a run stands after `step` steps.
 
     RunState(step=12, seed=7, weights_version=11, kl_coefficient=0.02, order={"order": "shuffled", …},
-             health={"steps": 12, …}, open_deals={"12": {"tasks": ["meet-ana"], "stand_ins": []}})
+             health={"steps": 12, …}, open_deals={"12": {"tasks": ["meet-ana"], "stand_ins": []}},
+             settings={"name": "hello", …}, model="c14e…")
 
-    `open_deals` are the steps that were being collected already, by the ids of their tasks.
+    `open_deals` are the steps that were being collected already, by the ids of their tasks. `settings` and `model` are
+    those of `Conditions`.
     """
 
     step: int
-    seed: int
+    settings: dict[str, Any]
+    model: str
     weights_version: int
     kl_coefficient: float
     order: dict[str, Any]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from plain_trajectory import make_trajectory
 from trajectory_strategies import trajectories
 
-from mcprl.errors import StorageError
+from mcprl.errors import ResourceLimitError, StorageError
 from mcprl.records import Trajectory
 from mcprl.training.journal import EpisodeJournal
 
@@ -298,3 +298,22 @@ def test_every_addition_that_returned_before_a_kill_is_read_back(tmp_path):
     assert set(returned) <= set(members(found))
     for (_, member), trajectory in found.items():
         assert trajectory.turns[0].text == "é\n" * (member % 5) ** 6
+
+
+async def test_a_journal_whose_writer_cannot_be_started_says_so_and_does_not_hang(tmp_path, monkeypatch):
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        journal = EpisodeJournal(tmp_path)
+        additions = [asyncio.create_task(journal.add(make_trajectory(step=STEP, member=m))) for m in range(3)]
+        async with asyncio.timeout(60):
+            for addition in additions:
+                with pytest.raises(ResourceLimitError, match="can't start new thread"):
+                    await addition
+    # Also once threads can be started again: what was refused must not be written behind the back of who gave up.
+    with pytest.raises(ResourceLimitError):
+        await journal.add(make_trajectory(step=STEP, member=7))
+    await journal.close()
+    assert EpisodeJournal(tmp_path).finished(STEP) == {}

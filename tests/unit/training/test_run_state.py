@@ -18,7 +18,8 @@ from mcprl.training.state import RunState, deal_ids, deals_of, read_state, write
 TASKS = [Task(id=f"t{n}", prompt=({"role": "user", "content": "Hi"},), goal=Goal()) for n in range(6)]
 STATE = RunState(
     step=12,
-    seed=7,
+    settings={"seed": 7},
+    model="c14e",
     weights_version=11,
     kl_coefficient=0.1 + 0.2,
     order={"order": "curriculum", "counts": {"t0": [0.1, 3.0]}},
@@ -32,7 +33,7 @@ def test_a_state_is_read_as_it_was_written(tmp_path):
     assert read_state(tmp_path) == STATE
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"step": "many"}, {"health": None}])
+@pytest.mark.parametrize("change", [{"format": 1}, {"step": "many"}, {"health": None}])
 def test_a_state_that_this_version_does_not_write_is_refused(tmp_path, change):
     write_state(tmp_path, STATE)
     file = tmp_path / "state.json"
