@@ -27,11 +27,14 @@ _LENGTH_BYTES = 8
 class Plan:
     """What a process is to be. `constrained` says whether trajectories were held to grammars.
 
-    Plan(config=…, folder=Path("outputs/hello/weights"), constrained=True)
+    The processes tell each other their addresses in the file `rendezvous`, in a folder that only the user can enter.
+
+    Plan(config=…, folder=Path("outputs/hello/weights"), rendezvous=Path("/tmp/mcprl-x1/rendezvous"), constrained=True)
     """
 
     config: RunConfig
     folder: Path
+    rendezvous: Path
     constrained: bool
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from mcprl.config import RunConfig
 from mcprl.errors import LearnerLostError, McprlError
 from mcprl.learners.messages import SOCKET_VARIABLE, Answer, Plan, receive, send
 from mcprl.learners.team import require_shareable
-from mcprl.processes import ChildProcess, free_port
+from mcprl.processes import ChildProcess, private_folder
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 
 if TYPE_CHECKING:
@@ -33,6 +31,7 @@ __all__ = ["SpreadLearner"]
 _WORKER = (sys.executable, "-m", "mcprl.learners.worker")
 # Where one process fails, others fail by it, and may be heard first. So long is waited for the one to blame.
 _BLAME_S = 2.0
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 class SpreadLearner:
@@ -44,9 +43,15 @@ class SpreadLearner:
 
     def __init__(self, config: RunConfig, *, folder: Path, grammars: Grammars | None) -> None:
         require_shareable(config)
-        self._plan = Plan(config=config, folder=folder.resolve(), constrained=grammars is not None)
+        self._stack = contextlib.ExitStack()
+        self._home = self._stack.enter_context(private_folder())
+        self._plan = Plan(
+            config=config,
+            folder=folder.resolve(),
+            rendezvous=self._home / "rendezvous",
+            constrained=grammars is not None,
+        )
         self._size = config.learner.processes
-        self._home = Path(tempfile.mkdtemp(prefix="mcprl-learner-"))
         self._processes: list[ChildProcess] = []
         self._lines: list[asyncio.Future[tuple[StreamReader, StreamWriter]]] = []
         self._server: asyncio.Server | None = None
@@ -108,7 +113,7 @@ class SpreadLearner:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._stack.close()
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -119,8 +124,9 @@ class SpreadLearner:
             **os.environ,
             # Each with its part of the cores: all of them with all cores would only wait for one another.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._size))),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            # All processes are on this machine: no other one may reach the ports that they open for each other.
+            "GLOO_SOCKET_IFNAME": _LOOPBACK,
+            "NCCL_SOCKET_IFNAME": _LOOPBACK,
             "WORLD_SIZE": str(self._size),
             "LOCAL_WORLD_SIZE": str(self._size),
             SOCKET_VARIABLE: str(socket),

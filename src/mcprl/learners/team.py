@@ -8,6 +8,7 @@ FSDP2 is called itself and not through Accelerate, which takes it on GPUs only: 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,20 +60,26 @@ def require_shareable(config: RunConfig) -> None:
         )
 
 
-def make_team(config: RunConfig) -> Crew:
-    """The crew of this process, one of several that were told of each other in their environment."""
+def make_team(config: RunConfig, rendezvous: Path) -> Crew:
+    """The crew of this process, one of several that find each other in a file."""
     if config.learner.sharding == "zero3":
         from mcprl.learners.zero3 import Zero3Team
 
-        return Zero3Team()
-    return Fsdp2Team()
+        return Zero3Team(rendezvous)
+    return Fsdp2Team(rendezvous)
 
 
 class Team(ABC):
     """What all ways to share weights have in common."""
 
-    def __init__(self) -> None:
-        state: Any = PartialState(cpu=not torch.cuda.is_available())
+    def __init__(self, rendezvous: Path) -> None:
+        # A file, because torch's own store listens on all interfaces and asks nobody who they are.
+        state: Any = PartialState(
+            cpu=not torch.cuda.is_available(),
+            init_method=rendezvous.as_uri(),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
         self.rank: int = state.process_index
         self.size: int = state.num_processes
         self.device: torch.device = state.device

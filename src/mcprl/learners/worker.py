@@ -29,7 +29,9 @@ def _make_learner(plan: Plan) -> TorchLearner:
         from mcprl.chat.grammars import load_grammars
 
         grammars = load_grammars(plan.config.model.path)
-    return TorchLearner(plan.config, folder=plan.folder, grammars=grammars, crew=make_team(plan.config))
+    return TorchLearner(
+        plan.config, folder=plan.folder, grammars=grammars, crew=make_team(plan.config, plan.rendezvous)
+    )
 
 
 async def _attempt(work: Awaitable[Any], *, first: bool) -> Answer:

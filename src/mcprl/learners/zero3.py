@@ -6,6 +6,7 @@ Weights and moments are kept in 32 bits, as in one process; where model.dtype is
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -77,12 +78,12 @@ class _ZeroOptimisation(Optimisation):
 class Zero3Team(Team):
     """Each process holds a slice of every tensor; DeepSpeed gathers a module's weights while it computes."""
 
-    def __init__(self) -> None:
+    def __init__(self, rendezvous: Path) -> None:
         if importlib.util.find_spec("deepspeed") is None:
             raise MissingExtraError(
                 "learner.sharding is zero3, which needs DeepSpeed", fix="install mcprl[deepspeed], or use fsdp2"
             )
-        super().__init__()
+        super().__init__(rendezvous)
         self.loading_device = self.device
         self._engine: Any = None
 
