@@ -8,6 +8,8 @@ remains of it is its trajectory, or a `LostEpisode` where the infrastructure fai
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +21,11 @@ from typing import Any, Required
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from mcprl.errors import Fault
+from mcprl.errors import Fault, GroupIncompleteError
 from mcprl.goals import Goal
 
 __all__ = [
+    "AbandonedGroup",
     "Batch",
     "Columns",
     "Difficulty",
@@ -44,6 +47,8 @@ __all__ = [
     "Weights",
     "turns_by_message",
 ]
+
+_EXCERPT = 120  # characters
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -173,13 +178,17 @@ class FinishReason(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Exactly one for each trajectory."""
+    """Why an episode ended. Exactly one for each trajectory.
+
+    CAUSED_FAULT: its last turn made a tool server fail, and did so again each time it was repeated on a fresh one.
+    """
 
     ANSWERED = "answered"
     CUT_BY_LENGTH = "cut_by_length"
     TURN_LIMIT = "turn_limit"
     CONTEXT_LIMIT = "context_limit"
     DEADLINE = "deadline"
+    CAUSED_FAULT = "caused_fault"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,16 +275,48 @@ def turns_by_message(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostEpisode:
-    """An attempt that the infrastructure failed. It is counted and run again; no update ever sees it."""
+    """An attempt that the infrastructure failed. It is counted and run again; no update ever sees it.
+
+    `turns` has the calls of each turn. The last turn was under way, and has none if nothing was called in it yet.
+
+    LostEpisode(task_id="meet-ana", member=3, attempt=0, code="E-TOOL-011", reason="server 'directory' went away",
+                turns=((ToolCall(name="find_person", arguments={"name": "Ana"}),),))
+    """
 
     task_id: str
     member: int
     attempt: int
     code: str
     reason: str
+    turns: tuple[tuple[ToolCall, ...], ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.task_id}/{self.member} ({self.code} {self.reason})"
+        calls = self.turns[-1] if self.turns else ()
+        after = f" after {', '.join(map(_excerpt, calls))}" if calls else ""
+        return f"{self.task_id}/{self.member} ({self.code} {self.reason}){after}"
+
+
+def _excerpt(call: ToolCall) -> str:
+    """A call in one line: of a long text, such as a program, the beginning and a digest."""
+    text = json.dumps(dict(call.arguments), default=str)
+    if len(text) > _EXCERPT:
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        text = f"{text[:_EXCERPT]}… ({len(text)} characters, sha256 {digest})"
+    return f"{call.name} {text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonedGroup:
+    """A task whose group could not be completed: one of its episodes was lost `episodes.max_attempts` times.
+
+    None of its episodes is learned from: a smaller group would have another baseline.
+
+    AbandonedGroup(task_id="meet-ana", lost=(…, …), error=GroupIncompleteError("episode 3 of task meet-ana was …"))
+    """
+
+    task_id: str
+    lost: tuple[LostEpisode, ...]
+    error: GroupIncompleteError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,15 +355,14 @@ class Readings:
     """What the learner says of trajectories before it learns from them. What the objective does not need is None.
 
     Columns have an entry for each token, 0 where the policy did not sample it. `values[i][t]` is the value of where the
-    episode stood before its token t, `final_values[i]` of where it stood at its end.
+    episode stood before its token t.
 
-    Readings(logprobs=None, reference_logprobs=((0.0, -0.4, -1.1),), values=None, final_values=None)
+    Readings(logprobs=None, reference_logprobs=((0.0, -0.4, -1.1),), values=None)
     """
 
     logprobs: Columns | None = None
     reference_logprobs: Columns | None = None
     values: Columns | None = None
-    final_values: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

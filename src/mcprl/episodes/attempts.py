@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from mcprl.errors import GroupIncompleteError
-from mcprl.records import LostEpisode
+from mcprl.errors import GroupIncompleteError, InfrastructureError
+from mcprl.records import LostEpisode, Task, ToolCall
 
-__all__ = ["run_until_kept"]
+__all__ = ["lost_to", "run_until_kept"]
 
 Ended = TypeVar("Ended")
 
@@ -26,6 +26,18 @@ async def run_until_kept(
         if number == max_attempts:
             raise GroupIncompleteError(
                 f"{episode} was lost {max_attempts} times, last to {ended.code} {ended.reason}",
-                fix="mend that cause; episodes.max_attempts sets how often an episode is run again",
+                fix="fix that cause; episodes.max_attempts sets how often an episode is run again",
             )
     return ended
+
+
+def lost_to(error: InfrastructureError, task: Task, member: int, attempt: int) -> LostEpisode:
+    """What remains of an attempt that `error` ended."""
+    return LostEpisode(
+        task_id=task.id,
+        member=member,
+        attempt=attempt,
+        code=error.code,
+        reason=error.what,
+        turns=tuple(tuple(ToolCall(name=name, arguments=given) for name, given in calls) for calls in error.turns),
+    )

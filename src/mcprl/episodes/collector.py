@@ -1,8 +1,9 @@
 """Whole groups under asyncio: every member of every task at once, up to a limit, those lost run again.
 
 A group is handed on only when it has all its members. An attempt that the infrastructure failed leaves nothing but a
-`LostEpisode`: not a reward of 0, not a smaller group. An episode counts as finished once it is in the journal, and one
-that the journal already has is not played again.
+`LostEpisode`: not a reward of 0, not a smaller group. If an episode is lost `episodes.max_attempts` times, its whole
+group is abandoned. An episode counts as finished once it is in the journal, and one that the journal already has is not
+played again.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Protocol
 
 from mcprl.concurrency import run_all
 from mcprl.config import EpisodesConfig
-from mcprl.episodes.attempts import run_until_kept
-from mcprl.errors import InfrastructureError
-from mcprl.records import Group, LostEpisode, Task, Trajectory
+from mcprl.episodes.attempts import lost_to, run_until_kept
+from mcprl.errors import GroupIncompleteError, InfrastructureError
+from mcprl.records import AbandonedGroup, Group, LostEpisode, Task, Trajectory
 
 __all__ = ["Collector", "Journal", "RunsEpisodes"]
 
@@ -53,51 +54,77 @@ class Collector:
         self._none_alive.set()
         self._draining = False
 
-    async def collect(self, tasks: Sequence[Task], step: int, on_finished: OnFinished) -> tuple[Group, ...]:
-        """A whole group for each task, in the order of `tasks`. `on_finished` hears of each attempt as it ends."""
+    async def collect(
+        self,
+        tasks: Sequence[Task],
+        step: int,
+        on_finished: OnFinished,
+        on_abandoned: Callable[[AbandonedGroup], None] | None = None,
+    ) -> tuple[Group, ...]:
+        """A whole group for each task, in the order of `tasks`. `on_finished` hears of each attempt as it ends.
+
+        A group that is abandoned is left out, and `on_abandoned` hears of it; without `on_abandoned` its error is
+        raised, a GroupIncompleteError.
+        """
         kept: dict[str, list[Trajectory]] = {}
         if self._journal is not None:
             finished = await asyncio.to_thread(self._journal.finished, step)
             for (task_id, _), trajectory in finished.items():
                 kept.setdefault(task_id, []).append(trajectory)
-        return await run_all(self._collect_group(task, step, kept.get(task.id, []), on_finished) for task in tasks)
+        ended = await run_all(self._collect_group(task, step, kept.get(task.id, []), on_finished) for task in tasks)
+        for group in ended:
+            if isinstance(group, AbandonedGroup):
+                if on_abandoned is None:
+                    raise group.error
+                on_abandoned(group)
+        return tuple(group for group in ended if isinstance(group, Group))
 
     async def drain(self) -> None:
         """Start no further episode; return when those alive have ended. Whoever waits for groups waits for ever."""
         self._draining = True
         await self._none_alive.wait()
 
-    async def _collect_group(self, task: Task, step: int, kept: Sequence[Trajectory], on_finished: OnFinished) -> Group:
-        """The first members to finish make the group, those kept before among them; what else is under way is ended."""
+    async def _collect_group(
+        self, task: Task, step: int, kept: Sequence[Trajectory], on_finished: OnFinished
+    ) -> Group | AbandonedGroup:
+        """The first members to end make the group, those kept before among them; what else is under way is ended.
+
+        A member that is lost has ended too, and is waited for: a spare must not take the place of one that failed.
+        """
         size = self._config.group_size
-        done, lost = list(kept[:size]), list[LostEpisode]()
-        for trajectory in done:
+        done, lost = {trajectory.member: trajectory for trajectory in kept[:size]}, list[LostEpisode]()
+        chosen = list(done)
+        for trajectory in done.values():
             on_finished(trajectory)
-        known = {trajectory.member for trajectory in done}
-        missing = [member for member in range(size + self._config.spares) if member not in known]
+
+        def choose(outcome: Trajectory | LostEpisode) -> None:
+            if isinstance(outcome, LostEpisode):
+                lost.append(outcome)
+            if outcome.member not in chosen and len(chosen) < size:
+                chosen.append(outcome.member)
+            on_finished(outcome)
+
+        missing = [member for member in range(size + self._config.spares) if member not in done]
         under_way = {
-            asyncio.create_task(self._collect_member(task, step, member, lost, on_finished))
+            asyncio.create_task(self._collect_member(task, step, member, choose))
             for member in (missing if len(done) < size else ())
         }
         try:
-            while len(done) < size:
+            while len(chosen) < size or not done.keys() >= set(chosen):
                 ended, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-                done += sorted((one.result() for one in ended), key=_member)
+                done |= {trajectory.member: trajectory for trajectory in [one.result() for one in ended]}
+        except GroupIncompleteError as error:
+            return AbandonedGroup(task_id=task.id, lost=tuple(lost), error=error)
         finally:
             for one in under_way:
                 one.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
-        members = sorted(done[:size], key=_member)
-        return Group(task=task, trajectories=tuple(members), lost=tuple(lost))
+        return Group(task=task, trajectories=tuple(done[member] for member in sorted(chosen)), lost=tuple(lost))
 
-    async def _collect_member(
-        self, task: Task, step: int, member: int, lost: list[LostEpisode], on_finished: OnFinished
-    ) -> Trajectory:
+    async def _collect_member(self, task: Task, step: int, member: int, on_ended: OnFinished) -> Trajectory:
         async def attempt(number: int) -> Trajectory | LostEpisode:
             outcome = await self._attempt(task, step, member, number)
-            on_finished(outcome)
-            if isinstance(outcome, LostEpisode):
-                lost.append(outcome)
+            on_ended(outcome)
             return outcome
 
         return await run_until_kept(f"episode {member} of task {task.id}", self._config.max_attempts, attempt)
@@ -111,7 +138,7 @@ class Collector:
             try:
                 trajectory = await self._runner.run(task, step=step, member=member, attempt=attempt)
             except InfrastructureError as error:
-                return LostEpisode(task_id=task.id, member=member, attempt=attempt, code=error.code, reason=error.what)
+                return lost_to(error, task, member, attempt)
             else:
                 if self._journal is not None:
                     await self._journal.add(trajectory)
@@ -120,7 +147,3 @@ class Collector:
                 self._alive -= 1
                 if not self._alive:
                     self._none_alive.set()
-
-
-def _member(trajectory: Trajectory) -> int:
-    return trajectory.member

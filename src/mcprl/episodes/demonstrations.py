@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mcprl.concurrency import run_all
 from mcprl.config import RunConfig
-from mcprl.episodes.attempts import run_until_kept
+from mcprl.episodes.attempts import lost_to, run_until_kept
 from mcprl.episodes.environment import Grader, ToolAccess, tool_specs
 from mcprl.episodes.loop import EpisodeRunner, Leases
 from mcprl.episodes.rewards import succeeded
@@ -91,7 +91,7 @@ class Demonstrator:
                 async with self._places:
                     return await self._attempt(task, solution, step, number)
             except InfrastructureError as error:
-                return LostEpisode(task_id=task.id, member=0, attempt=number, code=error.code, reason=error.what)
+                return lost_to(error, task, 0, number)
 
         episodes = self._config.episodes
         trajectory = await run_until_kept(f"the demonstration of task {task.id}", episodes.max_attempts, attempt)

@@ -18,7 +18,8 @@ from mcprl.concurrency import run_all
 from mcprl.config import RewardsConfig
 from mcprl.episodes.checks import meets
 from mcprl.episodes.injection import ErrorInjection
-from mcprl.episodes.rewards import score, weigh
+from mcprl.episodes.rewards import PENALTIES, score, weigh
+from mcprl.errors import Fault
 from mcprl.goals import ExpectedState
 from mcprl.records import FinishReason, Message, Observation, StopReason, Task, ToolCall, Turn
 
@@ -145,15 +146,7 @@ class Environment:
 
     async def step(self, action: Action) -> StepResult:
         """Carry out one turn."""
-        observations = await self._carry_out(action.calls)
-        turn = Turn(
-            text=action.text,
-            sampled_ids=action.sampled_ids,
-            finish=action.finish,
-            weights_version=action.weights_version,
-            calls=action.calls,
-            observations=observations,
-        )
+        turn = _turn_of(action, await self._carry_out(action.calls))
         result = await self._record(turn, self._stop_after(action), action.prose)
         if action.calls or result.stop is not None:
             return result
@@ -167,6 +160,15 @@ class Environment:
         last = self.turns.pop()
         self._parts = self._score(self.turns, None, None)
         self._append(last, stop, None, state=state, grade=grade)
+
+    def end_by_fault(self, action: Action, what: str) -> None:
+        """End the episode with a turn that made a server fail. Nothing that it achieved counts; penalties do."""
+        failed = (Observation(tool=call.name, server=None, text=what, fault=Fault.POLICY) for call in action.calls)
+        turn = _turn_of(action, tuple(failed))
+        before = self.reward
+        parts = self._score([*self.turns, turn], None, StopReason.CAUSED_FAULT)
+        self._parts = {name: value if name in PENALTIES else 0.0 for name, value in parts.items()}
+        self.turns.append(replace(turn, reward=weigh(self._parts, self._rewards) - before))
 
     async def _carry_out(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
         made = (self._call(call, index) for index, call in enumerate(calls))
@@ -236,6 +238,17 @@ class Environment:
         if self._judge is None or answer is None or not answer.strip():
             return 0.0
         return await self._judge.grade(self._task, answer)
+
+
+def _turn_of(action: Action, observations: tuple[Observation, ...]) -> Turn:
+    return Turn(
+        text=action.text,
+        sampled_ids=action.sampled_ids,
+        finish=action.finish,
+        weights_version=action.weights_version,
+        calls=action.calls,
+        observations=observations,
+    )
 
 
 def tool_specs(tools: Iterable[ToolFace]) -> list[dict[str, Any]]:

@@ -16,7 +16,8 @@ from mcprl.config import RunConfig
 from mcprl.episodes.deadline import end_at_deadline, longest_life_s
 from mcprl.episodes.environment import Action, Environment, Grader, ToolAccess
 from mcprl.episodes.injection import ErrorInjection
-from mcprl.errors import BadValueError, EpisodeDeadlineError
+from mcprl.episodes.reproduction import Reproduction
+from mcprl.errors import BadValueError, EpisodeDeadlineError, InfrastructureError
 from mcprl.records import Message, Observation, StopReason, Task, Trajectory
 from mcprl.samplers import Completion, Sampler, SampleRequest
 from mcprl.seeds import derive_seed
@@ -89,6 +90,7 @@ class _Episode:
     columns: _Columns
     seed_path: tuple[int, str, int]  # step, task, member
     environment: Environment | None = None
+    actions: list[Action] = field(default_factory=list[Action])
     grammar: str | None = None
     played_s: float = 0.0
     played_tokens: int = 0
@@ -139,36 +141,21 @@ class EpisodeRunner:
         self._preamble = tuple(preamble)
         self._judge = judge
         self._grammars = grammars
+        self._reproduction = Reproduction(config.episodes.deadline_s)
 
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
-        """One episode, start to finish. Raises an InfrastructureError where the world failed it."""
+        """One episode, start to finish. Raises an InfrastructureError if the world failed it, and not the policy."""
         if self._grammars is not None and any(follow_up.tools for follow_up in task.follow_ups):
             raise BadValueError(
                 f"task {task.id} offers tools later, but one grammar holds all turns of an episode",
                 fix="set sampling.constrain to off for such tasks",
             )
-        deadline_s = self._config.episodes.deadline_s
         started = time.monotonic()
-        async with AsyncExitStack() as leased:
-            episode = _Episode(_Columns(), (step, task.id, member))
-            try:
-                async with asyncio.timeout(deadline_s):
-                    lives_s = longest_life_s(deadline_s)
-                    access = await leased.enter_async_context(lease_for(task, self._leases, lives_s=lives_s))
-                    episode.environment = Environment(
-                        task,
-                        access,
-                        preamble=self._preamble,
-                        max_turns=self._config.episodes.turn_limit(task),
-                        rewards=self._config.rewards,
-                        judge=self._judge,
-                        injection=self._injection(task, step, member),
-                    )
-                    episode.grammar = await self._grammar_of(episode.environment)
-                    fits = self._open(episode, episode.environment, task)
-                    stop = await self._play(episode, episode.environment) if fits else StopReason.CONTEXT_LIMIT
-            except TimeoutError:
-                stop = await self._end_late(episode, task)
+        episode = _Episode(_Columns(), (step, task.id, member))
+        try:
+            stop = await self._live(episode, task)
+        except InfrastructureError as error:
+            stop = await self._end_by_fault(episode, task, error)
         environment, columns = episode.environment, episode.columns
         assert environment is not None
         return Trajectory(
@@ -192,6 +179,51 @@ class EpisodeRunner:
             grammar=episode.grammar,
             stop_token_ids=self._chat.stop_token_ids,
         )
+
+    async def _live(self, episode: _Episode, task: Task) -> StopReason:
+        deadline_s = self._config.episodes.deadline_s
+        async with AsyncExitStack() as leased:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    stage = self._stage(task, episode.seed_path)
+                    episode.environment, _ = await leased.enter_async_context(stage)
+                    episode.grammar = await self._grammar_of(episode.environment)
+                    fits = self._open(episode, episode.environment, task)
+                    return await self._play(episode, episode.environment) if fits else StopReason.CONTEXT_LIMIT
+            except TimeoutError:
+                return await self._end_late(episode, task)
+
+    @asynccontextmanager
+    async def _stage(
+        self, task: Task, seed_path: tuple[int, str, int]
+    ) -> AsyncGenerator[tuple[Environment, ToolAccess]]:
+        """Tools of its own for an episode, and its environment at the beginning."""
+        lives_s = longest_life_s(self._config.episodes.deadline_s)
+        async with lease_for(task, self._leases, lives_s=lives_s) as access:
+            environment = Environment(
+                task,
+                access,
+                preamble=self._preamble,
+                max_turns=self._config.episodes.turn_limit(task),
+                rewards=self._config.rewards,
+                judge=self._judge,
+                injection=self._injection(seed_path),
+            )
+            yield environment, access
+
+    async def _end_by_fault(self, episode: _Episode, task: Task, error: InfrastructureError) -> StopReason:
+        """End the episode as failed if its last turn caused the fault; else raise it, with what was done last."""
+        environment, actions = episode.environment, episode.actions
+        if environment is None:
+            raise error
+        error.turns = tuple(tuple((call.name, call.arguments) for call in action.calls) for action in actions)
+        if len(actions) == len(environment.turns):
+            error.turns += ((),)
+            raise error  # no turn was being carried out
+        if not await self._reproduction.is_caused(actions, error, lambda: self._stage(task, episode.seed_path)):
+            raise error
+        environment.end_by_fault(actions[-1], error.what)
+        return StopReason.CAUSED_FAULT
 
     async def _end_late(self, episode: _Episode, task: Task) -> StopReason:
         """At the deadline. The turn that is under way there is dropped."""
@@ -226,16 +258,17 @@ class EpisodeRunner:
             forced, fixed = await self._choices(grammar, completion)
             columns.add_turn(completion, turn, forced=forced, fixed=fixed)
             parsed = self._chat.parse(prompt_ids, completion.token_ids, tools)
-            result = await environment.step(
-                Action(
-                    text=parsed.text,
-                    prose=parsed.prose,
-                    calls=parsed.calls,
-                    sampled_ids=completion.token_ids,
-                    finish=completion.finish,
-                    weights_version=completion.weights_versions[0],
-                )
+            action = Action(
+                text=parsed.text,
+                prose=parsed.prose,
+                calls=parsed.calls,
+                sampled_ids=completion.token_ids,
+                finish=completion.finish,
+                weights_version=completion.weights_versions[0],
             )
+            episode.actions.append(action)
+            result = await environment.step(action)
+            self._reproduction.note(environment.turns[-1])
             episode.played_s += time.monotonic() - turn_started
             episode.played_tokens = len(columns.token_ids)
             if result.stop is not None:
@@ -260,11 +293,12 @@ class EpisodeRunner:
             return nowhere, nowhere
         return await asyncio.to_thread(self._grammars.choices, grammar, completion.token_ids)
 
-    def _injection(self, task: Task, step: int, member: int) -> ErrorInjection | None:
+    def _injection(self, seed_path: tuple[int, str, int]) -> ErrorInjection | None:
         rate = self._config.episodes.injected_errors
         if not rate:
             return None
-        return ErrorInjection(rate=rate, seed=self._config.seed, step=step, task_id=task.id, member=member)
+        step, task_id, member = seed_path
+        return ErrorInjection(rate=rate, seed=self._config.seed, step=step, task_id=task_id, member=member)
 
     def _request(
         self, prompt_ids: tuple[int, ...], grammar: str | None, seed_path: tuple[int | str, ...]

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from mcprl.episodes.rewards import succeeded
-from mcprl.records import Group, Source, StopReason
+from mcprl.records import AbandonedGroup, Group, Source, StopReason
 
 __all__ = ["episode_metrics"]
 
 
-def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]:
+def episode_metrics(
+    groups: Sequence[Group], seconds: float, abandoned: Sequence[AbandonedGroup] = ()
+) -> dict[str, float]:
     """Means over the episodes of a step. Attempts lost to the infrastructure are counted, never averaged.
+
+    So are those of groups that were abandoned, of which nothing else is counted.
 
     A part of the reward is averaged over the episodes whose goal checks it. `calls` are all that the policy made;
     those that failed on purpose are no evidence of its skill, nor of the servers' speed.
@@ -22,6 +26,7 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
     turns = [turn for t in trajectories for turn in t.turns]
     calls = [seen for turn in turns for seen in turn.observations]
     delivered = [seen for seen in calls if seen.source is not Source.INJECTED]
+    lost = [episode for group in (*groups, *abandoned) for episode in group.lost]
     sampled = sum(sum(t.sampled) for t in trajectories)
     metrics = {
         "reward": fmean(t.reward for t in trajectories),
@@ -34,7 +39,7 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
         "groups": float(len(groups)),
         "groups_without_variance": float(sum(not group.has_variance for group in groups)),
         "episodes": float(len(trajectories)),
-        "episodes_lost_to_infrastructure": float(sum(len(group.lost) for group in groups)),
+        "episodes_lost_to_infrastructure": float(len(lost)),
         "sampled_tokens": float(sampled),
         "sampled_tokens_per_second": sampled / seconds,
         "context_tokens": float(sum(len(t.token_ids) for t in trajectories) - sampled),
@@ -44,7 +49,7 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
     for part in sorted({part for t in trajectories for part in t.reward_parts}):
         values = [t.reward_parts[part] for t in trajectories if part in t.reward_parts]
         metrics[f"reward_part_{part}"] = fmean(values)
-    for code, count in sorted(Counter(lost.code for group in groups for lost in group.lost).items()):
+    for code, count in sorted(Counter(episode.code for episode in lost).items()):
         metrics[f"lost_{code}"] = float(count)
     for stop in StopReason:
         metrics[f"stop_{stop.value}"] = fmean(t.stop is stop for t in trajectories)

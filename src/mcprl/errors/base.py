@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -52,6 +53,10 @@ class ConfigurationError(McprlError):
 
 
 class InfrastructureError(McprlError):
-    """The world failed: a server, the network, the sampler's process. Nothing the policy did."""
+    """The world failed: a server, the network, the sampler's process. Nothing the policy did.
+
+    One that ended an episode has the calls of each of its turns, as (tool, arguments); the last was under way.
+    """
 
     fault = Fault.INFRASTRUCTURE
+    turns: tuple[tuple[tuple[str, Mapping[str, Any]], ...], ...] = ()

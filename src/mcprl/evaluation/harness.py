@@ -17,7 +17,7 @@ from typing import Any
 from mcprl.concurrency import run_all
 from mcprl.config import EpisodesConfig, RunConfig
 from mcprl.episodes import RunsEpisodes
-from mcprl.episodes.attempts import run_until_kept
+from mcprl.episodes.attempts import lost_to, run_until_kept
 from mcprl.errors import BadValueError, InfrastructureError
 from mcprl.evaluation.figures import TaskResult, count_figures
 from mcprl.evaluation.outcomes import EpisodeOutcome, outcome_of
@@ -139,7 +139,7 @@ class Player:
                 trajectory = await self._runner.run(task, step=_STEP, member=member, attempt=attempt)
                 judged = await self._suite.judge(task, trajectory)
             except InfrastructureError as error:
-                return LostEpisode(task_id=task.id, member=member, attempt=attempt, code=error.code, reason=error.what)
+                return lost_to(error, task, member, attempt)
             return trajectory, outcome_of(task, trajectory, judged)
 
 

@@ -32,6 +32,7 @@ class FailureKind(StrEnum):
     CUT_BY_LENGTH = "cut by length"
     CONTEXT_LIMIT = "context limit"
     DEADLINE = "deadline"
+    CAUSED_FAULT = "made its tool server fail"
     INVALID_CALLS = "invalid calls only"
     UNRECOVERED = "tool error never recovered"
     TURN_LIMIT = "turn limit"
@@ -90,6 +91,7 @@ _ENDED_BY: Final = {
     StopReason.CUT_BY_LENGTH: FailureKind.CUT_BY_LENGTH,
     StopReason.CONTEXT_LIMIT: FailureKind.CONTEXT_LIMIT,
     StopReason.DEADLINE: FailureKind.DEADLINE,
+    StopReason.CAUSED_FAULT: FailureKind.CAUSED_FAULT,
 }
 
 

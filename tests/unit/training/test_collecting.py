@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -109,7 +110,12 @@ def test_a_refilled_step_is_that_of_a_plain_account_of_it(drawn):
     assert set(ids(got.dropped)) <= dead
     assert rounds <= max_refills
     refilled = len([name for name in live if name not in dealt])
-    assert got.metrics == {"groups_dropped": len(got.dropped), "groups_refilled": refilled, "refill_rounds": rounds}
+    assert got.metrics == {
+        "groups_dropped": len(got.dropped),
+        "groups_abandoned": 0,
+        "groups_refilled": refilled,
+        "refill_rounds": rounds,
+    }
 
 
 @settings(deadline=None, max_examples=50)
@@ -136,7 +142,12 @@ async def test_where_no_group_lives_the_deal_is_kept_and_the_refills_are_dropped
     got = await collect(TaskOrder(tasks(9), per_step=3, seed=1), Runner(everything), REFILL)
     assert ids(got.groups) == ids(got.all_groups)[:3]
     assert ids(got.dropped) == ids(got.all_groups)[3:]
-    assert got.metrics == {"groups_dropped": 6.0, "groups_refilled": 0.0, "refill_rounds": 2.0}
+    assert got.metrics == {
+        "groups_dropped": 6.0,
+        "groups_abandoned": 0.0,
+        "groups_refilled": 0.0,
+        "refill_rounds": 2.0,
+    }
 
 
 @pytest.mark.parametrize("kind", ORDERS)
@@ -172,13 +183,22 @@ async def test_every_attempt_is_heard_of_also_those_of_groups_that_are_dropped()
     assert sorted(outcome.task_id for outcome in heard) == sorted(ids(got.all_groups) * 2)
 
 
-async def test_a_group_that_cannot_be_completed_stops_a_refill_as_it_stops_a_step():
+async def lose_all_but(names: set[str], task_id: str) -> None:
+    if task_id not in names:
+        raise ServerLostError("gone", fix="none")
+
+
+@pytest.mark.parametrize("algorithm", [AlgorithmConfig(), REFILL])
+async def test_a_group_that_cannot_be_completed_is_left_out_of_the_step(algorithm):
     order = TaskOrder(tasks(6), per_step=2, seed=1)
-    dead = {task.id for task in order.deal(3)}
+    kept, lost = (task.id for task in order.deal(3))
+    got = await collect(order, Runner(set(), partial(lose_all_but, {kept})), algorithm)
+    assert ids(got.groups) == ids(got.all_groups) == [kept]
+    assert [group.task_id for group in got.abandoned] == [lost]
+    assert got.metrics["groups_abandoned"] == 1.0
 
-    async def play(task_id: str) -> None:
-        if task_id not in dead:
-            raise ServerLostError("gone", fix="none")
 
-    with pytest.raises(GroupIncompleteError):
-        await collect(order, Runner(dead, play), REFILL)
+async def test_a_step_of_which_no_group_can_be_completed_is_an_error():
+    order = TaskOrder(tasks(6), per_step=2, seed=1)
+    with pytest.raises(GroupIncompleteError, match="was lost 2 times, last to E-TOOL-011 gone"):
+        await collect(order, Runner(set(), partial(lose_all_but, set())), REFILL)

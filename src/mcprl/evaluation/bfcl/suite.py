@@ -37,6 +37,7 @@ _DEADLINE_S: Final = 3600.0
 _LIMITS: Final = {
     StopReason.CONTEXT_LIMIT: "context limit",
     StopReason.DEADLINE: "deadline",
+    StopReason.CAUSED_FAULT: "made its tool server fail",
 }
 
 

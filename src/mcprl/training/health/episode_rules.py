@@ -22,6 +22,8 @@ _VALID_WINDOW = 5
 _CUT_WARN, _CUT_BAD = 0.5, 0.9
 # Lost episodes are run again and cost time only, but those lost are not a random draw: long ones are lost more often.
 _LOST_WARN, _LOST_BAD = 0.1, 0.3
+# A tool that a tenth of all episodes can make fail is what the policy is learning about.
+_CAUSED_BAD = 0.1
 
 _CUTS = {
     "stop_cut_by_length": (
@@ -145,7 +147,8 @@ def lost_episodes(sight: Sight) -> Verdict | None:
     lost, kept = sight.now("episodes_lost_to_infrastructure"), sight.now("episodes")
     if lost is None or kept is None or lost + kept <= 0:
         return None
-    severity = by_size(lost / (lost + kept), warn=_LOST_WARN, bad=_LOST_BAD)
+    abandoned = sight.now("groups_abandoned")
+    severity = by_size(lost / (lost + kept), warn=0.0 if abandoned else _LOST_WARN, bad=_LOST_BAD)
     codes = {name.removeprefix("lost_"): count for name, count in sight.metrics.items() if name.startswith("lost_")}
     if severity is None or not codes:
         return None
@@ -153,13 +156,35 @@ def lost_episodes(sight: Sight) -> Verdict | None:
     return Verdict(
         severity=severity,
         what=f"{lost / (lost + kept):.0%} of episodes were lost to the infrastructure and run again: "
-        f"mostly ({codes[most] / lost:.0%}) to {most}",
+        f"mostly ({codes[most] / lost:.0%}) to {most}"
+        + (f"; {abandoned:.0f} groups were left out after episodes.max_attempts attempts" if abandoned else ""),
         fix=f"`mcprl explain {most}` says what that is and what mends it; the logs of the run say where",
+    )
+
+
+def caused_faults(sight: Sight) -> Verdict | None:
+    """Losses that are no accident: they go together with something that the policy does."""
+    share = sight.now("stop_caused_fault") or 0.0
+    found: list[str] = []
+    if share > 0:
+        found.append(
+            f"{share:.0%} of episodes made their tool server fail, and again when repeated: they count as failed"
+        )
+    if sight.lost_with:
+        found.append(f"lost turns go together with {', '.join(map(str, sight.lost_with))}")
+    if not found:
+        return None
+    return Verdict(
+        severity=Severity.BAD if share >= _CAUSED_BAD else Severity.WARN,
+        what="; ".join(found),
+        fix="let the tool refuse such a call instead of failing: an episode that is lost by chance is run again, and a "
+        "policy must not learn to lose the bad ones",
     )
 
 
 EPISODE_RULES: Rules = {
     "no calls": no_calls,
+    "caused faults": caused_faults,
     "lost episodes": lost_episodes,
     "dead groups": dead_groups,
     "invalid calls": invalid_calls,

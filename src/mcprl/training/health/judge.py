@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from mcprl.config import RunConfig
+from mcprl.episodes.losses import LossLedger
+from mcprl.records import AbandonedGroup, Group
 from mcprl.training.health.bars import KL_WARN
 from mcprl.training.health.course_rules import COURSE_RULES, FIRST_ENTROPIES, reward_window
 from mcprl.training.health.episode_rules import EPISODE_RULES, count_dead_groups
@@ -32,11 +34,16 @@ class Health:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._past = Past()
+        self._losses = LossLedger()
 
     @property
     def steps_to_return_to(self) -> set[int]:
         """The steps that advice may name: that of the best reward, and the last one that was sound."""
         return {step for name in self.KEPT_STEPS if (step := getattr(self._past, name)) is not None}
+
+    def note_losses(self, groups: Sequence[Group], abandoned: Sequence[AbandonedGroup]) -> None:
+        """What was played in the step that is judged next, and what was lost."""
+        self._losses.add(groups, abandoned)
 
     def judge(self, metrics: Mapping[str, float], skipped: str | None = None) -> tuple[Verdict, ...]:
         """The verdicts on the next step, the most severe first; a single one, OK, where nothing is wrong.
@@ -45,7 +52,8 @@ class Health:
         """
         past = self._past
         past.steps += 1
-        sight = Sight(config=self._config, metrics=metrics, past=past, skipped=skipped)
+        correlations = self._losses.correlations()
+        sight = Sight(config=self._config, metrics=metrics, past=past, skipped=skipped, lost_with=correlations)
         _remember(sight)
         found = [replace(verdict, name=name) for name, rule in RULES.items() if (verdict := rule(sight)) is not None]
         kl = sight.now("kl")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mcprl.config import RunConfig
+from mcprl.episodes.losses import Correlation
 from mcprl.verdicts import Severity, Verdict
 
 __all__ = ["WINDOW", "Past", "Rules", "Sight", "by_size", "gentler", "mean", "roll_back"]
@@ -54,6 +55,7 @@ class Sight:
     metrics: Mapping[str, float]
     past: Past
     skipped: str | None = None
+    lost_with: tuple[Correlation, ...] = ()
 
     def now(self, name: str) -> float | None:
         """A figure of this step; None where it is missing or no number: not known."""

@@ -1,0 +1,150 @@
+"""Whether attempts are lost to the infrastructure by chance, or go together with a task, a tool or a text.
+
+What is counted are turns with calls: one is lost if the attempt ended in it, and survived if the tools answered. For
+each task, tool and word of the arguments, Fisher's exact test asks whether turns that have it are lost more often than
+the others. The words of a program are words of its argument. All tests together raise a false alarm with probability
+`_ALPHA` (Bonferroni) if faults hit turns independently. One fault that ends many episodes at once is not independent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, lgamma
+from typing import Any, Final, Literal, cast
+
+from mcprl.records import AbandonedGroup, Group, StopReason, ToolCall
+
+__all__ = ["Correlation", "LossLedger", "fisher_p"]
+
+Kind = Literal["task", "tool", "argument"]
+
+_ALPHA: Final = 0.001
+_MIN_LOST: Final = 3
+_STEPS: Final = 20
+_WORD: Final = re.compile(r"\w{3,}")
+_MAX_TEXT: Final = 20_000  # characters of one argument that are looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correlation:
+    """A task, tool or word of the arguments whose turns are lost more often than the others.
+
+    Correlation(kind="argument", value="fork", lost=12, turns=12, other_lost=1, other_turns=230, p=3e-17)
+    """
+
+    kind: Kind
+    value: str
+    lost: int
+    turns: int
+    other_lost: int
+    other_turns: int
+    p: float
+
+    def __str__(self) -> str:
+        name = f"the argument text {self.value!r}" if self.kind == "argument" else f"{self.kind} {self.value}"
+        return f"{name} ({self.lost} of {self.turns} turns lost, {self.other_lost} of {self.other_turns} without it)"
+
+
+@dataclass(slots=True)
+class _Counts:
+    lost: Counter[tuple[Kind, str]] = field(default_factory=Counter[tuple[Kind, str]])
+    turns: Counter[tuple[Kind, str]] = field(default_factory=Counter[tuple[Kind, str]])
+    all_lost: int = 0
+    all_turns: int = 0
+
+    def add(self, task_id: str, calls: Sequence[ToolCall], *, lost: bool) -> None:
+        if not calls:
+            return
+        features = _features(task_id, calls)
+        self.turns.update(features)
+        self.all_turns += 1
+        if lost:
+            self.lost.update(features)
+            self.all_lost += 1
+
+
+class LossLedger:
+    """The turns of the last steps, as counts. A run that is resumed begins with an empty one."""
+
+    def __init__(self) -> None:
+        self._steps: deque[_Counts] = deque(maxlen=_STEPS)
+
+    def add(self, groups: Sequence[Group], abandoned: Sequence[AbandonedGroup] = ()) -> None:
+        """The turns of a step. A turn that caused a fault counts as lost: that names what the policy did."""
+        counts = _Counts()
+        for group in groups:
+            for trajectory in group.trajectories:
+                for place, turn in enumerate(trajectory.turns, start=1):
+                    ended = place == len(trajectory.turns) and trajectory.stop is StopReason.CAUSED_FAULT
+                    counts.add(trajectory.task_id, turn.calls, lost=ended)
+        for episode in (episode for group in (*groups, *abandoned) for episode in group.lost):
+            for place, calls in enumerate(episode.turns, start=1):
+                counts.add(episode.task_id, calls, lost=place == len(episode.turns))
+        self._steps.append(counts)
+
+    def correlations(self) -> tuple[Correlation, ...]:
+        """The task, the tool and the word that go together with losses most clearly, as far as there are any."""
+        lost, turns = Counter[tuple[Kind, str]](), Counter[tuple[Kind, str]]()
+        all_lost, all_turns = sum(step.all_lost for step in self._steps), sum(step.all_turns for step in self._steps)
+        if all_lost < _MIN_LOST:
+            return ()
+        for step in self._steps:
+            lost.update(step.lost)
+            turns.update(step.turns)
+        tests = sum(count >= _MIN_LOST for count in turns.values())
+        found: dict[Kind, Correlation] = {}
+        for feature, count in lost.items():
+            if count < _MIN_LOST or count * all_turns <= all_lost * turns[feature]:
+                continue
+            p = fisher_p(count, turns[feature], all_lost, all_turns) * tests
+            kind, value = feature
+            if p <= _ALPHA and (kind not in found or (p, -len(value)) < (found[kind].p, -len(found[kind].value))):
+                found[kind] = Correlation(
+                    kind=kind,
+                    value=value,
+                    lost=count,
+                    turns=turns[feature],
+                    other_lost=all_lost - count,
+                    other_turns=all_turns - turns[feature],
+                    p=p,
+                )
+        return tuple(sorted(found.values(), key=lambda correlation: correlation.p))
+
+
+def fisher_p(lost: int, turns: int, all_lost: int, all_turns: int) -> float:
+    """P(X ≥ lost), X hypergeometric: of `all_turns` turns, `all_lost` of them lost, `turns` are drawn.
+
+    Σ_x C(all_lost, x) · C(all_turns − all_lost, turns − x) / C(all_turns, turns), from x = lost
+    """
+    kept = all_turns - all_lost
+    total = _log_comb(all_turns, turns)
+    values = range(max(lost, turns - kept), min(turns, all_lost) + 1)
+    return min(1.0, sum(exp(_log_comb(all_lost, x) + _log_comb(kept, turns - x) - total) for x in values))
+
+
+def _log_comb(n: int, k: int) -> float:
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+
+
+def _features(task_id: str, calls: Sequence[ToolCall]) -> set[tuple[Kind, str]]:
+    features: set[tuple[Kind, str]] = {("task", task_id)}
+    for call in calls:
+        features.add(("tool", call.name))
+        features.update(("argument", word) for text in _texts(call.arguments) for word in _WORD.findall(text))
+    return features
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in an argument, numbers written out, however deep."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting.extend(cast("Mapping[str, Any]", value).values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(cast("Iterable[Any]", value))
+        else:
+            yield str(value)[:_MAX_TEXT]

@@ -1,0 +1,124 @@
+"""A fault that comes back with the same call is the policy's; one by chance, or of a server that is down, is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from staged_episodes import FunctionTools, RecordingSampler, call, make_config, make_task
+
+from mcprl.episodes import EpisodeRunner
+from mcprl.episodes.attempts import lost_to
+from mcprl.episodes.reproduction import TRIALS
+from mcprl.errors import (
+    EpisodeDeadlineError,
+    InfrastructureError,
+    ServerBusyError,
+    ServerFaultError,
+    ServerLostError,
+)
+from mcprl.records import StopReason
+
+TASK = make_task(answer="42", calls=(), tools=None)
+
+
+def says(name: str, **arguments: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+LOOK, BOOM = says("look", at="Lima"), says("look", at="BOOM")
+
+
+def tools_that(fails: Callable[[str, int], InfrastructureError | None]) -> FunctionTools:
+    """A tool `look` that fails as `fails` says, which sees where it looks and the number of the call."""
+    count = 0
+
+    def look(at: str) -> str:
+        nonlocal count
+        count += 1
+        if (error := fails(at, count)) is not None:
+            raise error
+        return "seen"
+
+    return FunctionTools(look=look, other=lambda: "fine")
+
+
+async def play(chat, encode, tools: FunctionTools, *texts: str):
+    sampler = RecordingSampler(encode, [*texts, "42<|im_end|>"])
+    runner = EpisodeRunner(make_config(), chat=chat, sampler=sampler, leases=tools, preamble=())
+    return await runner.run(TASK, step=0, member=0, attempt=0)
+
+
+def lost(what: str = "server died") -> ServerLostError:
+    return ServerLostError(what, fix="none")
+
+
+async def test_a_call_that_ends_the_server_each_time_is_the_policys_fault(chat, encode):
+    tools = tools_that(lambda at, _: lost() if at == "BOOM" else None)
+    played = await play(chat, encode, tools, LOOK, BOOM)
+    assert played.stop is StopReason.CAUSED_FAULT
+    # Nothing that it achieved counts; the call that failed and the missing answer are taken off.
+    assert played.reward_parts == {"answer": 0.0, "invalid_call": 1.0, "unanswered": 1.0}
+    assert played.reward == pytest.approx(-0.1)
+    assert sum(turn.reward for turn in played.turns) == played.reward
+    assert [turn.calls for turn in played.turns] == [(call("look", at="Lima"),), (call("look", at="BOOM"),)]
+    assert played.turns[-1].observations[0].text == "server died"
+    # The tokens of the turn that did it are there to be learned from.
+    assert played.turn_index[-1] == 1
+    assert played.sampled[-1]
+    # Each trial makes a known call and then both turns; every lease is given back.
+    assert tools.called.count("look") == 2 + TRIALS * 3
+    assert tools.open_leases == 0
+
+
+async def test_a_fault_that_does_not_come_back_is_lost_with_what_was_done_last(chat, encode):
+    tools = tools_that(lambda _, number: lost() if number == 2 else None)
+    with pytest.raises(ServerLostError) as caught:
+        await play(chat, encode, tools, LOOK, BOOM)
+    left = lost_to(caught.value, TASK, 0, 0)
+    assert left.turns == ((call("look", at="Lima"),), (call("look", at="BOOM"),))
+    assert str(left) == 'task/0 (E-TOOL-011 server died) after look {"at": "BOOM"}'
+
+
+async def test_a_server_that_is_down_is_not_the_policys_fault(chat, encode):
+    tools = tools_that(lambda _, number: lost() if number >= 2 else None)
+    with pytest.raises(ServerLostError):
+        await play(chat, encode, tools, LOOK, BOOM)
+    assert tools.called.count("look") == 3  # the known call failed too, so nothing else was tried
+
+
+async def test_a_tool_of_which_no_call_is_known_to_work_is_not_blamed_on_the_policy(chat, encode):
+    tools = tools_that(lambda *_: ServerFaultError("upstream is down", fix="none"))
+    with pytest.raises(ServerFaultError):
+        await play(chat, encode, tools, says("other"), LOOK)
+    assert tools.called == ["other", "look"]
+
+
+async def test_a_server_that_dies_of_a_tool_that_never_worked_is_told_by_another_tool(chat, encode):
+    tools = tools_that(lambda *_: lost())
+    played = await play(chat, encode, tools, says("other"), LOOK)
+    assert played.stop is StopReason.CAUSED_FAULT
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServerBusyError("come back later", fix="none"),
+        ServerFaultError("not reached", fix="none", delivered=False),
+        EpisodeDeadlineError("too late", fix="none"),
+    ],
+)
+async def test_what_no_call_can_cause_is_not_repeated(chat, encode, error):
+    tools = tools_that(lambda at, _: error if at == "BOOM" else None)
+    with pytest.raises(type(error)):
+        await play(chat, encode, tools, LOOK, BOOM)
+    assert tools.called.count("look") == 2
+
+
+def test_a_long_program_is_shown_by_its_beginning_and_a_digest():
+    error = lost()
+    error.turns = ((("run", {"code": "x" * 5000}),),)
+    text = str(lost_to(error, TASK, 0, 0))
+    assert len(text) < 300
+    assert "5012 characters, sha256 " in text
