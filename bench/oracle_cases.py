@@ -41,7 +41,6 @@ def make_cases(count: int) -> dict[str, np.ndarray]:
         "reward_CG": np.where(draw.random((count, 1)) < 0.5, graded, passed),  # a few groups have no variance
         "step_reward_CS": draw.normal(size=(count, STEPS)) * (draw.random((count, STEPS)) < 0.5),
         "step_value_CS": draw.normal(size=(count, STEPS)),
-        "final_value_C": draw.normal(size=count) * draw.integers(0, 2, count),
         "gamma_C": draw.uniform(0.8, 1.0, count),
         "lam_C": draw.uniform(0.0, 1.0, count),
         "old_logprob_CBT": old,
@@ -73,8 +72,8 @@ def of_mcprl(case: Case) -> dict[str, Any]:
 
 def _advantages(case: Case) -> dict[str, Any]:
     reward_G, value_S = case["reward_CG"], case["step_value_CS"]
-    gamma, lam, final_value = (float(case[name]) for name in ("gamma_C", "lam_C", "final_value_C"))
-    advantage_S, return_S = ours.gae(case["step_reward_CS"], value_S, final_value=final_value, gamma=gamma, lam=lam)
+    gamma, lam = (float(case[name]) for name in ("gamma_C", "lam_C"))
+    advantage_S, return_S = ours.gae(case["step_reward_CS"], value_S, gamma=gamma, lam=lam)
     return {
         "grpo_advantages/value": ours.grpo_advantages(reward_G),
         "dr_grpo_advantages/value": ours.dr_grpo_advantages(reward_G),

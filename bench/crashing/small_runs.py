@@ -47,7 +47,7 @@ def small_run(folder: Path, variant: str, *, engine: str = "transformers", **tra
             "episodes": {"group_size": 4, "max_turns": {"easy": 2, "medium": 2, "hard": 2}},
             "algorithm": {"min_learnable_tokens": 1, **own["algorithm"]},
             "learner": {"lora_rank": 2, "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2}
-            | {"max_parity_error": 1e-3},
+            | {"max_parity_error": 1e-4},
             "training": {"steps": STEPS, "tasks_per_step": 2, "outputs": str(folder / "outputs")}
             | own.get("training", {})
             | training,

@@ -77,9 +77,7 @@ def skyrl_advantages(cases: Cases, ppo) -> Answers:
         collected.add("dr_grpo_advantages/value", f"{grpo.__name__}(grpo_norm_by_std=False)", centred[i])
         collected.add("rloo_advantages/value", rloo.__name__, leave_one_out[i])
         gamma, lam = float(cases["gamma_C"][i]), float(cases["lam_C"][i])
-        reward_S, value_S = cases["step_reward_CS"][i].clone(), cases["step_value_CS"][i]
-        # SkyRL takes every episode for ended; what is still to come of one that is not belongs to its last reward.
-        reward_S[-1] += gamma * cases["final_value_C"][i]
+        reward_S, value_S = cases["step_reward_CS"][i], cases["step_value_CS"][i]
         mask_1S = torch.ones(1, len(reward_S), dtype=torch.float64)
         white_1S, return_1S = ppo.compute_gae_advantage_return(
             reward_S[None], value_S[None], mask_1S, gamma=gamma, lambd=lam

@@ -36,7 +36,7 @@ def make_config(folder: Path, name: str, *, engine: str) -> RunConfig:
             "rewards": {"calls": 0, "efficiency": 0, "arguments": 1, "unanswered": 0, "invalid_call": 0},
             "algorithm": {"old_logprobs": "recomputed", "epochs": 4, "minibatches": 1},
             "learner": {"lora_rank": 8, "learning_rate": 1e-4, "microbatch": len(VAULTS) * _GROUP_SIZE}
-            | {"max_parity_error": 1e-3},
+            | {"max_parity_error": 1e-4},
             "training": {"steps": 100_000, "tasks_per_step": len(VAULTS), "outputs": str(folder / "runs")}
             | {"pipeline": "async", "max_staleness": MAX_STALENESS},
         }

@@ -76,7 +76,7 @@ def require_a_whole_account(run: Path, root: Path) -> None:
     metrics = read_lines(run / "metrics.jsonl")
     assert [line["step"] for line in metrics] == list(range(STEPS))
     # What was trained is what was sampled from, also where the server is another than at the start.
-    assert all(line["parity_logprob_max_abs_error"] <= config.learner.max_parity_error for line in metrics)
+    assert all(line["parity_logprob_mean_abs_error"] <= config.learner.max_parity_error for line in metrics)
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     assert summary["updates"] == STEPS
     assert summary["groups_complete"] == STEPS * config.training.tasks_per_step

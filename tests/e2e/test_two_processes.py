@@ -172,6 +172,29 @@ async def test_two_processes_move_the_weights_as_one_does(case, model_folder, tm
     assert differs < 1e-4
 
 
+@pytest.mark.parametrize("sharding", ["fsdp2", "zero3"])
+async def test_two_processes_undo_an_update_beyond_the_cap_as_one_does(sharding, model_folder, tmp_path):
+    algorithm = {"old_logprobs": "recomputed", "minibatches": 2, "kl": {"cap": 0.5}}
+    settings = {"sharding": sharding, "learning_rate": 1.0, "processes": 2, "microbatch": 2}
+    config = small_config(model_folder("llama"), algorithm=algorithm, **settings)
+    groups = five_episodes()
+    trajectories = [t for group in groups for t in group.trajectories]
+
+    async def jump(learner: Any) -> tuple[Any, Update, Any, Update]:
+        before = await learner.read(trajectories)
+        undone = await learner.update(small_batch(config, groups, readings=before))
+        after = await learner.read(trajectories)
+        return before, undone, after, await learner.update(small_batch(config, groups, readings=after))
+
+    alone = await jump(TorchLearner(config, folder=tmp_path / "one" / "weights", grammars=None))
+    async with SpreadLearner(config, folder=tmp_path / "two" / "weights", grammars=None) as learner:
+        before, undone, after, again = await jump(learner)
+    assert after == before
+    assert (undone.metrics["update_undone"], undone.weights.version) == (1.0, 0)
+    assert undone.metrics["kl_update"] == pytest.approx(alone[1].metrics["kl_update"], rel=1e-3)
+    assert again.metrics["learning_rate"] == alone[3].metrics["learning_rate"] == 0.5
+
+
 async def test_the_death_of_a_process_in_an_update_is_told_at_once_and_leaves_nothing_running(model_folder, tmp_path):
     config = small_config(model_folder("llama"), learning_rate=1e-3, processes=2, microbatch=1)
     async with SpreadLearner(config, folder=tmp_path / "weights", grammars=None) as learner:

@@ -33,23 +33,23 @@ def rloo_advantages(reward_G: Tensor) -> Tensor:
     return centred_G * (len(reward_G) / (len(reward_G) - 1))
 
 
-def gae(reward_S: Tensor, value_S: Tensor, *, final_value: float, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def gae(reward_S: Tensor, value_S: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimates and returns of the S steps of one episode, without gradient.
 
-    δ_s = r_s + γ·v_{s+1} − v_s,   A_s = δ_s + γ·λ·A_{s+1},   R_s = A_s + v_s,   with A_S = 0 and v_S = final_value
+    δ_s = r_s + γ·v_{s+1} − v_s,   A_s = δ_s + γ·λ·A_{s+1},   R_s = A_s + v_s,   with A_S = v_S = 0
 
-    `final_value` is the value after the last step: 0 where the episode ended by itself, the critic's where a limit cut
-    it off.
+    Every episode is complete. A limit on turns, tokens, context or time is part of the task: if the value at the limit
+    were added, running into it would pay more than a wrong answer.
     """
     if reward_S.ndim != 1 or reward_S.shape != value_S.shape:
         raise ValueError(f"rewards {tuple(reward_S.shape)} and values {tuple(value_S.shape)} are not of the same steps")
     rewards, values = floats(reward_S), floats(value_S)
-    next_values = [*values, final_value][1:]
     advantages: list[float] = []
-    advantage = 0.0
+    advantage = next_value = 0.0
     # On plain floats: a step of this recursion on tensors takes a hundred times as long.
-    for reward, value, next_value in zip(reversed(rewards), reversed(values), reversed(next_values), strict=True):
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
         advantage = reward + gamma * next_value - value + gamma * lam * advantage
+        next_value = value
         advantages.append(advantage)
     advantage_S = reward_S.new_tensor(advantages[::-1])
     return advantage_S, advantage_S + value_S.detach()

@@ -13,7 +13,7 @@ from mcprl.algorithms.masks import learnable_tokens
 from mcprl.algorithms.plain_numbers import floats
 from mcprl.algorithms.steps import step_rewards, steps_of
 from mcprl.config import AlgorithmConfig, CriticConfig
-from mcprl.records import Batch, Columns, Group, Readings, StopReason, Trajectory
+from mcprl.records import Batch, Columns, Group, Readings, Trajectory
 
 __all__ = ["make_batch"]
 
@@ -54,8 +54,7 @@ def make_batch(
     if algorithm.has_critic:
         advantages, returns = _critic_columns(trajectories, learnable, penalties, algorithm.critic, readings)
     else:
-        relative = _GROUP_RELATIVE[algorithm.advantages]
-        advantages = _group_columns(groups, learnable, penalties, relative)
+        advantages = _group_columns(groups, learnable, penalties, algorithm.advantages)
     if algorithm.whiten:
         advantages = _whitened_columns(advantages, learnable)
     return Batch(
@@ -72,11 +71,9 @@ def make_batch(
 
 
 def _check_readings(algorithm: AlgorithmConfig, readings: Readings, penalised: bool) -> None:
-    critic = algorithm.has_critic
     needed = {
         "reference_logprobs": (penalised, readings.reference_logprobs),
-        "values": (critic, readings.values),
-        "final_values": (critic and algorithm.critic.bootstrap, readings.final_values),
+        "values": (algorithm.has_critic, readings.values),
     }
     missing = [name for name, (is_needed, given) in needed.items() if is_needed and given is None]
     if missing:
@@ -105,13 +102,21 @@ def _group_columns(
     groups: Sequence[Group],
     learnable: Sequence[_Mask],
     penalties: Sequence[Sequence[float]],
-    relative: Callable[[Tensor], Tensor],
+    kind: str,
 ) -> Columns:
+    """Each learnable token has its episode's advantage: that of the reward, minus that of the penalty.
+
+    Only the reward is scaled (grpo), by its own standard deviation. If the penalty were part of what is scaled, a group
+    of equal rewards would turn any difference in the penalty, however small, into advantages of about 1.
+    """
+    of_reward = _GROUP_RELATIVE[kind]
+    of_penalty = dr_grpo_advantages if kind == "grpo" else of_reward
     advantages: list[float] = []
     costs = iter(penalties)
     for group in groups:
-        rewards = [t.reward - sum(next(costs)) for t in group.trajectories]
-        advantages.extend(floats(relative(torch.tensor(rewards, dtype=torch.float64))))
+        reward_G = torch.tensor([t.reward for t in group.trajectories], dtype=torch.float64)
+        cost_G = torch.tensor([sum(next(costs)) for _ in group.trajectories], dtype=torch.float64)
+        advantages.extend(floats(of_reward(reward_G) - of_penalty(cost_G)))
     return tuple(
         tuple(advantage if carries_loss else 0.0 for carries_loss in mask)
         for advantage, mask in zip(advantages, learnable, strict=True)
@@ -128,17 +133,14 @@ def _critic_columns(
     """Advantages and returns: each learnable token has those of its step."""
     advantages: list[tuple[float, ...]] = []
     returns: list[tuple[float, ...]] = []
-    final_values = readings.final_values if critic.bootstrap and readings.final_values else [0.0] * len(trajectories)
-    columns = zip(trajectories, learnable, penalties, readings.values or (), final_values, strict=True)
-    for trajectory, mask, costs, values, final_value in columns:
+    columns = zip(trajectories, learnable, penalties, readings.values or (), strict=True)
+    for trajectory, mask, costs, values in columns:
         steps = steps_of(trajectory, mask, critic.step)
         earned = step_rewards(trajectory, steps)
         reward_S = [reward - sum(costs[place] for place in step) for reward, step in zip(earned, steps, strict=True)]
         advantage_S, return_S = gae(
             torch.tensor(reward_S, dtype=torch.float64),
             torch.tensor([values[step[0]] for step in steps], dtype=torch.float64),
-            # Where the policy ended the episode itself there is nothing more to come.
-            final_value=0.0 if trajectory.stop is StopReason.ANSWERED else final_value,
             gamma=critic.gamma,
             lam=critic.lam,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -49,16 +50,15 @@ def ratio_metrics(
     too_high_N = (ratio_N > 1.0 + clip_high) & (advantage_N > 0)
     too_low_N = (ratio_N < 1.0 - clip_low) & (advantage_N < 0)
     clipped_N = too_high_N | too_low_N
-    share_3 = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64, device=ratio_N.device)
-    quantile_3 = torch.quantile(ratio_N.double(), share_3)
+    p10, p50, p90 = _quantiles(ratio_N.double(), (0.1, 0.5, 0.9))
     return {
         "ratio_mean": float(ratio_N.mean()),
         "ratio_mean_positive": _mean_or_one(ratio_N[advantage_N > 0]),
         "ratio_mean_negative": _mean_or_one(ratio_N[advantage_N < 0]),
         "ratio_std": float(ratio_N.std(correction=0)),
-        "ratio_p10": float(quantile_3[0]),
-        "ratio_p50": float(quantile_3[1]),
-        "ratio_p90": float(quantile_3[2]),
+        "ratio_p10": p10,
+        "ratio_p50": p50,
+        "ratio_p90": p90,
         "clipped_fraction": float(clipped_N.double().mean()),
         "active_fraction": float(((advantage_N != 0) & ~clipped_N).double().mean()),
     }
@@ -86,6 +86,17 @@ def staleness_metrics(trajectories: Sequence[Trajectory], newest_version: int) -
         "staleness_mean": sum(ages) / len(ages) if ages else 0.0,
         "staleness_max": float(max(ages, default=0)),
     }
+
+
+def _quantiles(number_N: Tensor, shares: Sequence[float]) -> list[float]:
+    """Linear between the two nearest numbers, as torch.quantile, which takes at most 2^24 numbers."""
+    sorted_N = number_N.sort().values
+    found: list[float] = []
+    for share in shares:
+        place = share * (len(sorted_N) - 1)
+        low, high = sorted_N[math.floor(place)], sorted_N[math.ceil(place)]
+        found.append(float(torch.lerp(low, high, place - math.floor(place))))
+    return found
 
 
 def _mean_or_one(ratio_N: Tensor) -> float:

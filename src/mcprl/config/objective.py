@@ -26,7 +26,8 @@ class KlConfig(Section):
     )
     place: Literal["loss", "reward"] = Field(
         default="loss",
-        description="loss: added to the loss; reward: taken off the reward of each token, before advantages.",
+        description="loss: added to the loss; reward: taken off the reward of each token. grpo scales the reward "
+        "only, not the penalty.",
     )
     target: float | None = Field(
         default=None, gt=0, description="Nats a token that the coefficient is steered to; null: it stays as it is."
@@ -35,7 +36,10 @@ class KlConfig(Section):
         default=10, ge=1, description="Updates over which a divergence 20% off its target moves the coefficient by 20%."
     )
     cap: float | None = Field(
-        default=None, gt=0, description="Nats a token from the reference beyond which an optimiser step is not made."
+        default=None,
+        gt=0,
+        description="Nats per token. An optimiser step is not made if the policy is further from the reference. An "
+        "update that leaves it further away, or moves it by more, is undone; after a jump the learning rate is halved.",
     )
     refresh_at_cap: bool = Field(
         default=False, description="Whether the reference becomes the policy after an update that the cap stopped."
@@ -65,13 +69,20 @@ class KlConfig(Section):
 class CriticConfig(Section):
     """The value head and its generalised advantage estimates; used with algorithm.advantages gae only."""
 
-    gamma: float = Field(default=0.99, gt=0, le=1, description="Discount a step.")
-    lam: float = Field(default=0.95, ge=0, le=1, description="Between one-step errors (0) and whole returns (1).")
+    gamma: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Discount per step. With steps of a token, 0.99 leaves 2% of the reward after 400 tokens.",
+    )
+    lam: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Between one-step errors (0) and whole returns (1). Below 1 it fades per step, as gamma does.",
+    )
     step: Literal["token", "turn"] = Field(
         default="token", description="What a step is: a sampled token, or a turn, whose tokens share its advantage."
-    )
-    bootstrap: bool = Field(
-        default=True, description="Whether an episode that a limit cut off counts the value of where it stood."
     )
     coefficient: float = Field(default=0.5, gt=0, description="Weight of the value loss.")
     clip: float | None = Field(default=0.2, gt=0, description="How far a value may move in one update; null: freely.")

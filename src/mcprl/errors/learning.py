@@ -116,9 +116,9 @@ class ParityError(ConfigurationError):
     differ more than the bound allows.
     Fix: use the same model and dtype in both, measure with `mcprl parity RECIPE`, and raise learner.max_parity_error
     only for bfloat16.
-    Example: before any update, sampler and learner differ by up to 3.1 nats on the same tokens: on 2 of 431 by more
-    than learner.max_parity_error, which is 2. Fix: use the same model and dtype in both, or raise
-    learner.max_parity_error for bfloat16.
+    Example: before any update, sampler and learner differ by 0.35 nats per token on the same 431 tokens (at most 3.1);
+    learner.max_parity_error is 0.2. Fix: use the same model and dtype in both, or raise learner.max_parity_error for
+    bfloat16.
     """
 
     code = "E-LEARN-002"

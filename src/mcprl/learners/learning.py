@@ -93,9 +93,9 @@ class BatchLearner(ABC, Generic[P, M, R]):
         algorithm = self._config.algorithm
         masks = [scored_tokens(t, learnable_tokens(t, algorithm.masks)) for t in trajectories]
         lessons = plain_lessons(trajectories, masks)
-        logprobs = values = final_values = reference_logprobs = None
+        logprobs = values = reference_logprobs = None
         if algorithm.old_logprobs == "recomputed" or algorithm.has_critic:
-            logprobs, values, final_values = self._survey(self.policy, lessons)
+            logprobs, values = self._survey(self.policy, lessons)
         if self.reference is not None:
             with self.reference.in_place() as reference:
                 reference_logprobs = self._survey(reference, lessons)[0]
@@ -103,34 +103,27 @@ class BatchLearner(ABC, Generic[P, M, R]):
             logprobs=logprobs if algorithm.old_logprobs == "recomputed" else None,
             reference_logprobs=reference_logprobs,
             values=values,
-            final_values=final_values,
         )
 
     @torch.no_grad()
-    def _survey(
-        self, policy: Scorer, lessons: Sequence[Lesson]
-    ) -> tuple[Columns, Columns | None, tuple[float, ...] | None]:
-        """Logprobs of the scored tokens, values before them, and values at the end; without a value head None."""
-        found: dict[int, tuple[tuple[float, ...], tuple[float, ...], float | None]] = {}
+    def _survey(self, policy: Scorer, lessons: Sequence[Lesson]) -> tuple[Columns, Columns | None]:
+        """Logprobs of the scored tokens, and values before them; without a value head None."""
+        found: dict[int, tuple[tuple[float, ...], tuple[float, ...] | None]] = {}
         for chosen in self._crew.own(self._packer.divide(lessons)):
             pack = self._packer.pack([lessons[i] for i in chosen or (0,)])
             scores = policy(pack)
             for place, i in enumerate(chosen or ()):
                 own_N = pack.sequence_N == place
                 logprobs = tuple(floats(lessons[i].on_tokens(scores.logprob_N[own_N])))
-                if scores.value_N is None or scores.final_value_S is None:
-                    found[i] = (logprobs, (), None)
-                else:
+                values = None
+                if scores.value_N is not None:
                     values = tuple(floats(lessons[i].on_tokens(scores.value_N[own_N])))
-                    found[i] = (logprobs, values, float(scores.final_value_S[place]))
+                found[i] = (logprobs, values)
         for part in self._crew.gather(found):
             found |= part
         columns = [found[i] for i in range(len(lessons))]
-        final_values = tuple(column[2] for column in columns if column[2] is not None)
-        logprobs = tuple(column[0] for column in columns)
-        if len(final_values) < len(columns):
-            return logprobs, None, None
-        return logprobs, tuple(column[1] for column in columns), final_values
+        values = tuple(column[1] for column in columns if column[1] is not None)
+        return tuple(column[0] for column in columns), values if len(values) == len(columns) else None
 
     def _update(self, batch: Batch) -> Update:
         started, replayed_s = time.monotonic(), self._replayer.spent_s
@@ -158,6 +151,7 @@ class BatchLearner(ABC, Generic[P, M, R]):
     def _learn_from(self, batch: Batch, known: Mapping[str, float]) -> tuple[dict[str, float], Columns, str | None]:
         """Move the policy: the metrics of that, the ratios that were seen, and, where it did not move, why."""
         nothing_seen = tuple((0.0,) * len(t.token_ids) for t in batch.trajectories)
+        rate = self.optimisation.learning_rate
         reason = self._too_little(known["learnable_tokens"], known["learnable_share"])
         if reason is not None:
             return {}, nothing_seen, reason
@@ -169,11 +163,21 @@ class BatchLearner(ABC, Generic[P, M, R]):
         self._spoilt_in_a_row = 0
         metrics = {**tally.metrics(self._config.algorithm), **self._follow(batch, tally)}
         ratios = tally.ratios_of(batch.trajectories)
+        if tally.undone:
+            return metrics, ratios, self._why_undone(tally, rate)
         if tally.steps_made:
             return metrics, ratios, None
         if tally.steps_over_cap:
             return metrics, ratios, "every optimiser step was beyond algorithm.kl.cap"
         return metrics, ratios, "in no group does one reward differ from another: there is nothing to learn"
+
+    def _why_undone(self, tally: Tally, rate_before: float) -> str:
+        rate, cap = self.optimisation.learning_rate, self._config.algorithm.kl.cap
+        return (
+            f"the update moved the policy by {tally.moved:.2g} nats per token, to {tally.distance:.2g} from its "
+            f"reference; algorithm.kl.cap is {cap:g}, so it was undone"
+            + (f", and the learning rate is halved to {rate:.2g} from now on" if rate < rate_before else "")
+        )
 
     def _too_little(self, tokens: float, share: float) -> str | None:
         algorithm = self._config.algorithm
@@ -203,9 +207,11 @@ class BatchLearner(ABC, Generic[P, M, R]):
         found: dict[str, float] = {}
         if self.reference is not None:
             found["kl_coefficient"] = batch.kl_coefficient
-            if tally.steps_made:
+            if tally.steps_made and not tally.undone:
                 found |= self.reference.follow()
-            if tally.steps_over_cap and self._config.algorithm.kl.refresh_at_cap:
+            kl = self._config.algorithm.kl
+            too_far = tally.steps_over_cap > 0 or (tally.undone and kl.cap is not None and tally.distance > kl.cap)
+            if too_far and kl.refresh_at_cap:
                 differing = float(self.reference.become_policy())
                 found |= {"reference_synced": 1.0, "reference_tensors_differing": differing}
         if batch.demonstrations:

@@ -95,15 +95,14 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """Some trajectories, ready for one forward pass; N runs over their scored tokens, S over the trajectories.
+    """Some trajectories, ready for one forward pass; N runs over their scored tokens.
 
-    `before_N` is the place of the token that each is predicted from, `last_S` that of each trajectory's last token;
-    places count over the flattened [B · T] of the layout.
+    `before_N` is the place of the token that each is predicted from; places count over the flattened [B · T] of the
+    layout.
     """
 
     layout: Layout
     before_N: Tensor
-    last_S: Tensor
     sequence_N: Tensor
     targets: Targets
     columns: TokenColumns
@@ -182,7 +181,6 @@ def make_pack(lessons: Sequence[Lesson], layout: Layout, admissible_NW: Tensor |
     return Pack(
         layout=layout,
         before_N=torch.cat([place_T[lesson.position_N - 1] for lesson, place_T in placed]).to(device),
-        last_S=torch.stack([place_T[-1] for place_T in layout.places]).to(device),
         sequence_N=torch.repeat_interleave(torch.arange(len(lessons)), counts).to(device),
         targets=targets,
         columns=TokenColumns.joined([lesson.columns for lesson in lessons], device),

@@ -17,13 +17,12 @@ __all__ = ["Policy", "Scores"]
 class Scores(NamedTuple):
     """What the policy says of each scored token: its logprob, the entropy where it stands, the value before it.
 
-    `value_N` is None without a value head; `final_value_S`, the value behind each trajectory's last token, likewise.
+    `value_N` is None without a value head.
     """
 
     logprob_N: Tensor
     entropy_N: Tensor
     value_N: Tensor | None
-    final_value_S: Tensor | None
 
 
 class Policy(nn.Module):
@@ -64,11 +63,10 @@ class Policy(nn.Module):
         if self._autocast is not None:
             hidden_ND = hidden_ND.to(self._autocast)
         logprob_N, entropy_N = self.scorer(hidden_ND, pack.targets)
-        value_N = final_value_S = None
+        value_N = None
         if self.value_head is not None:
             value_N = self.value_head(hidden_ND.float()).squeeze(1)
-            final_value_S = self.value_head(hidden_XD[pack.last_S].float()).squeeze(1)
-        return Scores(logprob_N, entropy_N, value_N, final_value_S)
+        return Scores(logprob_N, entropy_N, value_N)
 
     def _computing_in(self, device: torch.device) -> AbstractContextManager[Any]:
         return nullcontext() if self._autocast is None else torch.autocast(device.type, dtype=self._autocast)

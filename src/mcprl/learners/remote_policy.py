@@ -87,15 +87,19 @@ class RemotePolicy:
         if torch.is_grad_enabled():
             logprob_N.requires_grad_()
             self.scored.append(_Scored(rows, pack.sequence_N, before_N, logprob_N))
-        return Scores(logprob_N, entropy_N, None, None)
+        return Scores(logprob_N, entropy_N, None)
 
 
 class RemoteOptimisation:
-    """Adam on the server, and the schedule of its learning rate here. `steps` counts those that were made."""
+    """Adam on the server, and the schedule of its learning rate here. `steps` counts those that were made.
+
+    `rate_factor` is what the schedule's rate is multiplied with: less than 1 after updates that went too far.
+    """
 
     def __init__(self, policy: RemotePolicy, engine: SkyrlEngine, config: RunConfig) -> None:
         learner, algorithm = config.learner, config.algorithm
         self.steps = 0
+        self.rate_factor = 1.0
         self._policy = policy
         self._engine = engine
         self._learner = learner
@@ -109,7 +113,7 @@ class RemoteOptimisation:
     @property
     def learning_rate(self) -> float:
         """The one in force for the next step."""
-        return self._learner.learning_rate * self._share(self.steps)
+        return self._learner.learning_rate * self._share(self.steps) * self.rate_factor
 
     def forget_gradients(self) -> None:
         """None have been sent: they wait here for the step."""
@@ -140,6 +144,10 @@ class RemoteOptimisation:
                 self.steps = steps
 
         return undo
+
+    def halve_rate(self) -> None:
+        """Make all steps from now on with half the learning rate, whatever the schedule says."""
+        self.rate_factor /= 2
 
 
 class RemoteReference:

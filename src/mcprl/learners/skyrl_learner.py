@@ -39,11 +39,12 @@ _ROWS_IN_A_REQUEST = 1024
 class _Standing:
     """All that the next update depends on besides what the server holds.
 
-    _Standing(version=3, steps=6, spoilt_in_a_row=0, reference_updates=3)
+    _Standing(version=3, steps=6, rate_factor=1.0, spoilt_in_a_row=0, reference_updates=3)
     """
 
     version: int
     steps: int
+    rate_factor: float
     spoilt_in_a_row: int
     reference_updates: int
 
@@ -144,6 +145,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         return _Standing(
             version=self._weights.version,
             steps=self.optimisation.steps,
+            rate_factor=self.optimisation.rate_factor,
             spoilt_in_a_row=self._spoilt_in_a_row,
             reference_updates=0 if self.reference is None else self.reference.updates,
         )
@@ -151,6 +153,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
     def _stand(self, standing: _Standing) -> None:
         self._weights = Weights(version=standing.version)
         self.optimisation.steps = standing.steps
+        self.optimisation.rate_factor = standing.rate_factor
         self._spoilt_in_a_row = standing.spoilt_in_a_row
         if self.reference is not None:
             self.reference.updates = standing.reference_updates

@@ -1,6 +1,7 @@
 """One update: the minibatches of a batch, the packs of a minibatch, an optimiser step for each minibatch.
 
-An update happens whole or not at all: where a logprob, a loss or a gradient is no number, all of it is undone.
+An update happens whole or not at all: where a logprob, a loss or a gradient is no number, all of it is undone. So it is
+if it carries the policy beyond algorithm.kl.cap, which is measured when all its steps are made.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mcprl.algorithms import imitation_loss, learnable_tokens, sequence_weights
+from mcprl.algorithms import divergence, imitation_loss, learnable_tokens, sequence_weights
 from mcprl.config import RunConfig
 from mcprl.learners.crew import Crew
 from mcprl.learners.lessons import Lesson, Pack, check_alignment, first_spoilt, make_lessons, plain_lessons
@@ -60,6 +61,14 @@ class Optimiser(Protocol):
         """What to call to make all steps from now on not to have been."""
         ...
 
+    def halve_rate(self) -> None:
+        """Make all steps from now on with half the learning rate, whatever the schedule says."""
+        ...
+
+
+# An update that alone makes so large a part of the distance that the cap allows is too large.
+_JUMP = 0.5
+
 
 def make_update(
     batch: Batch,
@@ -74,11 +83,19 @@ def make_update(
     """Move the policy, whose weights are of this version, by a batch. What was seen on the way is in the tally."""
     update = _OngoingUpdate(batch, config, policy, optimiser, packer, crew, Tally(version))
     undo = optimiser.way_back()
+    cap = config.algorithm.kl.cap
     try:
         update.run()
+        if cap is not None and update.tally.steps_made:
+            update.measure_move()
     except SpoiltError:
         undo()
         raise
+    if cap is not None and update.tally.is_beyond(cap):
+        undo()
+        update.tally.undone = True
+        if update.tally.moved > _JUMP * cap:
+            optimiser.halve_rate()
     return update.tally
 
 
@@ -112,6 +129,27 @@ class _OngoingUpdate:
         count = len(minibatches) // self._config.algorithm.epochs
         for number, minibatch in enumerate(minibatches):
             self._learn([self._lessons[i] for i in minibatch], self._demonstrations[number % count :: count])
+
+    @torch.no_grad()
+    def measure_move(self) -> None:
+        """Score the batch once more, after all steps: how far the policy is now from the old one and the reference."""
+        tokens, moved, distance = 0, 0.0, 0.0
+        for chosen in self._crew.own(self._packer.divide(self._lessons)):
+            some = [self._lessons[i] for i in chosen or (0,)]
+            pack = self._packer.pack(some)
+            logprob_N = self._policy(pack).logprob_N
+            self._refuse_spoilt(logprob_N, logprob_N.sum(), pack, some)
+            columns = pack.columns.chosen(pack.columns.carries_loss_N)
+            logprob_N = logprob_N[pack.columns.carries_loss_N]
+            if chosen:
+                tokens += len(logprob_N)
+                moved += float(divergence(columns.old_logprob_N, logprob_N, "k3").double().sum())
+            if chosen and columns.reference_logprob_N is not None:
+                estimator = self._config.algorithm.kl.estimator
+                distance += float(divergence(logprob_N, columns.reference_logprob_N, estimator).double().sum())
+        tokens, moved, distance = map(sum, zip(*self._crew.gather((tokens, moved, distance)), strict=True))
+        if tokens:  # else only demonstrations moved the policy
+            self.tally.moved, self.tally.distance = moved / tokens, distance / tokens
 
     def _learn(self, lessons: Sequence[Lesson], demonstrations: Sequence[Lesson]) -> None:
         """One optimiser step. Where nothing in the minibatch moves the weights, there is no step to make."""

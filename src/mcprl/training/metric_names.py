@@ -21,6 +21,7 @@ class Written(StrEnum):
     LEARNT = "where tokens were scored"
     FRESH = "where the newest weights sampled tokens"
     REFERENCE = "with a reference policy"
+    CAP = "with `algorithm.kl.cap`"
     CRITIC = "with a value head"
     RECOMPUTED = "with `algorithm.old_logprobs: recomputed`"
     SHOWN = "while there are demonstrations"
@@ -219,6 +220,15 @@ _OPTIONAL: Final = MetricSection(
             ("kl_coefficient", "factor", "What the penalty was weighted with; moves where there is a target."),
             ("reference_synced", "1 or 0", "1 where the reference took over the policy in this step."),
             ("reference_tensors_differing", "count", "Tensors that still differed then: 0. Only where it was synced."),
+        ),
+        *_rows(
+            Written.CAP,
+            (
+                "kl_update",
+                "nats",
+                "How far the whole update moved the policy, per token, measured after it.",
+            ),
+            ("update_undone", "1 or 0", "1 if that, or the distance to the reference, was above the cap."),
         ),
         *_rows(
             Written.CRITIC,

@@ -100,8 +100,9 @@ def check_parity(
     """Hold the learner's logprobs of sampled tokens against those that the sampler recorded.
 
     `scores` has a column for each trajectory, with an entry for each of its tokens, as TorchLearner.score gives it.
-    `max_error` is the setting learner.max_parity_error, beyond which training stops. `scores_at_1` are the learner's
-    logprobs at temperature 1: with them, a sampler that leaves the temperature out can be told from other faults.
+    `max_error` is the setting learner.max_parity_error: training stops if the mean is above it. `scores_at_1` are the
+    learner's logprobs at temperature 1: with them, a sampler that leaves the temperature out can be told from other
+    faults.
     """
     tokens = list(_tokens(trajectories, scores))
     if not tokens:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from made_episodes import make_episode, make_group
@@ -18,10 +19,10 @@ from mcprl.records import Batch, Readings, StopReason, Trajectory
 GAMMA, LAM = 0.9, 0.8
 
 
-def by_hand(rewards: list[float], values: list[float], final_value: float) -> list[float]:
+def by_hand(rewards: list[float], values: list[float]) -> list[float]:
     advantages = [0.0] * (len(rewards) + 1)
     for s in reversed(range(len(rewards))):
-        next_value = values[s + 1] if s + 1 < len(rewards) else final_value
+        next_value = values[s + 1] if s + 1 < len(rewards) else 0.0
         advantages[s] = rewards[s] + GAMMA * next_value - values[s] + GAMMA * LAM * advantages[s + 1]
     return advantages[:-1]
 
@@ -30,12 +31,9 @@ def value_at(place: int) -> float:
     return 0.1 * place - 0.3
 
 
-def made(*episodes: Trajectory, step: str = "token", final_value: float = 2.0, **options: Any) -> Batch:
-    critic = CriticConfig(gamma=GAMMA, lam=LAM, step=step, bootstrap=options.pop("bootstrap", True))
-    readings = Readings(
-        values=tuple(tuple(map(value_at, range(len(e.token_ids)))) for e in episodes),
-        final_values=(final_value,) * len(episodes),
-    )
+def made(*episodes: Trajectory, step: str = "token", **options: Any) -> Batch:
+    critic = CriticConfig(gamma=GAMMA, lam=LAM, step=step)
+    readings = Readings(values=tuple(tuple(map(value_at, range(len(e.token_ids)))) for e in episodes))
     return make_batch(0, [make_group(*episodes)], AlgorithmConfig(advantages="gae", critic=critic, **options), readings)
 
 
@@ -45,7 +43,7 @@ OTHER = make_episode("cs")
 def test_each_learnable_token_is_a_step_and_a_turns_reward_stands_on_its_last_one():
     batch = made(make_episode("cssf|ccsfs", (0.5, 1.0)), OTHER)
     places = [1, 2, 6, 8]
-    wanted = by_hand([0.0, 0.5, 0.0, 1.0], [value_at(p) for p in places], 0.0)
+    wanted = by_hand([0.0, 0.5, 0.0, 1.0], [value_at(p) for p in places])
     assert [batch.advantages[0][p] for p in places] == pytest.approx(wanted)
     assert [batch.returns[0][p] for p in places] == pytest.approx(
         [a + value_at(p) for a, p in zip(wanted, places, strict=True)]
@@ -56,7 +54,7 @@ def test_each_learnable_token_is_a_step_and_a_turns_reward_stands_on_its_last_on
 
 def test_a_turn_is_a_step_with_the_value_of_its_first_learnable_token():
     batch = made(make_episode("cfss|ccsfs", (0.5, 1.0)), OTHER, step="turn")
-    first, second = by_hand([0.5, 1.0], [value_at(2), value_at(6)], 0.0)
+    first, second = by_hand([0.5, 1.0], [value_at(2), value_at(6)])
     assert batch.advantages[0] == pytest.approx((0, 0, first, first, 0, 0, second, 0, second))
     first, second = first + value_at(2), second + value_at(6)
     assert batch.returns[0] == pytest.approx((0, 0, first, first, 0, 0, second, 0, second))
@@ -77,11 +75,59 @@ def test_a_reward_before_the_first_learnable_token_belongs_to_no_choice(step):
 
 
 @pytest.mark.parametrize("stop", list(StopReason))
-@pytest.mark.parametrize("bootstrap", [True, False])
-def test_an_episode_that_a_limit_cut_off_counts_the_value_of_where_it_stood(stop, bootstrap):
-    batch = made(make_episode("css", (1.0,), stop=stop), OTHER, bootstrap=bootstrap, final_value=2.0)
-    final = 2.0 if bootstrap and stop is not StopReason.ANSWERED else 0.0
-    assert batch.advantages[0][1:] == pytest.approx(by_hand([0.0, 1.0], [value_at(1), value_at(2)], final))
+def test_an_episode_that_ran_into_a_limit_is_as_complete_as_one_that_answered(stop):
+    batch = made(make_episode("css", (1.0,), stop=stop), OTHER)
+    assert batch.advantages[0][1:] == pytest.approx(by_hand([0.0, 1.0], [value_at(1), value_at(2)]))
+
+
+DEFAULTS = AlgorithmConfig(advantages="gae")
+
+
+def by_solving(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+    """A = δ + γλ·N·A solved as a linear system, with δ = r + γ·N·v − v and N the shift to the next step."""
+    reward_S, value_S = torch.tensor([rewards, values], dtype=torch.float64)
+    next_SS = torch.diag(torch.ones(len(rewards) - 1, dtype=torch.float64), 1)
+    error_S = reward_S + gamma * next_SS @ value_S - value_S
+    return torch.linalg.solve(torch.eye(len(rewards), dtype=torch.float64) - gamma * lam * next_SS, error_S).tolist()
+
+
+numbers = st.floats(-2.0, 2.0)
+
+
+@given(st.lists(numbers, min_size=1, max_size=30), numbers, st.sampled_from([(1.0, 1.0), (0.9, 0.8), (1.0, 0.95)]))
+def test_the_advantages_of_a_batch_agree_with_a_linear_system(values, reward, gamma_lam):
+    gamma, lam = gamma_lam
+    config = AlgorithmConfig(advantages="gae", critic=CriticConfig(gamma=gamma, lam=lam))
+    episode = make_episode("c" + "s" * len(values), (reward,), stop=StopReason.TURN_LIMIT)
+    batch = make_batch(0, [make_group(episode, OTHER)], config, Readings(values=((0.0, *values), (0.0, 0.0))))
+    wanted = by_solving([*[0.0] * (len(values) - 1), reward], values, gamma, lam)
+    assert batch.advantages[0][1:] == pytest.approx(wanted, abs=1e-9)
+
+
+def first_advantages(*episodes: Trajectory, values: list[float]) -> list[float]:
+    """Of the first sampled token, under the default settings; `values` are those of the first tokens, then constant."""
+    columns = tuple(tuple([*values, *[values[-1]] * len(e.token_ids)][: len(e.token_ids)]) for e in episodes)
+    return [row[1] for row in make_batch(0, [make_group(*episodes)], DEFAULTS, Readings(values=columns)).advantages]
+
+
+@given(
+    st.lists(numbers, min_size=2, max_size=6),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.sampled_from([stop for stop in StopReason if stop is not StopReason.ANSWERED]),
+)
+def test_stalling_into_a_limit_is_never_better_than_a_wrong_answer(values, answer_tokens, turn_tokens, stop):
+    wrong = make_episode("c" + "s" * answer_tokens, (0.0,))
+    stalled = make_episode("|".join(["c" + "s" * turn_tokens] * 4), (0.0,) * 4, stop=stop)
+    of_wrong, of_stalled = first_advantages(wrong, stalled, values=values)
+    assert of_stalled <= of_wrong + 1e-9
+
+
+def test_the_first_token_of_a_long_turn_has_the_whole_advantage():
+    [good, bad] = first_advantages(
+        make_episode("c" + "s" * 400, (1.0,)), make_episode("c" + "s" * 400, (0.0,)), values=[0.0, 0.4]
+    )
+    assert (good, bad) == pytest.approx((0.6, -0.4))
 
 
 def test_an_episode_without_learnable_tokens_has_no_advantages():
@@ -101,7 +147,7 @@ turns = st.lists(st.tuples(st.text("csf", min_size=1, max_size=4), st.floats(-1.
 def test_a_critic_of_whole_turns_gives_the_return_of_the_turns_rewards(turns):
     kinds, rewards = "|".join(kind for kind, _ in turns), [reward for _, reward in turns]
     episode = make_episode(kinds, rewards)
-    critic = CriticConfig(gamma=1.0, lam=1.0, step="turn", bootstrap=False)
+    critic = CriticConfig(gamma=1.0, lam=1.0, step="turn")
     readings = Readings(values=((0.7,) * len(episode.token_ids), (0.7,) * 2))
     config = AlgorithmConfig(advantages="gae", critic=critic)
     batch = make_batch(0, [make_group(episode, OTHER)], config, readings)
@@ -118,19 +164,6 @@ def test_a_reward_that_is_no_number_reaches_every_learnable_token_before_it(rewa
     assert math.isfinite(batch.advantages[1][1])
 
 
-@pytest.mark.parametrize(
-    ("readings", "missing"),
-    [
-        (Readings(), "values, final_values"),
-        (Readings(values=((0.0, 0.0),) * 2), "final_values"),
-        (Readings(final_values=(0.0, 0.0)), "values"),
-    ],
-)
-def test_readings_that_a_critic_needs_are_named_where_they_are_missing(readings, missing):
-    with pytest.raises(ValueError, match=rf"that are missing: {missing}$"):
-        make_batch(0, [make_group(OTHER, OTHER)], AlgorithmConfig(advantages="gae"), readings)
-
-
-def test_without_bootstrapping_no_final_value_is_needed():
-    config = AlgorithmConfig(advantages="gae", critic=CriticConfig(bootstrap=False))
-    make_batch(0, [make_group(OTHER, OTHER)], config, Readings(values=((0.0, 0.0),) * 2))
+def test_readings_that_a_critic_needs_are_named_where_they_are_missing():
+    with pytest.raises(ValueError, match=r"that are missing: values$"):
+        make_batch(0, [make_group(OTHER, OTHER)], DEFAULTS, Readings())

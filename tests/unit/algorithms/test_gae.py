@@ -15,60 +15,49 @@ episodes = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20)
 shares = st.floats(0.0, 1.0)
 
 
-def estimates(steps, *, final_value: float, gamma: float, lam: float) -> tuple[list[float], list[float]]:
+def estimates(steps, *, gamma: float, lam: float) -> tuple[list[float], list[float]]:
     reward_S, value_S = torch.tensor(steps, dtype=torch.float64).unbind(1)
-    advantage_S, return_S = gae(reward_S, value_S, final_value=final_value, gamma=gamma, lam=lam)
+    advantage_S, return_S = gae(reward_S, value_S, gamma=gamma, lam=lam)
     return advantage_S.tolist(), return_S.tolist()
 
 
-@given(episodes, numbers, shares, shares)
-def test_an_advantage_is_the_discounted_sum_of_the_one_step_errors_from_there_on(steps, final_value, gamma, lam):
-    values = [value for _, value in steps] + [final_value]
+@given(episodes, shares, shares)
+def test_an_advantage_is_the_discounted_sum_of_the_one_step_errors_from_there_on(steps, gamma, lam):
+    values = [value for _, value in steps] + [0.0]
     errors = [reward + gamma * values[s + 1] - values[s] for s, (reward, _) in enumerate(steps)]
     wanted = [
         sum((gamma * lam) ** (later - s) * errors[later] for later in range(s, len(steps))) for s in range(len(steps))
     ]
-    advantages, returns = estimates(steps, final_value=final_value, gamma=gamma, lam=lam)
+    advantages, returns = estimates(steps, gamma=gamma, lam=lam)
     assert advantages == pytest.approx(wanted, rel=1e-9, abs=1e-9)
     assert returns == pytest.approx([a + v for a, v in zip(wanted, values, strict=False)], rel=1e-9, abs=1e-9)
 
 
-@given(episodes, numbers, shares)
-def test_with_lambda_1_the_return_is_the_discounted_reward_and_owes_nothing_to_the_critic(steps, final_value, gamma):
-    wanted = [
-        sum(gamma ** (later - s) * steps[later][0] for later in range(s, len(steps)))
-        + gamma ** (len(steps) - s) * final_value
-        for s in range(len(steps))
-    ]
-    assert estimates(steps, final_value=final_value, gamma=gamma, lam=1.0)[1] == pytest.approx(wanted, abs=1e-8)
+@given(episodes, shares)
+def test_with_lambda_1_the_return_is_the_discounted_reward_and_owes_nothing_to_the_critic(steps, gamma):
+    wanted = [sum(gamma ** (later - s) * steps[later][0] for later in range(s, len(steps))) for s in range(len(steps))]
+    assert estimates(steps, gamma=gamma, lam=1.0)[1] == pytest.approx(wanted, abs=1e-8)
 
 
-@given(episodes, numbers, shares)
-def test_with_lambda_0_an_advantage_is_the_error_of_one_step(steps, final_value, gamma):
-    values = [value for _, value in steps] + [final_value]
+@given(episodes, shares)
+def test_with_lambda_0_an_advantage_is_the_error_of_one_step(steps, gamma):
+    values = [value for _, value in steps] + [0.0]
     wanted = [reward + gamma * values[s + 1] - values[s] for s, (reward, _) in enumerate(steps)]
-    assert estimates(steps, final_value=final_value, gamma=gamma, lam=0.0)[0] == pytest.approx(wanted, abs=1e-9)
-
-
-def test_an_episode_that_was_cut_off_counts_what_was_still_to_come():
-    ended, _ = estimates([(0.0, 0.5)], final_value=0.0, gamma=0.9, lam=0.95)
-    cut_off, _ = estimates([(0.0, 0.5)], final_value=1.0, gamma=0.9, lam=0.95)
-    assert ended == pytest.approx([-0.5])
-    assert cut_off == pytest.approx([0.4])
+    assert estimates(steps, gamma=gamma, lam=0.0)[0] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_an_episode_without_steps_has_no_estimates():
-    advantage_S, return_S = gae(torch.zeros(0), torch.zeros(0), final_value=1.0, gamma=0.9, lam=0.9)
+    advantage_S, return_S = gae(torch.zeros(0), torch.zeros(0), gamma=0.9, lam=0.9)
     assert advantage_S.shape == return_S.shape == (0,)
 
 
 def test_a_critic_gets_no_gradient_through_its_estimates():
     value_S = torch.ones(3, requires_grad=True)
-    advantage_S, return_S = gae(torch.ones(3), value_S, final_value=0.0, gamma=0.9, lam=0.9)
+    advantage_S, return_S = gae(torch.ones(3), value_S, gamma=0.9, lam=0.9)
     assert not advantage_S.requires_grad
     assert not return_S.requires_grad
 
 
 def test_rewards_and_values_of_different_steps_are_refused():
     with pytest.raises(ValueError, match="not of the same steps"):
-        gae(torch.ones(3), torch.ones(2), final_value=0.0, gamma=0.9, lam=0.9)
+        gae(torch.ones(3), torch.ones(2), gamma=0.9, lam=0.9)

@@ -49,7 +49,7 @@ def test_an_episodes_reward_pays_for_the_divergence_of_its_learnable_tokens(esti
 
 @pytest.mark.parametrize(("step", "steps"), [("token", [[1], [3], [5]]), ("turn", [[1, 3], [5]])])
 def test_with_a_critic_each_step_pays_for_its_own_tokens(step, steps):
-    critic = CriticConfig(gamma=1.0, lam=1.0, step=step, bootstrap=False)
+    critic = CriticConfig(gamma=1.0, lam=1.0, step=step)
     readings = Readings(reference_logprobs=REFERENCE, values=((0.0,) * 6, (0.0,) * 3))
     batch = made(config("k2", advantages="gae", critic=critic), readings)
     earned = {1: 0.0, 3: 1.0, 5: 0.5}
@@ -57,6 +57,36 @@ def test_with_a_critic_each_step_pays_for_its_own_tokens(step, steps):
         later = [place for following in steps[number:] for place in following]
         wanted = sum(earned[place] - cost(0, place, "k2") for place in later)
         assert [batch.returns[0][place] for place in places] == pytest.approx([wanted] * len(places))
+
+
+log_ratios = st.lists(st.floats(-2.0, 2.0), min_size=1, max_size=5)
+
+
+@given(
+    st.lists(log_ratios, min_size=2, max_size=6),
+    st.floats(-1.0, 1.0),
+    st.sampled_from(["k1", "k2", "k3"]),
+    st.sampled_from(["grpo", "dr_grpo", "rloo"]),
+)
+def test_among_equal_rewards_an_advantage_is_no_larger_than_the_penalties_differ(ratios, reward, estimator, advantages):
+    episodes = [
+        make_episode("c" + "s" * len(own), (reward,), logprobs=(0.0, *(ratio - 2.0 for ratio in own))) for own in ratios
+    ]
+    readings = Readings(reference_logprobs=tuple((-2.0,) * (len(own) + 1) for own in ratios))
+    algorithm = config(estimator, advantages=advantages)
+    batch = make_batch(0, [make_group(*episodes)], algorithm, readings, kl_coefficient=BETA)
+    penalties = [BETA * sum(BY_HAND[estimator](ratio) for ratio in own) for own in ratios]
+    spread = max(penalties) - min(penalties)
+    # rloo compares with the others' mean, the other two with the mean of all: at most all of the spread.
+    assert all(abs(row[1]) <= spread + 1e-9 for row in batch.advantages)
+
+
+def test_grpo_scales_the_reward_and_not_the_penalty():
+    batch = made(config("k2", advantages="grpo"), Readings(reference_logprobs=REFERENCE))
+    penalties = [sum(cost(episode, place, "k2") for place in LEARNABLE[episode]) for episode in (0, 1)]
+    wanted = 1.0 / math.sqrt(2) - (penalties[0] - penalties[1]) / 2
+    assert batch.advantages[0][1] == pytest.approx(wanted, rel=1e-5)
+    assert batch.advantages[1][1] == pytest.approx(-wanted, rel=1e-5)
 
 
 def test_a_penalty_in_the_loss_leaves_rewards_alone():

@@ -127,3 +127,11 @@ def test_staleness_is_how_many_versions_behind_the_sampled_tokens_are():
 
 def test_without_sampled_tokens_nothing_is_stale():
     assert staleness_metrics([sampled_by(-1)], newest_version=7) == {"staleness_mean": 0.0, "staleness_max": 0.0}
+
+
+def test_ratios_of_more_tokens_than_torch_takes_quantiles_of_have_quantiles():
+    tokens = 2**24 + 1
+    log_ratio_N = torch.linspace(-1.0, 1.0, tokens)
+    figures = ratio_metrics(log_ratio_N, torch.zeros(1), torch.ones(tokens), clip_low=LOW, clip_high=HIGH)
+    quantiles = [figures[f"ratio_p{percent}"] for percent in (10, 50, 90)]
+    assert quantiles == pytest.approx([math.exp(-0.8), 1.0, math.exp(0.8)], rel=1e-5)

@@ -57,7 +57,7 @@ def recipe(tmp_path: Path, smollm2: Path) -> Path:
         },
         # A weight of 0 and a judge that nobody answers for: what episodes are worth is not asked.
         "rewards": {"answer": 0.0, "judge": {"url": "http://127.0.0.1:9/v1", "model": "none"}},
-        "learner": {"max_parity_error": 1e-3},
+        "learner": {"max_parity_error": 1e-4},
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
     return tmp_path / "recipe.yaml"

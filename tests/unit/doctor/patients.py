@@ -100,7 +100,7 @@ def well_patient(folder: Path, model: Path) -> Patient:
         "sampling": {"engine": "transformers", "max_tokens": 4},
         "episodes": {"group_size": 2},
         "algorithm": {"minibatches": 1},
-        "learner": {"lora_rank": 2, "max_parity_error": 1e-3},
+        "learner": {"lora_rank": 2, "max_parity_error": 1e-4},
         "training": {"steps": 2, "tasks_per_step": 2, "outputs": str(folder / "outputs")},
     }
     return Patient(folder=folder, settings=settings)

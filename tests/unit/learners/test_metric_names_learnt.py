@@ -14,11 +14,11 @@ from small_models import save_small_model, small_batch, small_config, small_grou
 from mcprl.training.metric_names import METRICS, Written, metric_named
 
 LEARNT = (Written.LEARNT, Written.FRESH)
-ON_REQUEST = (Written.REFERENCE, Written.CRITIC, Written.RECOMPUTED, Written.SHOWN)
+ON_REQUEST = (Written.REFERENCE, Written.CAP, Written.CRITIC, Written.RECOMPUTED, Written.SHOWN)
 EVERYTHING: dict[str, Any] = {
     "advantages": "gae",
     "old_logprobs": "recomputed",
-    "kl": {"coefficient": 0.1, "reference": "sync", "sync_every": 1},
+    "kl": {"coefficient": 0.1, "cap": 100.0, "reference": "sync", "sync_every": 1},
     "ratio_gate": (0.25, 4.0),
 }
 

@@ -24,7 +24,7 @@ from mcprl.errors import NonFiniteError
 from mcprl.learners import TorchLearner
 from mcprl.learners.lessons import make_lessons
 from mcprl.learners.updating import minibatches_of
-from mcprl.records import Batch, Columns, Group, Readings, StopReason, Trajectory
+from mcprl.records import Batch, Columns, Group, Readings, Trajectory
 
 NAN, INF = math.nan, math.inf
 NO_NUMBERS = (NAN, INF, -INF)
@@ -53,7 +53,6 @@ def made_readings(groups: tuple[Group, ...]) -> Readings:
         logprobs=tuple(t.logprobs for t in trajectories),
         reference_logprobs=column(trajectories, -4.4),
         values=column(trajectories, 0.1),
-        final_values=tuple(0.2 for _ in trajectories),
     )
 
 
@@ -127,19 +126,6 @@ def bad_reading(name: str, value: float, row: int) -> Fault:
     return fault
 
 
-def bad_final_value(value: float) -> Fault:
-    @contextmanager
-    def fault(learner: TorchLearner) -> Iterator[Spoilt]:
-        groups = tuple(
-            replace(g, trajectories=tuple(replace(t, stop=StopReason.TURN_LIMIT) for t in g.trajectories))
-            for g in small_groups()
-        )
-        readings = replace(made_readings(groups), final_values=(0.2, 0.2, value, 0.2))
-        yield made_batch(learner._config.algorithm, groups, readings), {name_of(groups[1].trajectories[0])}
-
-    return fault
-
-
 def bad_column(name: str, value: float, row: int) -> Fault:
     @contextmanager
     def fault(learner: TorchLearner) -> Iterator[Spoilt]:
@@ -182,11 +168,11 @@ def hooked(module: nn.Module, call: int, change: Callable[[Any], Any]) -> Genera
 Place = Callable[[TorchLearner], nn.Module]
 
 
-def bad_forward(place: Place, change: Callable[[Any], Any], pack: int, *, calls_a_pack: int = 1) -> Fault:
+def bad_forward(place: Place, change: Callable[[Any], Any], pack: int) -> Fault:
     @contextmanager
     def fault(learner: TorchLearner) -> Iterator[Spoilt]:
         batch = clean_batch(learner)
-        with hooked(place(learner), pack * calls_a_pack, change):
+        with hooked(place(learner), pack, change):
             yield batch, {episode_of_pack(learner, batch, pack)}
 
     return fault
@@ -281,7 +267,6 @@ FAULTS: dict[str, Fault] = {
     **{f"read logprob {x}": bad_reading("logprobs", x, 0) for x in NO_NUMBERS},
     **{f"reference logprob {x}": bad_reading("reference_logprobs", x, 3) for x in NO_NUMBERS},
     **{f"value {x}": bad_reading("values", x, 2) for x in NO_NUMBERS},
-    **{f"final value {x}": bad_final_value(x) for x in NO_NUMBERS},
     **{f"return {x}": bad_column("returns", x, 1) for x in NO_NUMBERS},
     **{f"advantage {x}": bad_column("advantages", x, 3) for x in NO_NUMBERS},
     "embedding nan, first pack": bad_forward(embedding, hidden(NAN), FIRST),
@@ -296,8 +281,8 @@ FAULTS: dict[str, Fault] = {
     "logprob inf, later minibatch": bad_forward(scorer, scores(INF), LATER_MINIBATCH),
     "logprob -inf, last pack": bad_forward(scorer, scores(-INF), LAST),
     "entropy nan, later epoch": bad_forward(scorer, scores(NAN, 1), LATER_EPOCH),
-    "new value nan, first pack": bad_forward(value_head, lambda out: out * NAN, FIRST, calls_a_pack=2),
-    "new value inf, later epoch": bad_forward(value_head, lambda out: out + INF, LATER_EPOCH, calls_a_pack=2),
+    "new value nan, first pack": bad_forward(value_head, lambda out: out * NAN, FIRST),
+    "new value inf, later epoch": bad_forward(value_head, lambda out: out + INF, LATER_EPOCH),
     "demonstration nan, first": bad_demonstration(NAN, 2),
     "demonstration -inf, later minibatch": bad_demonstration(-INF, 5),
     "demonstration inf, later epoch": bad_demonstration(INF, 8),
@@ -326,7 +311,7 @@ def fingerprint(learner: TorchLearner) -> str:
             digest.update(f"{number} {name}".encode())
             digest.update(tensor.detach().contiguous().numpy().tobytes())
     digest.update(repr(saved["param_groups"]).encode())
-    digest.update(repr(optimisation.schedule.state_dict()).encode())
+    digest.update(repr(optimisation.schedule.last_epoch).encode())
     return digest.hexdigest()
 
 

@@ -90,7 +90,7 @@ def leaves(count: int, *, critic: bool = False, seed: int = 1) -> list[Tensor]:
 
 def scored(columns: list[Tensor], chosen: Tensor | None = None) -> Scores:
     parts = [column if chosen is None else column[chosen] for column in columns]
-    return Scores(parts[0], parts[1], parts[2] if len(parts) > 2 else None, None)
+    return Scores(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
 
 
 @settings(max_examples=60, deadline=None)

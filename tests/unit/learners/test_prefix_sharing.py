@@ -108,9 +108,7 @@ def made_batch(groups: Sequence[Group], config: RunConfig) -> Batch:
             for own in sampled
         )
 
-    readings = Readings(
-        reference_logprobs=column(0.5, -10.0), values=column(1.0, 0.0), final_values=tuple(0.0 for _ in sampled)
-    )
+    readings = Readings(reference_logprobs=column(0.5, -10.0), values=column(1.0, 0.0))
     batch = make_batch(0, groups, config.algorithm, readings, kl_coefficient=config.algorithm.kl.coefficient)
     if batch.returns is not None:
         return batch

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,13 @@ def learner_with(model: Path, folder: Path, tuning: str, *, cap: float | None = 
     return small_learner(small_config(model, algorithm={"kl": settings}, tuning=tuning, learning_rate=5e-3), folder)
 
 
-async def one_update(learner: TorchLearner) -> Update:
+async def one_update(learner: TorchLearner, *, reference_shift: float = 0.0) -> Update:
     groups = small_groups()
     readings = await learner.read([t for group in groups for t in group.trajectories])
+    if reference_shift:
+        columns = readings.reference_logprobs or ()
+        shifted = tuple(tuple(x - reference_shift if x else 0.0 for x in column) for column in columns)
+        readings = replace(readings, reference_logprobs=shifted)
     return await learner.update(small_batch(learner._config, groups, readings=readings))
 
 
@@ -165,13 +170,13 @@ async def test_the_policy_stays_trainable_after_the_reference_was_in_place(model
 @pytest.mark.parametrize("reference", ["ema", "sync"])
 @pytest.mark.parametrize("tuning", TUNINGS)
 async def test_an_update_that_the_cap_stopped_refreshes_the_reference(model, tuning, reference, tmp_path):
-    learner = learner_with(model, tmp_path, tuning, reference=reference, cap=1e-9, refresh_at_cap=True)
+    learner = learner_with(model, tmp_path, tuning, reference=reference, cap=2.0, refresh_at_cap=True)
     start = trained(learner)
-    update = await one_update(learner)  # the two are the same still: nothing is beyond the cap
+    update = await one_update(learner)
     assert update.skipped is None
     moved = trained(learner)
     assert any(not torch.equal(moved[name], start[name]) for name in start)
-    update = await one_update(learner)
+    update = await one_update(learner, reference_shift=3.0)  # the estimate is half the square: 4.5
     assert update.skipped is not None
     assert "algorithm.kl.cap" in update.skipped
     assert (update.metrics["reference_synced"], update.metrics["reference_tensors_differing"]) == (1.0, 0.0)

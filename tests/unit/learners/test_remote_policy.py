@@ -184,3 +184,45 @@ async def test_a_server_that_tells_no_gradient_norm_leaves_it_out_of_the_metrics
     update = await asyncio.to_thread(there._update, small_batch(config))
     assert update.skipped is None
     assert "grad_norm" not in update.metrics
+
+
+class Jumping(TorchBehindTheApi):
+    """Its steps throw the adapter about; its snapshot is the adapter as it was at first."""
+
+    def __init__(self, config: RunConfig, model: Any) -> None:
+        super().__init__(config, model)
+        self._kept = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+    async def learn(self, rows: Sequence[ScoredRow], step: AdamStep) -> dict[str, float]:
+        told = await super().learn(rows, step)
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                if name in self._kept:
+                    p.add_(3.0 * step.learning_rate)
+        return told
+
+    async def reload(self) -> None:
+        await super().reload()
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                if name in self._kept:
+                    p.copy_(self._kept[name])
+
+
+async def test_an_update_beyond_the_cap_is_undone_on_the_server_and_the_rate_is_halved(model, tmp_path):
+    config = configured(model, old_logprobs="recomputed", kl={"cap": 0.5})
+    config = config.model_copy(update={"learner": config.learner.model_copy(update={"learning_rate": 1.0})})
+    here = small_learner(config, tmp_path)
+    randomise_adapter(here.policy)
+    engine = Jumping(config, here.policy.model)
+    there = SkyrlLearner(config, engine, folder=tmp_path)
+    groups = small_groups()
+    trajectories = [t for group in groups for t in group.trajectories]
+    before = await asyncio.to_thread(there._read, trajectories)
+    update = await asyncio.to_thread(there._update, small_batch(config, groups, readings=before))
+    assert (update.metrics["update_undone"], update.weights.version, engine.reloads) == (1.0, 0, 1)
+    assert update.metrics["kl_update"] > 0.5
+    assert (await asyncio.to_thread(there._read, trajectories)).logprobs == before.logprobs
+    assert there.optimisation.learning_rate == 0.5
+    standing = there._standing()
+    assert (standing.steps, standing.rate_factor) == (0, 0.5)

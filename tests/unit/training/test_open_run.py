@@ -63,7 +63,7 @@ def make_config(folder: Path, *tasks: dict, **training) -> RunConfig:
         sampling=SamplingConfig(engine="transformers", max_tokens=2, stop=("e",)),
         episodes=EpisodesConfig(group_size=4),
         algorithm=AlgorithmConfig(minibatches=1, min_learnable_tokens=1),
-        learner=LearnerConfig(lora_rank=2, max_parity_error=1e-3),
+        learner=LearnerConfig(lora_rank=2, max_parity_error=1e-4),
         training=TrainingConfig(**({"steps": 3, "tasks_per_step": 1, "outputs": folder / "outputs"} | training)),
     )
 
@@ -133,7 +133,7 @@ async def test_a_small_run_with_critic_reference_and_refill_trains_all_weights(t
         kl=KlConfig(coefficient=0.02, target=0.3, cap=3.0, reference="ema"),
     )
     config = config.model_copy(
-        update={"algorithm": algorithm, "learner": LearnerConfig(tuning="full", max_parity_error=1e-3)}
+        update={"algorithm": algorithm, "learner": LearnerConfig(tuning="full", max_parity_error=1e-4)}
     )
     async with open_run(config, Listener()) as run:
         await train(run)
