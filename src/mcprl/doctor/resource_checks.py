@@ -163,7 +163,7 @@ async def check_disk(examination: Examination) -> AsyncIterator[Finding]:
     if exact is None and estimated is None:
         yield fine("disk", f"{in_words(free)} are free; what a checkpoint takes is not known without the model")
         return
-    kept = config.training.keep_checkpoints + len(Health.KEPT_STEPS)
+    kept = config.training.keep_checkpoints + Health.most_kept(config)
     line = forecast(exact if exact is not None else int(estimated or 0), kept, free)
     yield fine("disk", line if exact is not None else f"about: {line}")
 

@@ -173,7 +173,7 @@ async def _forecast(run: Run) -> str:
     """What the checkpoints will take of the disk. Raises NoRoomError where it has less."""
     there = sum(checkpoint.bytes for checkpoint in run.checkpoints.all())  # of a run that is resumed
     free = shutil.disk_usage(run.folder.path).free + there
-    kept = run.config.training.keep_checkpoints + len(Health.KEPT_STEPS)
+    kept = run.config.training.keep_checkpoints + Health.most_kept(run.config)
     return forecast(await run.learner.state_bytes(), kept, free)
 
 

@@ -72,6 +72,7 @@ PLANTED = [
         config={"algorithm": {"old_logprobs": "recomputed"}},
     ),
     Planted("parity", WARN, [{}], "one of them rounds", "TF32", config={"model": {"dtype": "float32"}}),
+    Planted("parity", WARN, [{"parity_logprob_max_abs_error": 5.0}], "by 5 on one of them", "recomputed bounds"),
     Planted("reference", BAD, [{"reference_tensors_differing": 3.0}], "3 of its tensors", "algorithm.kl.reference"),
     Planted("no gradient", BAD, [{"grad_norm": 0.0}], "no trained weight", "learner.tuning"),
     Planted(
@@ -175,15 +176,26 @@ PLANTED = [
     Planted("unanswered", WARN, [{"stop_cut_by_length": 0.6}], "60%) turns are cut", "sampling.max_tokens"),
     Planted("unanswered", BAD, [{"stop_turn_limit": 0.9}], "95% of episodes end", "episodes.max_turns"),
     Planted("unanswered", WARN, [{"stop_context_limit": 0.5}], "outgrow the context", "model.context_tokens"),
-    Planted("reward collapse", BAD, [{"reward": 0.6}] * 5 + [{"reward": 0.1}] * 3, "best at step 5", "--from 5"),
+    Planted("reward collapse", BAD, [{"reward": 0.6}] * 5 + [{"reward": 0.1}] * 3, "best at step 4", "--from 4"),
     Planted(
         "reward collapse",
         WARN,
         [{"reward": 0.6}] * 5 + [{"reward": 0.1}] * 3,
         "harder tasks",
-        "--from 5",
+        "--from 4",
         config={"tasks": {"order": "curriculum"}},
     ),
+    Planted("collapse", BAD, after(4, valid_call_rate=0.0), "0% of calls are valid, after 95% at best", "--from 3"),
+    Planted("collapse", WARN, [{"reward": 0.7}] * 4 + [{"reward": 0.0}], "+0.00, after +0.70 at best", "--from 3"),
+    Planted(
+        "collapse",
+        WARN,
+        [{"reward": 0.7}] * 4 + [{"reward": 0.0, "learning_rate": 1.0}],
+        "an update broke the policy",
+        "(now 1): `mcprl resume RUN --from 3 --set learner.learning_rate=2e-05`",
+        config={"learner": {"learning_rate": 1.0}},
+    ),
+    Planted("KL", BAD, after(4, kl_update=3.5), "KL is 3.5", "--from 4 --set learner.learning_rate=2e-06`"),
     Planted("entropy collapse", WARN, after(3, entropy=0.15), "to 0.15 from 0.8", "algorithm.entropy (now 0)"),
     Planted("entropy collapse", BAD, after(3, entropy=0.05), "to 0.05 from 0.8", "algorithm.clip_high"),
     Planted("entropy explosion", WARN, after(3, entropy=2.0), "comes apart", "learner.learning_rate"),
@@ -192,14 +204,14 @@ PLANTED = [
         BAD,
         after(3, entropy=4.0),
         "bonus outweighs",
-        "algorithm.entropy (now 0.1), and go back to step 3",
+        "algorithm.entropy (now 0.1), and go back to step 2",
         config={"algorithm": {"entropy": 0.1}},
     ),
     Planted("critic", WARN, [{"explained_variance": -0.3}] * 8, "-0.30", "algorithm.critic.learning_rate"),
     Planted("value loss", WARN, [{}] * 8 + [{"value_loss": 0.5}] * 3, "0.5", "algorithm.critic.learning_rate"),
     Planted("KL", WARN, after(4, kl=0.7, kl_unmasked=0.7), "KL is 0.7", "go back to step 4"),
     Planted("KL", WARN, [{"kl": 0.7, "kl_unmasked": 0.7}], "KL is 0.7", "lower learner.learning_rate (now 2e-05)"),
-    Planted("KL", BAD, after(4, kl=3.5), "KL is 3.5", "go back to step 4, the last with KL below 0.5"),
+    Planted("KL", BAD, after(4, kl=3.5), "KL is 3.5", "go back to step 4, the last sound one"),
     Planted("KL", BAD, [{"kl": 3.5}], "KL is 3.5", "start again"),
     Planted("ratio", WARN, [{"ratio_mean": 1.3}], "1.3, outside 0.8 to 1.2", "learner.max_grad_norm"),
     Planted("ratio", BAD, [{"ratio_mean": 0.4}], "0.4, outside", "learner.learning_rate"),
@@ -228,7 +240,15 @@ PLANTED = [
     Planted("gated", WARN, [{"gated_fraction": 0.2}], "20%", "mcprl parity"),
     Planted("gated", BAD, [{"gated_fraction": 0.5, "active_fraction": 0.4}], "50%", "learner.learning_rate"),
     Planted("ratio spread", WARN, [{"ratio_std": 0.8}], "0.8", "algorithm.ratio_gate to [0.25, 4.0]"),
-    Planted("masked drift", WARN, [{"kl_unmasked": 0.9}], "0.9 over all", "algorithm.masks"),
+    Planted("masked drift", WARN, [{"kl_unmasked": 0.9}], "0.9 over all", "learner.learning_rate"),
+    Planted(
+        "masked drift",
+        WARN,
+        [{"kl_unmasked": 0.9}],
+        "0.9 over all",
+        "algorithm.masks to exact (now text)",
+        config={"algorithm": {"masks": "text"}},
+    ),
     Planted("KL cap", WARN, [{"optimiser_steps_over_cap": 1.0}], "1 optimiser steps", "algorithm.kl.refresh_at_cap"),
     Planted("gradient spike", WARN, after(5, grad_norm=8.0), "16 times", "learner.max_grad_norm"),
     Planted("gradient clipped", WARN, [{"grad_norm": 4.0}] * 10, "from about 4 to 1", "learner.max_grad_norm to 8"),
@@ -319,6 +339,66 @@ def test_entropy_is_compared_with_what_it_was_after_the_warm_start():
         health.judge({**HEALTHY, "demonstration_weight": weight, "entropy": entropy})
     later = [health.judge({**HEALTHY, "entropy": entropy}) for entropy in (0.8, 0.8, 0.8, 0.3, 0.15)]
     assert [[verdict.name for verdict in verdicts] for verdicts in later] == [["healthy"]] * 4 + [["entropy collapse"]]
+
+
+def test_a_collapsed_policy_never_reads_healthy_and_none_of_its_steps_is_one_to_go_back_to():
+    health = Health(make_config())
+    for _ in range(6):
+        health.judge(HEALTHY)
+    # The sixth update broke the policy. What it sampled has no variance, so no later update moves it: KL is 0.
+    broken = {**HEALTHY, "reward": 0.0, "valid_call_rate": 0.0, "success_rate": 0.0, "kl": 0.0, "kl_unmasked": 0.0}
+    for _ in range(30):
+        verdicts = health.judge(broken)
+        assert verdicts[0].severity is BAD
+        assert any("--from 5 " in verdict.fix for verdict in verdicts)
+    assert health.state()["healthy_step"] == health.state()["best_reward_step"] == 5
+
+
+def test_weights_are_sound_once_all_episodes_of_a_step_come_from_them_or_newer_ones():
+    health = Health(
+        make_config(training={"pipeline": "async", "max_staleness": 2}, algorithm={"old_logprobs": "recomputed"})
+    )
+    for _ in range(6):
+        health.judge({**HEALTHY, "staleness_max": 2.0})
+    assert "go back to step 4," in health.judge({**HEALTHY, "staleness_max": 2.0, "kl": 5.0})[0].fix
+    assert health.steps_to_return_to == {4, 5, 6}  # the last two are kept until they are judged
+
+
+def test_only_steps_that_a_checkpoint_has_are_named():
+    health = Health(make_config(training={"checkpoint_every": 5}))
+    for _ in range(13):
+        health.judge(HEALTHY)
+    assert "--from 10 " in health.judge({**HEALTHY, "kl": 5.0})[0].fix
+
+
+def test_a_step_whose_update_was_undone_is_as_sound_as_the_one_before():
+    health = Health(make_config(algorithm={"kl": {"cap": 0.5}}))
+    for _ in range(3):
+        health.judge(HEALTHY)
+    undone = {**HEALTHY, "update_undone": 1.0, "update_skipped": 1.0, "kl_update": 4.0, "optimiser_steps": 0.0}
+    verdicts = health.judge(undone, "the update moved the policy by 4 nats per token")
+    assert [(verdict.name, verdict.severity) for verdict in verdicts] == [("skipped", WARN)]
+    assert "algorithm.kl.refresh_at_cap" in verdicts[0].fix
+    health.judge(HEALTHY)
+    assert "--from 5 " in health.judge({**HEALTHY, "kl": 5.0})[0].fix
+
+
+CAPPED = {"coefficient": 0.02, "cap": 0.5, "reference": "sync", "refresh_at_cap": True}
+
+
+@pytest.mark.parametrize(
+    ("step", "config", "said"),
+    [
+        ({"optimiser_steps_over_cap": 1.0}, {"algorithm": {"kl": CAPPED}}, "algorithm.kl.refresh_at_cap"),
+        ({"kl_unmasked": 0.7}, {}, "algorithm.masks"),
+        ({"loss": math.nan}, {"model": {"dtype": "float32"}}, "model.dtype"),
+        ({"active_fraction": 0.3}, {"algorithm": {"dead_groups": "refill"}}, "algorithm.dead_groups"),
+    ],
+)
+def test_no_advice_is_to_set_what_is_set(step, config, said):
+    fixes = [verdict.fix for verdict in Health(make_config(**config)).judge({**HEALTHY, **step})]
+    assert fixes
+    assert not any(said in fix for fix in fixes)
 
 
 def test_a_bad_step_is_no_step_to_go_back_to():

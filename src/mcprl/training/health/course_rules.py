@@ -9,12 +9,17 @@ from mcprl.config import RunConfig
 from mcprl.training.health.sight import WINDOW, Rules, Sight, gentler, mean, roll_back
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = ["COURSE_RULES", "FIRST_ENTROPIES", "reward_window"]
+__all__ = ["COLLAPSE_RULES", "COURSE_RULES", "FIRST_ENTROPIES", "note_levels", "reward_window"]
 
 # Groups that a mean reward needs before two of them can be compared: with 24, chance moves it by about 0.07.
 _ENOUGH_GROUPS, _REWARD_STEPS = 24, (3, 12)
 # A quarter of the way from doing nothing to a perfect episode, and half of what had been reached: no chance does both.
 _COLLAPSE_DROP, _COLLAPSE_SHARE = 0.25, 0.5
+# Of one sample: a group's mean reward, and a call that is valid or not.
+_DEVIATIONS = {"reward": 0.34, "valid_call_rate": 0.5}
+_SAMPLES = {"reward": "groups", "valid_call_rate": "calls"}
+_LEVEL_STEPS = 5
+_SURE = 3.0  # standard deviations
 FIRST_ENTROPIES = 3  # their mean is what later ones are compared with
 # A policy that learns gets surer of itself; at a quarter of its first entropy the members of a group become copies.
 _ENTROPY_LOW_WARN, _ENTROPY_LOW_BAD = 0.25, 0.1
@@ -51,6 +56,60 @@ def reward_collapse(sight: Sight) -> Verdict | None:
     )
 
 
+def _samples(sight: Sight, name: str) -> tuple[float, float] | None:
+    """A figure of this step and the number of samples that it is a mean of."""
+    value, count = sight.now(name), sight.now(_SAMPLES[name])
+    return (value, count) if value is not None and count is not None and count > 0 else None
+
+
+def note_levels(sight: Sight) -> None:
+    """Remember the best level so far: the mean of the last steps whose lower confidence bound is the highest.
+
+    This step is not part of it yet if it is far below: what is compared must not pull down what it is compared with.
+    """
+    past = sight.past
+    for name, deviation in _DEVIATIONS.items():
+        if (now := _samples(sight, name)) is None:
+            continue
+        past.push(f"{name}_level", now[0])
+        past.push(f"{name}_samples", now[1])
+        values, counts = past.last(f"{name}_level", _LEVEL_STEPS), past.last(f"{name}_samples", _LEVEL_STEPS)
+        if len(values) != len(counts):
+            continue
+        count = sum(counts)
+        level = sum(value * (own / count) for value, own in zip(values, counts, strict=True))
+        best = past.levels.get(name)
+        if best is None or level - _SURE * deviation / math.sqrt(count) > best[0] - _SURE * deviation / math.sqrt(
+            best[1]
+        ):
+            past.levels[name] = [level, count]
+
+
+def _fallen_from(sight: Sight, name: str) -> tuple[float, float] | None:
+    """The figure now and its best level, if it is half of that or less and chance does not explain it."""
+    now, best = _samples(sight, name), sight.past.levels.get(name)
+    if now is None or best is None:
+        return None
+    chance = _SURE * _DEVIATIONS[name] * math.sqrt(1.0 / now[1] + 1.0 / best[1])
+    drop = best[0] - now[0]
+    return (now[0], best[0]) if drop >= max(_COLLAPSE_DROP, chance) and now[0] <= _COLLAPSE_SHARE * best[0] else None
+
+
+def collapse(sight: Sight) -> Verdict | None:
+    """One step is enough to see that an update broke the policy, if the fall is large."""
+    if (calls := _fallen_from(sight, "valid_call_rate")) is not None:
+        severity, what = Severity.BAD, f"{calls[0]:.0%} of calls are valid, after {calls[1]:.0%} at best"
+    elif (reward := _fallen_from(sight, "reward")) is not None and reward_collapse(sight) is None:
+        severity, what = Severity.WARN, f"the reward of this step is {reward[0]:+.2f}, after {reward[1]:+.2f} at best"
+    else:
+        return None
+    return Verdict(
+        severity=severity,
+        what=f"{what}: an update broke the policy",
+        fix=roll_back(sight, sight.past.healthy_step, "the last sound one"),
+    )
+
+
 def _entropy_against_first(sight: Sight) -> tuple[float, float] | None:
     now, first = sight.now("entropy"), sight.past.first_entropies
     if now is None or len(first) < FIRST_ENTROPIES or mean(first) <= 0:
@@ -68,8 +127,9 @@ def entropy_collapse(sight: Sight) -> Verdict | None:
         severity=Severity.BAD if now < _ENTROPY_LOW_BAD * first else Severity.WARN,
         what=f"entropy fell to {now:.2g} from {first:.2g} nats a token: the policy stops exploring, and the members of "
         "a group become copies",
-        fix=f"raise algorithm.entropy (now {algorithm.entropy:g}) by 0.001, algorithm.clip_high (now "
-        f"{algorithm.clip_high:g}) to 0.28, or sampling.temperature",
+        fix=f"raise algorithm.entropy (now {algorithm.entropy:g}) by 0.001, "
+        + (f"algorithm.clip_high (now {algorithm.clip_high:g}) to 0.28, " if algorithm.clip_high < 0.28 else "")
+        + f"or sampling.temperature (now {sight.config.sampling.temperature:g})",
     )
 
 
@@ -118,9 +178,12 @@ def value_loss(sight: Sight) -> Verdict | None:
 
 
 COURSE_RULES: Rules = {
+    "collapse": collapse,
     "reward collapse": reward_collapse,
     "entropy collapse": entropy_collapse,
     "entropy explosion": entropy_explosion,
     "critic": critic,
     "value loss": value_loss,
 }
+# Even as warnings they say that the weights which sampled this step are no longer what they were.
+COLLAPSE_RULES = frozenset({"collapse", "reward collapse"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mcprl.training.health.bars import VALID_CALLS, VALID_CALLS_BY_STEP
-from mcprl.training.health.sight import WINDOW, Rules, Sight, by_size, mean
+from mcprl.training.health.sight import WINDOW, Rules, Sight, by_size, mean, refill
 from mcprl.verdicts import Severity, Verdict
 
 __all__ = ["EPISODE_RULES", "count_dead_groups", "dead_groups"]
@@ -68,26 +68,23 @@ def dead_groups(sight: Sight) -> Verdict | None:
     if success is None:
         success = sight.now("reward")
     what = f"{dead / played:.0%} of groups have zero variance and teach nothing"
-    refill = "set algorithm.dead_groups to refill"
-    if sight.config.algorithm.dead_groups == "refill":
-        refill = f"raise algorithm.max_refills (now {sight.config.algorithm.max_refills})"
     if success is not None and success >= _MOSTLY_SOLVED:
         return Verdict(
             severity=severity,
             what=f"{what}: most are solved by every member",
-            fix=f"train on harder tasks (tasks.order curriculum picks them), or {refill}",
+            fix=f"train on harder tasks (tasks.order curriculum picks them), or {refill(sight.config)}",
         )
     if success is None or success < _MOSTLY_FAILED:
         return Verdict(
             severity=severity,
             what=f"{what}: most fail in the same way in every member",
             fix="raise sampling.temperature or episodes.group_size, lower the difficulty (tasks.order curriculum), "
-            f"or {refill}",
+            f"or {refill(sight.config)}",
         )
     return Verdict(
         severity=severity,
         what=f"{what}: some tasks are always solved, others never",
-        fix=f"set tasks.order to curriculum, which picks those between, or {refill}",
+        fix=f"set tasks.order to curriculum, which picks those between, or {refill(sight.config)}",
     )
 
 

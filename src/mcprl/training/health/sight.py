@@ -10,7 +10,7 @@ from mcprl.config import RunConfig
 from mcprl.episodes.losses import Correlation
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = ["WINDOW", "Past", "Rules", "Sight", "by_size", "gentler", "mean", "roll_back"]
+__all__ = ["WINDOW", "Past", "Rules", "Sight", "at_cap", "by_size", "gentler", "mean", "refill", "roll_back"]
 
 WINDOW = 20  # steps: enough for a median that one odd step does not move, few enough to follow a run
 
@@ -20,17 +20,29 @@ class Past:
     """What is remembered of a run, the current step included. Steps are counted from 1, as the console shows them.
 
     `windows` has the last known values of some figures, the newest at the end; a step without one adds nothing.
+    `levels` has the best level so far of some figures, with the number of samples behind it.
 
-    Past(steps=2, healthy_step=2, best_reward=None, best_reward_step=None, first_entropies=[1.1, 1.0],
-         windows={"reward": [0.1, 0.3], "grad_norm": [0.4, 0.6]})
+    A checkpoint has the weights after its step. What they are worth shows in the episodes that they sample, one step
+    later or more. Until then the step is one of `candidates`: its number, the updates made up to it, its learning rate.
+    `judged_step` is the newest one whose weights have been seen at work, `healthy_step` the newest of those that were
+    sound, `sound_rate` the highest learning rate that led to one of these, `best_reward_step` the one that earned most.
+
+    Past(steps=3, updates=3, candidates=[[3, 3, 2e-05]], judged_step=2, healthy_step=2, sound_rate=2e-05,
+         best_reward=None, best_reward_step=None, first_entropies=[1.1, 1.0],
+         windows={"reward": [0.1, 0.3], "grad_norm": [0.4, 0.6]}, levels={"valid_call_rate": [0.96, 240.0]})
     """
 
     steps: int = 0
+    updates: int = 0
+    candidates: list[list[float]] = field(default_factory=list[list[float]])
+    judged_step: int | None = None
     healthy_step: int | None = None
+    sound_rate: float | None = None
     best_reward: float | None = None
     best_reward_step: int | None = None
     first_entropies: list[float] = field(default_factory=list[float])
     windows: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    levels: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
     def push(self, name: str, value: float) -> None:
         if not math.isfinite(value):
@@ -92,8 +104,34 @@ def gentler(config: RunConfig) -> str:
     return advice
 
 
+def refill(config: RunConfig) -> str:
+    """How to have fewer groups without variance in a batch."""
+    if config.algorithm.dead_groups == "refill":
+        return f"raise algorithm.max_refills (now {config.algorithm.max_refills})"
+    return "set algorithm.dead_groups to refill"
+
+
+def at_cap(config: RunConfig) -> str:
+    """What to change if algorithm.kl.cap stops updates."""
+    kl = config.algorithm.kl
+    advice = f"{gentler(config)}, raise algorithm.kl.coefficient (now {kl.coefficient:g})"
+    if kl.refresh_at_cap:
+        return f"{advice}, or raise algorithm.kl.cap (now {kl.cap:g})"
+    moving = " and algorithm.kl.reference to sync" if kl.reference == "base" else ""
+    return f"{advice}, or set algorithm.kl.refresh_at_cap to true{moving}"
+
+
 def roll_back(sight: Sight, step: int | None, why: str) -> str:
-    """Where to go on from, and with what."""
+    """Where to resume, and with which learning rate: one that was sound before, or else a tenth."""
+    setting, in_force, sound = sight.config.learner.learning_rate, sight.now("learning_rate"), sight.past.sound_rate
+    rate = setting / 10
+    if sound is not None and in_force is not None and sound < in_force / 2:
+        rate = sound
     if step is None:
-        return f"start again, since no step so far was sound, and {gentler(sight.config)}"
-    return f"go back to step {step}, {why} (`mcprl resume RUN --from {step}`), and {gentler(sight.config)}"
+        return (
+            f"start again with learner.learning_rate {rate:.2g} (now {setting:.2g}): no checkpoint is known to be sound"
+        )
+    return (
+        f"go back to step {step}, {why}, with a lower learning rate (now {setting:.2g}): "
+        f"`mcprl resume RUN --from {step} --set learner.learning_rate={rate:.2g}`"
+    )

@@ -6,7 +6,7 @@ from statistics import median
 
 from mcprl.training.health.bars import ACTIVE_FRACTION, KL_BAD, KL_WARN, RATIO_BAND, RATIO_STD
 from mcprl.training.health.episode_rules import count_dead_groups, dead_groups
-from mcprl.training.health.sight import WINDOW, Rules, Sight, by_size, gentler, roll_back
+from mcprl.training.health.sight import WINDOW, Rules, Sight, at_cap, by_size, gentler, refill, roll_back
 from mcprl.verdicts import Severity, Verdict
 
 __all__ = ["STEP_RULES"]
@@ -28,17 +28,17 @@ _IDLE_MINIBATCHES = 0.5
 
 
 def kl(sight: Sight) -> Verdict | None:
-    distance = sight.now("kl")
+    distance = max((x for x in (sight.now("kl"), sight.now("kl_update")) if x is not None), default=None)
     severity = by_size(distance, warn=KL_WARN, bad=KL_BAD)
-    if severity is None:
+    if severity is None or sight.now("update_undone") == 1.0:
         return None
     what = f"KL is {distance:.2g} nats a token: the update carries the policy away from the one that sampled its data"
     if severity is Severity.BAD:
-        fix = roll_back(sight, sight.past.healthy_step, f"the last with KL below {KL_WARN:g}")
+        fix = roll_back(sight, sight.past.healthy_step, "the last sound one")
     else:
-        fix = f"{gentler(sight.config)}; should it go on to grow, go back to step {sight.past.healthy_step}"
-        if sight.past.healthy_step is None:
-            fix = gentler(sight.config)
+        fix = gentler(sight.config)
+        if sight.past.healthy_step is not None:
+            fix += f"; if it keeps growing, go back to step {sight.past.healthy_step}"
     return Verdict(severity=severity, what=what, fix=fix)
 
 
@@ -50,7 +50,12 @@ def masked_drift(sight: Sight) -> Verdict | None:
         severity=Severity.WARN,
         what=f"KL is {masked:.2g} nats a token where there is loss, but {unmasked:.2g} over all that was sampled: "
         "tokens without loss drift with the others",
-        fix=f"set algorithm.masks to exact (now {sight.config.algorithm.masks}), or {gentler(sight.config)}",
+        fix=(
+            ""
+            if (masks := sight.config.algorithm.masks) == "exact"
+            else f"set algorithm.masks to exact (now {masks}), or "
+        )
+        + gentler(sight.config),
     )
 
 
@@ -76,7 +81,7 @@ def kl_cap(sight: Sight) -> Verdict | None:
     return Verdict(
         severity=Severity.WARN,
         what=f"{stopped:.0f} optimiser steps were not made: the policy was beyond algorithm.kl.cap from its reference",
-        fix=f"{gentler(sight.config)}, raise algorithm.kl.coefficient, or set algorithm.kl.refresh_at_cap",
+        fix=at_cap(sight.config),
     )
 
 
@@ -181,8 +186,7 @@ def inactive(sight: Sight) -> Verdict | None:
         severity=Severity.WARN,
         what=f"only {active:.0%} of the learnable tokens move the weights: {dead_share:.0%} of groups have zero "
         f"variance, {clipped:.0%} of tokens are clipped, others earned just their group's mean",
-        fix="raise episodes.group_size, give rewards more steps between 0 and 1 (rewards), or set "
-        "algorithm.dead_groups to refill",
+        fix=f"raise episodes.group_size, give rewards more steps between 0 and 1 (rewards), or {refill(sight.config)}",
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from mcprl.training.health.bars import LEARNABLE_SHARE
-from mcprl.training.health.sight import Rules, Sight, by_size, gentler
-from mcprl.training.parity_verdict import EXACT_MAX, EXACT_MEAN, ROUNDING_MEAN, ROUNDING_OUTSIDE
+from mcprl.training.health.sight import Rules, Sight, at_cap, by_size, gentler, refill
+from mcprl.training.parity_verdict import EXACT_MAX, EXACT_MEAN, OUTLIER, ROUNDING_MEAN, ROUNDING_OUTSIDE
 from mcprl.verdicts import Severity, Verdict
 
 __all__ = ["TRUST_RULES"]
@@ -47,7 +47,9 @@ def not_a_number(sight: Sight) -> Verdict | None:
         severity=Severity.BAD,
         what=f"not a number: {', '.join(names) or 'something in the update'}{again}{because}; "
         "usually logits or gradients that overflow",
-        fix=f"{gentler(sight.config)}, or set model.dtype to float32; look at the rewards of the episodes named",
+        fix=gentler(sight.config)
+        + ("" if sight.config.model.dtype == "float32" else ", or set model.dtype to float32")
+        + "; look at the rewards of the episodes named",
     )
 
 
@@ -66,10 +68,12 @@ def skipped(sight: Sight) -> Verdict | None:
         )
     elif share is not None and share < algorithm.min_learnable_share:
         fix = f"loosen sampling.constrain, or lower algorithm.min_learnable_share ({algorithm.min_learnable_share:g})"
-    elif distance is not None and algorithm.kl.cap is not None and distance > algorithm.kl.cap:
-        fix = f"{gentler(sight.config)}, raise algorithm.kl.coefficient, or set algorithm.kl.refresh_at_cap"
+    elif sight.now("update_undone") == 1.0 or (
+        distance is not None and algorithm.kl.cap is not None and distance > algorithm.kl.cap
+    ):
+        fix = at_cap(sight.config)
     elif sight.now("optimiser_steps") == 0.0 and not sight.now("optimiser_steps_over_cap"):
-        fix = "raise training.tasks_per_step or episodes.group_size, or set algorithm.dead_groups to refill"
+        fix = f"raise training.tasks_per_step or episodes.group_size, or {refill(sight.config)}"
     else:
         fix = "nothing, unless it comes again; then act on the reason given"
     return Verdict(severity=Severity.BAD if times >= _SKIPS_BAD else Severity.WARN, what=what, fix=fix)
@@ -93,20 +97,27 @@ def parity(sight: Sight) -> Verdict | None:
     if error is None:
         return None
     what = f"before the first step sampler and learner disagree by {error:.2g} nats a token"
+    largest = sight.now("parity_logprob_max_abs_error") or 0.0
+    corrected = sight.config.algorithm.old_logprobs == "recomputed"
     if error > ROUNDING_MEAN or (sight.now("parity_outside_share") or 0.0) > ROUNDING_OUTSIDE:
-        corrected = sight.config.algorithm.old_logprobs == "recomputed"
         return Verdict(
             severity=Severity.WARN if corrected else Severity.BAD,
             what=f"{what}, more than rounding explains: they hold other weights or see other contexts",
             fix="run `mcprl parity RECIPE`, which shows the tokens where it begins"
             + ("" if corrected else "; algorithm.old_logprobs recomputed corrects for other precision"),
         )
-    inexact = error > EXACT_MEAN or (sight.now("parity_logprob_max_abs_error") or 0.0) > EXACT_MAX
-    if sight.config.model.dtype == "float32" and inexact:
+    if sight.config.model.dtype == "float32" and (error > EXACT_MEAN or largest > EXACT_MAX):
         return Verdict(
             severity=Severity.WARN,
-            what=f"{what}, which two engines in float32 do not: one of them rounds",
+            what=f"{what} (at most {largest:.2g}), which two engines in float32 do not: one of them rounds",
             fix="run `mcprl parity RECIPE`; on a GPU, see that neither uses TF32",
+        )
+    if largest > OUTLIER:
+        return Verdict(
+            severity=Severity.WARN,
+            what=f"{what}, but by {largest:.2g} on one of them: a rare token, or another choice of experts",
+            fix="run `mcprl parity RECIPE`, which shows the worst tokens"
+            + ("" if corrected else "; algorithm.old_logprobs recomputed bounds what such a token weighs"),
         )
     return None
 
