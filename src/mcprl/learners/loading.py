@@ -94,7 +94,7 @@ def _four_bits() -> dict[str, Any]:
 
 def _require_plain_head(base: Any, path: str) -> None:
     """Refuse models that do more to their logits than one product: scores would be those of another distribution."""
-    config, head = base.config, base.get_output_embeddings()
+    config, head = base.config.get_text_config(), base.get_output_embeddings()
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_scale")
     bent = [name for name in names if getattr(config, name, None) not in (None, 1.0)]
     if getattr(head, "bias", None) is not None:

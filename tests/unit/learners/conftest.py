@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from made_trajectories import TINY_QWEN3, make_config
+from torch.nn.attention import flex_attention as flex_module
 from transformers import AutoModelForCausalLM
 
 from mcprl.chat.grammars import Grammars
-from mcprl.learners import TorchLearner
+from mcprl.learners import TorchLearner, tree_attention
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +34,20 @@ def make_learner(tiny_model: Any, tmp_path: Path):
         return made[-1]
 
     return make
+
+
+@pytest.fixture
+def flex_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The GPU's way to attend, on a CPU: all of it but the kernels. The graphs that torch makes for it."""
+    made: list[Any] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        made.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_module.flex_attention, dynamic=True, backend=keep)
+    monkeypatch.setattr(tree_attention, "_compiled_flex", lambda: compiled)
+    # torch has no kernel for the gradient on a CPU, and refuses to ask for one; the graph itself can be run.
+    monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
+    return made

@@ -12,7 +12,6 @@ import torch
 from made_trajectories import make_config, make_groups, make_trajectory, randomise_adapter
 from small_models import ARCHITECTURES, save_small_model
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoTokenizer
 
 from mcprl.algorithms import make_batch, sequence_weights
@@ -25,7 +24,6 @@ from mcprl.learners.objective import policy_outcome
 from mcprl.learners.packing import Packer
 from mcprl.learners.policy import Policy
 from mcprl.learners.replay import Replayer
-from mcprl.learners.tree_attention import tree_mask
 from mcprl.records import Batch, Group, Readings, Trajectory
 
 CPU = torch.device("cpu")
@@ -231,18 +229,13 @@ def made_tree(tokenizer: Any) -> Tree:
     return tree
 
 
-def by_eager_flex(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, tree: Tree) -> Tensor:
-    """All of the GPU's way but its compiled kernel."""
-    size = tree.nodes[-1].stop
-    mask = create_block_mask(tree_mask(tree, CPU), None, None, size, size, device="cpu")
-    return flex_attention(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
-
-
-def test_one_block_mask_over_the_tree_gives_what_attention_split_by_nodes_gives(tokenizer, record_property):
+def test_one_block_mask_over_the_tree_gives_what_attention_split_by_nodes_gives(
+    flex_graphs, tokenizer, record_property
+):
     tree = made_tree(tokenizer)
     query, key, value = random_heads(tree.nodes[-1].stop, "cpu")
     split = attention_module._attend_by_nodes(query, key, value, 0.3, tree)
-    whole = by_eager_flex(query, key, value, 0.3, tree)
+    whole = attention_module._attend_by_flex(query, key, value, 0.3, tree)
     difference = float((split - whole).norm() / split.norm())
     record_property("flex_forward_relative_difference", difference)
     assert difference <= 1e-5
@@ -251,11 +244,11 @@ def test_one_block_mask_over_the_tree_gives_what_attention_split_by_nodes_gives(
 
 
 def test_a_policy_scores_the_same_with_the_block_mask_as_with_plain_rows(
-    model_of, tokenizer, monkeypatch, record_property
+    flex_graphs, model_of, tokenizer, monkeypatch, record_property
 ):
     config, shared, plain = two_policies(model_of("llama"), "critic-entropy", tuning="lora")
     lessons = make_lessons(made_batch(make_groups(*episodes(tokenizer, small=True)), config))
-    monkeypatch.setattr(attention_module, "_attend_by_nodes", by_eager_flex)
+    monkeypatch.setattr(attention_module, "_attend_by_nodes", attention_module._attend_by_flex)
     with torch.no_grad():
         found = shared(packed(config, lessons, share_prefix=True))
         true = plain(packed(config, lessons, share_prefix=False))
