@@ -13,7 +13,17 @@ from mcprl.doctor.task_checks import check_against_tools, check_leaks, check_tas
 __all__ = ["CHECKS"]
 
 # What would stop a run before its first episode, found by checks before that of the sampler.
-_BEFORE_PLAY = ("installed", "keys", "scoring", "pins", "tasks and tools", "worlds", "grammar", "prompt length")
+_BEFORE_PLAY = (
+    "installed",
+    "keys",
+    "scoring",
+    "warm start",
+    "pins",
+    "tasks and tools",
+    "worlds",
+    "grammar",
+    "prompt length",
+)
 
 CHECKS = (
     Check(name="recipe", run=check_recipe),

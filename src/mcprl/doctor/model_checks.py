@@ -19,7 +19,7 @@ from mcprl.doctor.findings import Finding, fine, warning, wrong
 from mcprl.doctor.machine import hub_folder, in_words
 from mcprl.episodes.environment import tool_specs
 from mcprl.errors import BadValueError
-from mcprl.records import Message, Task
+from mcprl.records import Message, Solution, Task
 from mcprl.samplers.model_folder import check_files
 from mcprl.tools import Catalog, Tool
 
@@ -131,6 +131,7 @@ async def check_prompts(examination: Examination) -> AsyncIterator[Finding]:
     room, turn = config.model.context_tokens, config.sampling.max_tokens
     if examination.chat.there:
         chat, exact = examination.chat.value, "rendered as the run will"
+        count = _encoded_length(chat)
         length = _rendered_length(chat, preamble, catalog)
     else:
         count, exact = _counter(examination)
@@ -156,6 +157,39 @@ async def check_prompts(examination: Examination) -> AsyncIterator[Finding]:
         )
     else:
         yield fine("prompt length", f"{figures}; {room - lengths[longest]:,} are left for turns")
+    if config.algorithm.warm_start.weight > 0:
+        found = await asyncio.to_thread(_solution_lengths, tasks, length, count, room)
+        if found is not None:
+            yield found
+
+
+def _solution_lengths(
+    tasks: Sequence[Task], length: Callable[[Task], int], count: Callable[[str], int], room: int
+) -> Finding | None:
+    """A finding if a solution is longer than the context, even without what tools answer."""
+    texts = {task.id: _solution_text(task.solution) for task in tasks if task.solution is not None}
+    chosen = sorted((task for task in tasks if task.id in texts), key=lambda t: _characters(t) + len(texts[t.id]))
+    lengths = {task.id: length(task) + count(texts[task.id]) for task in chosen[-_RENDERED:]}
+    too_long = [task_id for task_id, tokens in lengths.items() if tokens >= room]
+    if not too_long:
+        return None
+    longest = max(lengths, key=lambda task_id: lengths[task_id])
+    return wrong(
+        "warm start",
+        f"the solutions of {len(too_long)} tasks are longer than model.context_tokens ({room:,}): that of {longest} "
+        f"takes at least {lengths[longest]:,} with its prompt, without the answers of tools",
+        fix="raise model.context_tokens, or shorten the solutions",
+        code=BadValueError.code,
+    )
+
+
+def _solution_text(solution: Solution) -> str:
+    calls = (f"{call.name} {json.dumps(dict(call.arguments), default=str)}" for call in solution.calls)
+    return "\n".join((*calls, solution.answer))
+
+
+def _encoded_length(chat: Chat) -> Callable[[str], int]:
+    return lambda text: len(chat.tokenizer.encode(text, add_special_tokens=False))
 
 
 def _rendered_length(chat: Chat, preamble: Sequence[Message], catalog: Catalog) -> Callable[[Task], int]:

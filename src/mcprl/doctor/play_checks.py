@@ -21,17 +21,20 @@ from mcprl.config import RunConfig
 from mcprl.doctor.examination import Examination
 from mcprl.doctor.findings import Finding, fine, warning, wrong, wrong_by
 from mcprl.episodes import Collector, episode_metrics
-from mcprl.errors import McprlError, ParityError
+from mcprl.episodes.losses import LossLedger
+from mcprl.errors import BadValueError, McprlError, ParityError
 from mcprl.planning.workload import FORWARD_SHARE
-from mcprl.records import Group, LostEpisode, Source, Trajectory
+from mcprl.records import Group, LostEpisode, Source, StopReason, Trajectory
 from mcprl.verdicts import Severity
 
 if TYPE_CHECKING:
+    from mcprl.episodes import Demonstrator
     from mcprl.training.run import Stage
 
-__all__ = ["PlayedSample", "check_episodes", "check_parity", "check_sampler", "judge_groups"]
+__all__ = ["PlayedSample", "check_episodes", "check_parity", "check_sampler", "foretell_learnable", "judge_groups"]
 
 _TASKS = 2
+_SOLUTIONS = 8  # the longest, and as many others
 _COMPARED_OF_A_GROUP = 2
 _SLOW_CALL_SHARE = 0.5
 
@@ -69,6 +72,8 @@ async def check_sampler(examination: Examination) -> AsyncIterator[Finding]:
     stage = await ending.enter_async_context(opening)
     name = config.sampling.engine if stage.engine is None else "SkyRL's server"
     yield fine("sampler", f"{name} is up after {time.monotonic() - started:.0f} s")
+    if stage.demonstrator is not None:
+        yield await _play_solutions(stage.demonstrator, examination)
     size = config.episodes.group_size
     examination.teller.stage(f"playing {len(tasks)} × {size} episodes")
 
@@ -84,6 +89,19 @@ async def check_sampler(examination: Examination) -> AsyncIterator[Finding]:
     examination.memory_bytes["sampler"] = _resident_bytes() - examination.memory_bytes["before"]
     sample = PlayedSample(groups=groups, seconds=time.monotonic() - started, stage=stage, ending=ending)
     examination.sample.put(sample)
+
+
+async def _play_solutions(demonstrator: Demonstrator, examination: Examination) -> Finding:
+    """Play some solutions as the warm start will, the longest among them."""
+    tasks = [task for task in examination.tasks.value.tasks if task.solution is not None]
+    tasks.sort(key=lambda task: len(repr(task.solution)), reverse=True)
+    chosen = [*tasks[:_SOLUTIONS], *tasks[_SOLUTIONS :: max(1, len(tasks) // _SOLUTIONS)]]
+    examination.teller.stage(f"playing {len(chosen)} solutions")
+    try:
+        await demonstrator.play(chosen, 0)
+    except McprlError as error:
+        return wrong_by("warm start", error)
+    return fine("warm start", f"{len(chosen)} of {len(tasks)} solutions were played, and solve their tasks")
 
 
 async def check_parity(examination: Examination) -> AsyncIterator[Finding]:
@@ -128,17 +146,45 @@ async def check_parity(examination: Examination) -> AsyncIterator[Finding]:
 async def check_episodes(examination: Examination) -> AsyncIterator[Finding]:
     """What the sample of episodes says of the run to come."""
     sample = examination.sample.value
-    for finding in judge_groups(examination.config.value, sample.groups, sample.seconds):
+    solutions = sum(task.solution is not None for task in examination.tasks.value.tasks)
+    for finding in judge_groups(examination.config.value, sample.groups, sample.seconds, solutions=solutions):
+        yield finding
+    if (finding := foretell_learnable(examination.config.value, sample.trajectories)) is not None:
         yield finding
 
 
-def judge_groups(config: RunConfig, groups: Sequence[Group], seconds: float) -> Iterator[Finding]:
+def foretell_learnable(config: RunConfig, trajectories: Sequence[Trajectory]) -> Finding | None:
+    """A finding if steps of episodes like these would have fewer learnable tokens than an update needs."""
+    from mcprl.algorithms import learnable_tokens
+
+    algorithm, episodes = config.algorithm, config.training.tasks_per_step * config.episodes.group_size
+    counts = [sum(learnable_tokens(trajectory, algorithm.masks)) for trajectory in trajectories]
+    sampled = sum(sum(trajectory.sampled) for trajectory in trajectories)
+    least, expected = algorithm.min_learnable_tokens, episodes * sum(counts) / len(counts)
+    least_share, share = algorithm.min_learnable_share, sum(counts) / max(1, sampled)
+    if expected >= least and share >= least_share:
+        return None
+    what = (
+        f"a step of {episodes} such episodes has about {expected:,.0f} learnable tokens, {share:.0%} of those sampled; "
+        f"with algorithm.min_learnable_tokens {least:,} and min_learnable_share {least_share:.0%} its update is skipped"
+    )
+    fix = "lower that setting, or raise training.tasks_per_step"
+    # Not even if all episodes were as long as the longest of the sample.
+    if episodes * max(counts) < least:
+        return wrong("learnable tokens", what, fix, code=BadValueError.code)
+    return warning("learnable tokens", what, fix)
+
+
+def judge_groups(
+    config: RunConfig, groups: Sequence[Group], seconds: float, *, solutions: int = 0
+) -> Iterator[Finding]:
     """Whether the policy can call tools, whether rewards differ, whether episodes are answered, whether tools keep up.
 
-    A few groups prove nothing, so what they show is a warning, with what to try.
+    `solutions` is the number of tasks that a warm start can imitate. A few groups prove nothing, so what they show is a
+    warning, with what to try.
     """
     metrics = episode_metrics(groups, seconds)
-    yield _valid_calls(config, metrics["calls"], metrics["valid_call_rate"])
+    yield _valid_calls(config, metrics["calls"], metrics["valid_call_rate"], shown=solutions > 0)
     yield _rewards(groups, dead=int(metrics["groups_without_variance"]))
     yield _answers(config, groups)
     yield _latency(groups, config)
@@ -146,17 +192,31 @@ def judge_groups(config: RunConfig, groups: Sequence[Group], seconds: float) -> 
     if lost:
         yield warning(
             "lost episodes",
-            f"{len(lost)} attempts were lost to the infrastructure, the last to {lost[-1].code} {lost[-1].reason}",
-            fix="mend that cause: lost episodes are played again, which costs time in every step",
+            f"{len(lost)} attempts were lost to the infrastructure, the last: {lost[-1]}",
+            fix="fix that cause: lost episodes are played again, which costs time in every step",
+        )
+    ledger = LossLedger()
+    ledger.add(groups)
+    caused = [t.task_id for group in groups for t in group.trajectories if t.stop is StopReason.CAUSED_FAULT]
+    found = [f"lost turns go together with {correlation}" for correlation in ledger.correlations()]
+    if caused:
+        found.insert(
+            0, f"{len(caused)} episodes made their tool server fail, and again when repeated (task {caused[0]})"
+        )
+    if found:
+        yield warning(
+            "caused faults",
+            "; ".join(found),
+            fix="let the tool refuse such a call instead of failing: the policy would learn to use it",
         )
 
 
-def _valid_calls(config: RunConfig, calls: float, rate: float) -> Finding:
+def _valid_calls(config: RunConfig, calls: float, rate: float, *, shown: bool) -> Finding:
     held = config.sampling.constrain != "off"
     if calls and rate > 0:
         return fine("valid calls", f"{rate:.0%} of {calls:.0f} calls")
     what = "no episode made a call" if not calls else f"none of {calls:.0f} calls was valid"
-    if config.algorithm.warm_start.weight > 0:
+    if config.algorithm.warm_start.weight > 0 and shown:
         return fine("valid calls", f"{what}; the warm start will show some")
     ways = ["begin with a warm start (algorithm.warm_start.weight, tasks with a solution)"]
     if not held:

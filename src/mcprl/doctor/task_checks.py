@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mcprl.config import ServerSettings
+from mcprl.config import AlgorithmConfig, RunConfig, ServerSettings
 from mcprl.doctor.examination import Examination
 from mcprl.doctor.findings import Finding, fine, warning, wrong, wrong_by
 from mcprl.episodes.checks import meets
+from mcprl.episodes.demonstrations import require_solutions
 from mcprl.episodes.requirements import require_worlds
 from mcprl.episodes.scorable import require_scorable
-from mcprl.errors import McprlError, TaskFileError, UnknownToolError
+from mcprl.errors import BadValueError, McprlError, TaskFileError, UnknownToolError
 from mcprl.goals import AnyText, Contains, Exactly, ExpectedText, Goal
 from mcprl.records import Task
 from mcprl.tasks import load_preamble, make_order, read_task_file
@@ -41,6 +42,15 @@ async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
     make_order(file.tasks, config)
     yield fine("tasks", f"{len(file.tasks)} in {file.path.name}")
     try:
+        solutions = require_solutions(file.tasks, config)
+    except McprlError as error:
+        yield wrong_by("warm start", error)
+    else:
+        if solutions:
+            yield fine("warm start", f"{solutions} of {len(file.tasks)} tasks have a solution to imitate")
+    if (finding := _learnable_bound(file.tasks, config)) is not None:
+        yield finding
+    try:
         require_scorable(file.tasks, config.rewards)
     except McprlError as error:
         yield wrong_by("scoring", error)
@@ -54,6 +64,22 @@ async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
         )
     else:
         yield fine("scoring", "every task has something to earn")
+
+
+def _learnable_bound(tasks: Sequence[Task], config: RunConfig) -> Finding | None:
+    """A finding if no batch can have the tokens that an update needs, however long its episodes are."""
+    least, episodes = config.algorithm.min_learnable_tokens, config.training.tasks_per_step * config.episodes.group_size
+    turns = max(config.episodes.turn_limit(task) * (1 + len(task.follow_ups)) for task in tasks)
+    most = episodes * min(turns * config.sampling.max_tokens, config.model.context_tokens)
+    if least <= most:
+        return None
+    return wrong(
+        "learnable tokens",
+        f"algorithm.min_learnable_tokens is {least:,}, and the {episodes} episodes of a step have at most {most:,}: "
+        "every update would be skipped",
+        fix=f"lower algorithm.min_learnable_tokens (default {AlgorithmConfig().min_learnable_tokens})",
+        code=BadValueError.code,
+    )
 
 
 async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:

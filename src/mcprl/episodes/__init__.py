@@ -1,7 +1,7 @@
 """Episodes: the environment, the loop of one episode, the rewards, the judge, and the collector of whole groups."""
 
 from mcprl.episodes.collector import Collector, RunsEpisodes
-from mcprl.episodes.demonstrations import Demonstrator
+from mcprl.episodes.demonstrations import Demonstrator, require_solutions
 from mcprl.episodes.environment import Action, Environment, StepResult
 from mcprl.episodes.gold import Trial, play, play_gold
 from mcprl.episodes.judge import Judge
@@ -27,6 +27,7 @@ __all__ = [
     "require_grammar",
     "require_judge",
     "require_scorable",
+    "require_solutions",
     "require_tools",
     "require_worlds",
     "succeeded",

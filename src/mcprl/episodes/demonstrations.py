@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mcprl.concurrency import run_all
 from mcprl.config import RunConfig
 from mcprl.episodes.attempts import lost_to, run_until_kept
+from mcprl.episodes.checks import meets, why_unusable
 from mcprl.episodes.environment import Grader, ToolAccess, tool_specs
 from mcprl.episodes.loop import EpisodeRunner, Leases
 from mcprl.episodes.rewards import succeeded
@@ -34,14 +35,39 @@ if TYPE_CHECKING:
     from mcprl.chat.turn_grammars import TurnGrammars
     from mcprl.chat.writing import TurnWriter
 
-__all__ = ["Demonstrator"]
+__all__ = ["Demonstrator", "require_solutions"]
+
+
+def require_solutions(tasks: Sequence[Task], config: RunConfig) -> int:
+    """How many tasks have a solution that a warm start can imitate; 0 if there is no warm start.
+
+    Raises a ConfigurationError if none has one, or if one cannot solve its task, as far as that is known without tools.
+    """
+    weight = config.algorithm.warm_start.weight
+    if weight <= 0:
+        return 0
+    solutions = [(task, task.solution) for task in tasks if task.solution is not None]
+    if not solutions:
+        raise BadValueError(
+            f"algorithm.warm_start.weight is {weight:g}, but 0 of the {len(tasks)} tasks have a solution",
+            fix="give tasks a solution (calls and an answer), or set algorithm.warm_start.weight to 0",
+        )
+    for task, solution in solutions:
+        expected, limit = task.goal.answer, config.episodes.turn_limit(task)
+        if expected is not None and why_unusable(expected) is None and not meets(expected, solution.answer):
+            raise TaskFileError(
+                f"the solution of task {task.id} has an answer that its goal refuses: {solution.answer[:200]!r}",
+                fix="correct the solution or the goal",
+            )
+        if len(solution.calls) >= limit and not task.follow_ups:
+            raise _too_many_turns(task, limit)
+    return len(solutions)
 
 
 class Demonstrator:
     """Plays the solutions of tasks in the tokens of one model.
 
     demonstrator = Demonstrator(config, chat=chat, leases=toolbox, preamble=preamble, grammars=None)
-    demonstrator.require_solutions(tasks)               # once, before the first step
     trajectories = await demonstrator.play(tasks, 0)    # one for each task that has a solution
     """
 
@@ -66,15 +92,6 @@ class Demonstrator:
 
         self._writer = TurnWriter(chat, stop=config.sampling.stop)
         self._places = asyncio.Semaphore(episodes.max_concurrent)
-
-    def require_solutions(self, tasks: Sequence[Task]) -> None:
-        """Stop here where a warm start is asked for and no task has a solution to imitate."""
-        weight = self._config.algorithm.warm_start.weight
-        if weight > 0 and all(task.solution is None for task in tasks):
-            raise BadValueError(
-                f"algorithm.warm_start.weight is {weight:g}, but none of the {len(tasks)} tasks has a solution",
-                fix="give tasks a solution (calls and an answer), or set algorithm.warm_start.weight to 0",
-            )
 
     async def play(self, tasks: Sequence[Task], step: int) -> tuple[Trajectory, ...]:
         """A demonstration of each task that has a solution, in the order of `tasks`; the others are left out.
@@ -158,10 +175,7 @@ def _require_success(task: Task, trajectory: Trajectory, max_turns: int) -> None
             fix="raise model.context_tokens, or shorten the solution",
         )
     if trajectory.stop is StopReason.TURN_LIMIT:
-        raise BadValueError(
-            f"the solution of task {task.id} takes more than the {max_turns} turns that an episode of it may",
-            fix="raise episodes.max_turns or the task's own max_turns, or shorten the solution",
-        )
+        raise _too_many_turns(task, max_turns)
     if not succeeded(trajectory.reward_parts):
         refused = [seen for turn in trajectory.turns for seen in turn.observations if not seen.worked]
         parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.reward_parts.items())
@@ -170,3 +184,10 @@ def _require_success(task: Task, trajectory: Trajectory, max_turns: int) -> None
             + (f"; {refused[0].tool} said: {refused[0].text[:200]}" if refused else ""),
             fix="correct the solution or the goal: `mcprl tasks validate --gold` plays solutions without a model",
         )
+
+
+def _too_many_turns(task: Task, limit: int) -> BadValueError:
+    return BadValueError(
+        f"the solution of task {task.id} takes more than the {limit} turns that an episode of it may",
+        fix="raise episodes.max_turns or the task's own max_turns, or shorten the solution",
+    )

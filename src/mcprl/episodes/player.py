@@ -54,11 +54,11 @@ class PlayerKit:
             grammars=self.turn_grammars,
         )
 
-    def demonstrator(self, tasks: Sequence[Task]) -> Demonstrator | None:
-        """Who shows the solutions of `tasks`; None where nothing is to be imitated."""
+    def demonstrator(self) -> Demonstrator | None:
+        """Plays the solutions of tasks; None if nothing is to be imitated."""
         if self.config.algorithm.warm_start.weight <= 0:
             return None
-        demonstrator = Demonstrator(
+        return Demonstrator(
             self.config,
             chat=self.chat,
             leases=self.leases,
@@ -66,8 +66,6 @@ class PlayerKit:
             grammars=self.turn_grammars,
             judge=self.judge,
         )
-        demonstrator.require_solutions(tasks)
-        return demonstrator
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from mcprl.episodes import (
     Demonstrator,
     RunsEpisodes,
     require_scorable,
+    require_solutions,
     require_tools,
     require_worlds,
 )
@@ -128,6 +129,7 @@ async def open_run(
     """
     tasks = load_tasks(config.tasks.train)
     order = make_order(tasks, config)
+    require_solutions(tasks, config)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(folder or RunFolder.create(config))
         journal = EpisodeJournal(folder.journal)
@@ -209,7 +211,7 @@ async def open_stage(
         require_tools(tasks, toolbox.catalog)
         require_worlds(tasks, toolbox)
         kit = await stack.enter_async_context(open_kit(config, toolbox, tasks=tasks, tell=watcher.stage))
-        demonstrator = kit.demonstrator(tasks)
+        demonstrator = kit.demonstrator()
         engine = None
         if config.engine == "skyrl":
             watcher.stage(f"starting SkyRL ({config.skyrl.url or config.skyrl.backend})")

@@ -12,7 +12,7 @@ import pytest
 from patients import Patient, server, tool, well_patient
 
 from mcprl.doctor import Finding
-from mcprl.doctor.play_checks import judge_groups
+from mcprl.doctor.play_checks import foretell_learnable, judge_groups
 from mcprl.goals import Contains, Goal
 from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Group, LostEpisode, Observation, StopReason, Task, ToolCall, Trajectory, Turn
@@ -136,6 +136,28 @@ async def test_a_sampler_that_disagrees_with_the_learner_is_found(tiny, monkeypa
     assert "load the weights of model.path" in found.fix
 
 
+@pytest.mark.process
+async def test_a_solution_that_cannot_be_shown_in_the_policys_turns_is_found_by_playing_it(tiny):
+    tiny.set("algorithm.warm_start.weight", 1.0)
+    call = {"name": "find_person", "arguments": {"name": "Ana"}}
+    tiny.tasks[0]["solution"] = {"calls": [call], "answer": "Lima"}
+    tiny.write()
+    upto_sampler = BEFORE_GRAMMAR | {"sampler"}
+    told, found = [one for one in await tiny.examined(fast=False, only=upto_sampler) if one.check == "warm start"]
+    assert told.severity is Severity.OK
+    assert (found.severity, found.code) == (Severity.BAD, "E-CONF-003")
+    assert "turn 0 of the solution of task ana is longer than a turn may be" in found.measured
+    assert "raise sampling.max_tokens" in found.fix
+
+    tiny.set("sampling.max_tokens", 128)
+    tiny.write()
+    findings = await tiny.examined(fast=False, only=upto_sampler)
+    assert [one.measured for one in findings if one.check == "warm start"] == [
+        "1 of 2 tasks have a solution to imitate",
+        "1 of 1 solutions were played, and solve their tasks",
+    ]
+
+
 # ---- what a sample of episodes says, from groups made by hand --------------------------------------------------------
 
 
@@ -176,10 +198,44 @@ def seen(latency_s: float) -> Observation:
 TASK = Task(id="ana", prompt=({"role": "user", "content": "?"},), goal=Goal(answer=Contains(text="Lima")))
 
 
-def judged(patient: Patient, *trajectories: Trajectory, lost: tuple[LostEpisode, ...] = ()) -> dict[str, Finding]:
+def judged(
+    patient: Patient, *trajectories: Trajectory, lost: tuple[LostEpisode, ...] = (), solutions: int = 0
+) -> dict[str, Finding]:
     patient.write()
     group = Group(task=TASK, trajectories=trajectories, lost=lost)
-    return {finding.check: finding for finding in judge_groups(load_recipe(patient.recipe), [group], 1.0)}
+    findings = judge_groups(load_recipe(patient.recipe), [group], 1.0, solutions=solutions)
+    return {finding.check: finding for finding in findings}
+
+
+@pytest.mark.parametrize(("solutions", "severity"), [(0, Severity.WARN), (1, Severity.OK)])
+def test_a_warm_start_makes_up_for_missing_calls_only_if_a_task_has_a_solution(patient, solutions, severity):
+    patient.set("algorithm.warm_start.weight", 1.0)
+    found = judged(patient, trajectory(0, 0.0), trajectory(1, 0.0), solutions=solutions)["valid calls"]
+    assert found.severity is severity
+
+
+def test_episodes_that_made_their_server_fail_are_told_with_their_task(patient):
+    caused = [trajectory(n, -0.1, seen(0.01), stop=StopReason.CAUSED_FAULT) for n in range(2)]
+    found = judged(patient, *caused)["caused faults"]
+    assert found.severity is Severity.WARN
+    assert "2 episodes made their tool server fail, and again when repeated (task ana)" in found.measured
+
+
+@pytest.mark.parametrize(("least", "severity"), [(7, None), (11, Severity.WARN), (13, Severity.BAD)])
+def test_steps_with_too_few_learnable_tokens_are_foretold_from_the_sample(patient, least, severity):
+    patient.set("algorithm.min_learnable_tokens", least)
+    patient.write()
+    long = trajectory(0, 0.0)
+    longer = replace(
+        long,
+        **{
+            name: getattr(long, name) * 3
+            for name in ("token_ids", "sampled", "forced", "fixed", "logprobs", "turn_index", "weights_version")
+        },
+    )
+    assert (sum(long.sampled), sum(longer.sampled)) == (1, 3)
+    found = foretell_learnable(load_recipe(patient.recipe), [long, longer])  # 4 episodes a step: about 8, at most 12
+    assert (None if found is None else found.severity) is severity
 
 
 def test_a_healthy_sample_has_nothing_to_mend(patient):

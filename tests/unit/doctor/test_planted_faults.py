@@ -341,6 +341,42 @@ def too_little_memory(patient, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(2 * GB, GB))
 
 
+def warm(patient, *solutions: dict | None) -> None:
+    patient.set("algorithm.warm_start.weight", 1.0)
+    for line, solution in zip(patient.tasks, solutions, strict=True):
+        if solution is not None:
+            line["solution"] = solution
+
+
+LOOK = {"name": "find_person", "arguments": {"name": "Ana"}}
+
+
+@fault("warm start", BAD, "but 0 of the 2 tasks have a solution", "give tasks a solution", "E-CONF-003")
+def warm_start_without_a_solution(patient, monkeypatch):
+    warm(patient, None, None)
+
+
+@fault("warm start", BAD, "task ana has an answer that its goal refuses: 'In Oslo'", "correct the solution")
+def solution_with_a_wrong_answer(patient, monkeypatch):
+    warm(patient, {"calls": [LOOK], "answer": "In Oslo"}, None)
+
+
+@fault("warm start", BAD, "takes more than the 3 turns", "raise episodes.max_turns", "E-CONF-003")
+def solution_with_too_many_turns(patient, monkeypatch):
+    warm(patient, {"calls": [LOOK] * 3, "answer": "Lima"}, None)
+    patient.tasks[0]["max_turns"] = 3
+
+
+@fault("warm start", BAD, "the solutions of 1 tasks are longer than model.context_tokens", "raise model.context_tokens")
+def solution_longer_than_the_context(patient, monkeypatch):
+    warm(patient, None, {"calls": [LOOK], "answer": "Lima " * 600})
+
+
+@fault("learnable tokens", BAD, "have at most", "lower algorithm.min_learnable_tokens (default 16)", "E-CONF-003")
+def more_learnable_tokens_than_a_step_has(patient, monkeypatch):
+    patient.set("algorithm.min_learnable_tokens", 100_000)
+
+
 @fault("disk", BAD, "a checkpoint takes", "training.outputs", "E-RUN-005")
 def too_little_disk(patient, monkeypatch):
     usage = namedtuple("usage", "total used free")
@@ -386,6 +422,14 @@ async def test_a_recipe_that_is_well_has_nothing_to_mend(patient):
     assert [one for one in findings if one.severity not in (Severity.OK, None)] == []
     skipped = {one.check for one in findings if one.severity is None}
     assert skipped == {"template", "grammar", "sampler", "parity", "episodes"}
+
+
+@pytest.mark.process
+async def test_a_warm_start_says_how_many_tasks_have_a_solution(patient):
+    warm(patient, {"calls": [LOOK], "answer": "Lima"}, None)
+    patient.write()
+    found = [one for one in await patient.examined(only=("recipe", "tasks")) if one.check == "warm start"]
+    assert [(one.severity, one.measured) for one in found] == [(Severity.OK, "1 of 2 tasks have a solution to imitate")]
 
 
 @pytest.mark.process

@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from staged_episodes import Face, FunctionTools, call, make_config, make_task
@@ -14,8 +15,8 @@ import mcprl
 from mcprl.chat import load_chat
 from mcprl.chat.grammars import load_grammars
 from mcprl.chat.turn_grammars import TurnGrammars
-from mcprl.config import AlgorithmConfig, JudgeConfig, RewardsConfig, SamplingConfig, WarmStartConfig
-from mcprl.episodes.demonstrations import Demonstrator
+from mcprl.config import AlgorithmConfig, JudgeConfig, RewardsConfig, RunConfig, SamplingConfig, WarmStartConfig
+from mcprl.episodes.demonstrations import Demonstrator, require_solutions
 from mcprl.errors import (
     BadValueError,
     GroupIncompleteError,
@@ -217,9 +218,26 @@ async def test_a_judge_grades_a_demonstration_too(chat):
         await judged.play([task], 0)
 
 
-def test_a_warm_start_without_any_solution_is_refused_before_it_begins(chat):
-    warm = AlgorithmConfig(warm_start=WarmStartConfig(weight=0.5))
-    with pytest.raises(BadValueError, match=r"warm_start.weight is 0.5, but none of the 2 tasks has a solution"):
-        stage(chat, algorithm=warm).require_solutions([make_task("a"), make_task("b")])
-    stage(chat, algorithm=warm).require_solutions([make_task("a"), make_task("b", solution=solved())])
-    stage(chat).require_solutions([make_task("a")])
+def warm(weight: float = 0.5, **episodes: Any) -> RunConfig:
+    return make_config(**episodes).model_copy(
+        update={"algorithm": AlgorithmConfig(warm_start=WarmStartConfig(weight=weight))}
+    )
+
+
+def test_a_warm_start_without_any_solution_is_refused():
+    with pytest.raises(BadValueError, match=r"warm_start.weight is 0.5, but 0 of the 2 tasks have a solution"):
+        require_solutions([make_task("a"), make_task("b")], warm())
+    assert require_solutions([make_task("a"), make_task("b", solution=solved())], warm()) == 1
+    assert require_solutions([make_task("a")], warm(weight=0.0)) == 0
+
+
+def test_a_solution_with_a_wrong_answer_is_refused_without_being_played():
+    task = make_task("sky", answer="green", solution=solved(ECHO, answer="It is blue"))
+    with pytest.raises(TaskFileError, match=r"solution of task sky has an answer that its goal refuses: 'It is blue'"):
+        require_solutions([task], warm())
+
+
+def test_a_solution_with_more_turns_than_an_episode_has_is_refused_without_being_played():
+    task = make_task("long", answer="blue", max_turns=2, solution=solved(ECHO, ECHO, answer="blue"))
+    with pytest.raises(BadValueError, match="solution of task long takes more than the 2 turns"):
+        require_solutions([task], warm())

@@ -110,6 +110,16 @@ async def test_more_tasks_a_step_than_there_are_stops_the_run_before_a_server_is
     assert listener.stages == []
 
 
+async def test_a_warm_start_without_solutions_stops_the_run_before_a_server_is_started(tmp_path, no_model):
+    config, listener = make_config(tmp_path, A_TASK), Listener()
+    warm = config.algorithm.model_copy(update={"warm_start": WarmStartConfig(weight=1.0)})
+    with pytest.raises(BadValueError, match="0 of the 1 tasks have a solution"):
+        async with open_run(config.model_copy(update={"algorithm": warm}), listener):
+            pass
+    assert listener.stages == []
+    assert not (tmp_path / "outputs").exists()
+
+
 def test_the_engine_of_the_configuration_makes_the_sampler(tmp_path):
     config = make_config(tmp_path, A_TASK)
     assert type(make_sampler(config, tmp_path, None)).__name__ == "TransformersSampler"
