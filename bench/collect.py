@@ -225,7 +225,11 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
         runner = EpisodeRunner(config, chat=chat, sampler=recorder, leases=toolbox, preamble=PREAMBLE)
         client = await stack.enter_async_context(
             httpx2.AsyncClient(
-                base_url=sampler.url, timeout=300, limits=httpx2.Limits(max_connections=None), trust_env=False
+                base_url="http://vllm",
+                timeout=300,
+                transport=httpx2.AsyncHTTPTransport(
+                    uds=str(sampler.socket), limits=httpx2.Limits(max_connections=None)
+                ),
             )
         )
         bare = Bare(client)

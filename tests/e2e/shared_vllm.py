@@ -37,11 +37,11 @@ class Borrowed(VllmProcess):
     """The shared server, asked from the event loop of one test. To stop it is to give it back."""
 
     def __init__(self, owner: SharedVllm, server: VllmProcess) -> None:
-        client = httpx2.AsyncClient(
-            base_url=server.url, timeout=ANSWER_S, limits=httpx2.Limits(max_connections=None), trust_env=False
-        )
-        super().__init__(server._process, client)
+        super().__init__(server._process, server.socket, deadline_s=ANSWER_S)
         self._owner = owner
+
+    async def watch(self) -> int:
+        return await self.wait()
 
     async def wait(self) -> int:
         return await asyncio.wrap_future(self._owner.submit(self._process.wait()))
@@ -97,8 +97,8 @@ class SharedVllm:
     async def _lend(
         self, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, log: Path
     ) -> VllmProcess:
-        wanted = server_argv(model, sampling, learner, port=0)
-        shared = server_argv(self.model, self.sampling, LearnerConfig(), port=0)
+        wanted = server_argv(model, sampling, learner, socket=Path())
+        shared = server_argv(self.model, self.sampling, LearnerConfig(), socket=Path())
         assert wanted == shared, f"another vLLM than the shared one: {set(wanted) ^ set(shared)}"
         if self._server is None:
             start = self._reached(self.model, self.sampling, LearnerConfig(), log=self.log)
@@ -120,7 +120,8 @@ class SharedVllm:
     def counted(self, metric: str) -> float:
         """The sum of a counter over all its labels, as the server's own /metrics has it."""
         assert self._server is not None
-        text = httpx2.get(f"{self._server.url}/metrics", timeout=ANSWER_S, trust_env=False).text
+        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(self._server.socket)), timeout=ANSWER_S) as client:
+            text = client.get("http://vllm/metrics").text
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{metric}{{"))
 
     def close(self) -> None:

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 
 import pytest
 
@@ -29,13 +33,31 @@ ANSWERS = (
 )
 
 
+@asynccontextmanager
+async def forwarded(unix_socket: Path) -> AsyncGenerator[str]:
+    """The address of a TCP port that leads to a Unix socket: a judge is a server that users reach by an address."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_unix_connection(unix_socket)
+        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer), return_exceptions=True)
+
+    async with await asyncio.start_server(connect, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/v1"
+
+
 async def test_a_small_model_behind_vllm_gives_grades(shared_vllm, tmp_path):
     # Whether a model of 135M parameters grades well is not the question: it must not be able to reply anything else.
     sampler = VllmSampler(shared_vllm.model, shared_vllm.sampling, LearnerConfig(), log=tmp_path / "vllm.log")
     cache = tmp_path / "grades.sqlite"
     with shared_vllm.lent():
-        async with sampler:
-            url = f"{sampler.url}/v1"
+        async with sampler, forwarded(sampler.socket) as url:
             async with Judge(JudgeConfig(url=url, model="base", deadline_s=600.0, cache=cache)) as judge:
                 grades = [await judge.grade(TASK, answer) for answer in ANSWERS]
             async with Judge(JudgeConfig(url=url, model="nobody")) as judge:

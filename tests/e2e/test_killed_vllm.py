@@ -1,7 +1,7 @@
 """A real vLLM is killed again and again while turns are in flight and adapters change: no turn is lost, none is wrong.
 
 MCPRL_VLLM_KILLS says how often; a server takes half a minute to start. The first kill is amid a publication, the second
-after one, and so on in turns.
+after one, and so on in turns. Of three kills, two hit the engine's process and one the process that takes requests.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -70,6 +71,12 @@ def adapters(tiny_qwen3, tmp_path_factory) -> list[Weights]:
         model.save_pretrained(folder / f"v{version}")
         weights.append(Weights(version=version, adapter=folder / f"v{version}"))
     return weights
+
+
+def engine_of(sampler: VllmSampler) -> int:
+    """The process that computes, behind the one that takes requests."""
+    [engine] = [p for p in psutil.Process(sampler.pid).children(recursive=True) if "EngineCore" in p.cmdline()[0]]
+    return engine.pid
 
 
 class Noticed(logging.Handler):
@@ -149,7 +156,7 @@ async def kill_while_sampling(sampler: VllmSampler, adapters: list[Weights], not
                 await asyncio.sleep(0)
             seen.in_flight.append(len(at_work))
             killed = time.time()
-            os.kill(sampler.pid, signal.SIGKILL)
+            os.kill(sampler.pid if kill % 3 == 2 else engine_of(sampler), signal.SIGKILL)
             seen.detected_s.append(await noticed.at.get() - killed)
             await publication
             in_force = len(published) - 1

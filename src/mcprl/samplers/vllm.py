@@ -32,7 +32,7 @@ _AS_STARTED = Weights(version=0)
 
 
 class VllmSampler:
-    """Samples through a vLLM server on loopback that lives as long as this context, however often it has to be started.
+    """Samples through a vLLM server that lives as long as this context, however often it has to be started.
 
     Deadlines: a request that a live server does not answer within sampling.request_deadline_s is lost. Waiting for
     another server is not counted; that a server must be healthy within sampling.vllm.start_deadline_s bounds it.
@@ -64,9 +64,9 @@ class VllmSampler:
         return self._servers.running.pid
 
     @property
-    def url(self) -> str:
-        """Address of the server that runs now. Raises SamplerLostError while none does."""
-        return self._servers.running.url
+    def socket(self) -> Path:
+        """Unix socket of the server that runs now. Raises SamplerLostError while none does."""
+        return self._servers.running.socket
 
     @property
     def restarts(self) -> int:
@@ -81,9 +81,9 @@ class VllmSampler:
                 try:
                     answer = await server.post(GENERATE_PATH, generate_body(request, name))
                 except SamplerLostError:
-                    if server.ended:
-                        continue
-                    raise
+                    if server.may_be_asked:
+                        raise
+                    continue
             self._servers.note_turn()
             return read_completion(answer, request, None if self._whole else weights.version)
 
@@ -96,12 +96,15 @@ class VllmSampler:
                 fix="set learner.tuning to what the weights are: lora for an adapter, full for a whole model",
             )
         async with self._publishing:
+            tries = 0
             while weights != self._weights:
                 server = await self._servers.ready()
+                tries += 1
                 try:
                     await self._put_in_force(server, weights)
                 except SamplerLostError:
-                    if not server.ended:
+                    # Weights that end one server after the other end the run, also if turns are sampled in between.
+                    if server.may_be_asked or tries > self._sampling.vllm.max_restarts:
                         raise
         return weights
 
@@ -111,7 +114,7 @@ class VllmSampler:
             await put_whole_weights(server, weights)
         else:
             await self._adapters.load(server, weights, in_force=self._weights)
-        if server.ended:
+        if not server.may_be_asked:
             return  # its successor is given what was in force until now
         self._weights = weights
         if not self._whole:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from importlib import metadata
+from pathlib import Path
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
 from mcprl.errors import BadValueError, MissingExtraError
@@ -29,7 +30,7 @@ def replaces_weights(sampling: SamplingConfig, learner: LearnerConfig) -> bool:
     return learner.tuning == "full" or sampling.vllm.merge_adapters
 
 
-def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, port: int) -> list[str]:
+def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, socket: Path) -> list[str]:
     """The command of the server. `--generation-config vllm` keeps a model's own top-p and top-k out of the policy."""
     if importlib.util.find_spec("vllm") is None:
         raise MissingExtraError(
@@ -39,8 +40,8 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
     arguments: dict[str, object] = {
         "--model": model.path,
         "--served-model-name": BASE_NAME,
-        "--host": "127.0.0.1",
-        "--port": port,
+        # The routes that change weights ask for no key, so no one else may reach the server.
+        "--uds": socket,
         "--dtype": model.dtype,
         "--max-model-len": model.context_tokens,
         "--max-num-seqs": sampling.vllm.max_sequences,
@@ -85,12 +86,15 @@ def _room_for(rank: int) -> int:
     )
 
 
-def server_env(sampling: SamplingConfig, learner: LearnerConfig) -> dict[str, str]:
-    """The server's environment: ours, weights allowed to change at run time, and threads that share a CPU well."""
-    # The routes that change whole weights belong to vLLM's development mode; the server listens on loopback only.
+def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path) -> dict[str, str]:
+    """The server's environment: ours, weights allowed to change at run time, and threads that share a CPU well.
+
+    `folder` is for the sockets between its processes.
+    """
+    # The routes that change whole weights belong to vLLM's development mode.
     whole = replaces_weights(sampling, learner)
     changeable = "VLLM_SERVER_DEV_MODE" if whole else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-    env = os.environ | {changeable: "1", "VLLM_NO_USAGE_STATS": "1"}
+    env = os.environ | {changeable: "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": str(folder)}
     if _runs_on_cpu():
         env |= {
             "VLLM_CPU_KVCACHE_SPACE": str(sampling.vllm.cpu_cache_gib),

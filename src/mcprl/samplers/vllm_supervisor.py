@@ -54,6 +54,9 @@ class SupervisedVllm:
             self._supervision.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervision
+        if self._server is not None:  # the supervision was cancelled before it began
+            await self._server.stop()
+            self._server = None
 
     @property
     def running(self) -> VllmProcess:
@@ -86,7 +89,7 @@ class SupervisedVllm:
         try:
             while True:
                 try:
-                    exit_code = await server.wait()
+                    exit_code = await server.watch()
                     self._server = None
                     _logger.warning("vLLM (process %d) ended with exit code %d", server.pid, exit_code)
                 finally:

