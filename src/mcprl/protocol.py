@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["EPISODE", "EPISODE_LIVES_S", "EPISODE_SCOPE", "RETRY_AFTER_S", "SCOPE"]
+__all__ = ["EPISODE", "EPISODE_LIVES_S", "EPISODE_SCOPE", "RETRY_AFTER_S", "SCOPE", "TOKEN_HEADER", "TOKEN_VARIABLE"]
 
 SCOPE: Final = "mcprl/scope"
 """In the metadata of a tool's definition. With `EPISODE_SCOPE`, the tool works on the state of one episode."""
@@ -21,3 +21,8 @@ EPISODE_LIVES_S: Final = "mcprl/episode_lives_s"
 
 RETRY_AFTER_S: Final = "retry_after_s"
 """In the data of a JSON-RPC error: the call did nothing, and may be made again after so many seconds."""
+
+TOKEN_VARIABLE: Final = "MCPRL_SERVER_TOKEN"
+"""In the environment of a server that mcprl starts and reaches over HTTP: it should refuse requests without it."""
+TOKEN_HEADER: Final = "x-mcprl-token"
+"""The header in which requests to such a server carry the token. A web page cannot send it."""

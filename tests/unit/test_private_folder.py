@@ -42,4 +42,4 @@ def test_a_socket_fits_even_if_the_temporary_folder_has_a_long_path(
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with private_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / ("n" * 40)))
+        listener.bind(str(folder / ("n" * 60)))

@@ -18,6 +18,8 @@ import logging
 import math
 import os
 import pickle
+import secrets
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -29,6 +31,7 @@ from mcprl.episodes.worker_crew import Crew
 from mcprl.episodes.worker_letters import Figures, FromWorker, ToWorker, pack, unpack
 from mcprl.episodes.worker_player import AskedDesk, AskedSampler, Player, PostBox
 from mcprl.errors import BadValueError, McprlError, MissingExtraError, WorkerLostError, WorkersStartError
+from mcprl.processes import private_folder
 from mcprl.records import Task, Trajectory
 from mcprl.samplers import Sampler
 from mcprl.tools import Toolbox, open_toolbox
@@ -52,6 +55,7 @@ _RAY_SETTINGS = {
 
 def open_desk(config: RunConfig) -> LimitsDesk:
     """The limits that all workers share. Says what workers lack before anything is started."""
+    _secure(config)
     _load_ray()
     if config.servers.cassette_mode in ("record", "replay_else_live"):
         raise BadValueError(
@@ -86,7 +90,8 @@ class RayWorkers:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            if await asyncio.to_thread(_connect, self._config):
+            folder = stack.enter_context(private_folder())  # Ray's own is one that every user may write to
+            if await asyncio.to_thread(_connect, self._config, folder):
                 stack.push_async_callback(asyncio.to_thread, _load_ray().shutdown)
             await stack.enter_async_context(self._crew)
             self._stack = stack.pop_all()
@@ -268,6 +273,21 @@ class _RayLink:
         )
 
 
+def _secure(config: RunConfig) -> None:
+    """Before Ray is loaded: let a cluster of our own listen on loopback only, and ask for a token.
+
+    Whoever can talk to Ray can run code in it. The token is new, because Ray would keep its own in a file that others
+    can read under the usual umask. Who may talk to another cluster is for those to decide who started it; and a Ray
+    that somebody loaded before us has read its settings already.
+    """
+    if config.workers.address is not None or "ray" in sys.modules:
+        return
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on Linux too, in spite of its name
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
 def _load_ray() -> Any:
     """The library, which only workers on Ray need."""
     for name, value in _RAY_SETTINGS.items():
@@ -282,8 +302,9 @@ def _load_ray() -> Any:
     return ray
 
 
-def _connect(config: RunConfig) -> bool:
-    """Join the cluster, or start one of our own that fits the workers. Whether there is something to leave."""
+def _connect(config: RunConfig, folder: Path) -> bool:
+    """Join the cluster, or start one of our own that fits the workers, with its sockets in `folder`. Whether there is
+    something to leave."""
     ray = _load_ray()
     if ray.is_initialized():
         return False
@@ -292,6 +313,7 @@ def _connect(config: RunConfig) -> bool:
         "num_cpus": max(os.cpu_count() or 1, math.ceil(workers.count * workers.cpus)),
         "object_store_memory": _STORE_BYTES,
         "include_dashboard": False,
+        "_temp_dir": str(folder / "ray"),
     }
     try:
         ray.init(

@@ -10,8 +10,9 @@ from pathlib import Path
 
 __all__ = ["private_folder"]
 
-_LONGEST_FOLDER_BYTES = 64
-"""The path of a Unix socket has at most 107 bytes on Linux, 103 on macOS: this leaves about 40 for its name."""
+_LONGEST_FOLDER_BYTES = 40
+"""The path of a Unix socket has at most 107 bytes on Linux, 103 on macOS: this leaves about 60 for its name, as many as
+Ray needs."""
 
 
 @contextmanager

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from mcprl.errors import BadValueError
+from mcprl.protocol import TOKEN_HEADER, TOKEN_VARIABLE
 from mcprl.redact import SECRETS
 from mcprl.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 __all__ = ["SERVERS", "make_server", "run"]
 
@@ -40,11 +44,34 @@ def run(
 ) -> None:
     """Run a server until it is told to stop: on the standard streams, or over streamable HTTP at /mcp.
 
-    Only this machine can reach it over HTTP unless `host` says otherwise.
+    Only this machine can reach it over HTTP unless `host` says otherwise. If MCPRL_SERVER_TOKEN is set, as it is if
+    mcprl starts the server for a run, only requests with that token in the header x-mcprl-token are answered: every
+    user of a machine can connect to its loopback ports.
     """
     # The libraries below log requests, and some hold a key in their URL.
     SECRETS.install_in_logging()
     if transport == "stdio":
         server.run("stdio")
     else:
-        server.run("streamable-http", host=host, port=port, streamable_http_path="/mcp")
+        import uvicorn
+
+        app: ASGIApp = server.streamable_http_app(streamable_http_path="/mcp", host=host)
+        if token := os.environ.get(TOKEN_VARIABLE):
+            app = _with_token(app, token)
+        uvicorn.run(app, host=host, port=port, log_level=server.settings.log_level.lower())
+
+
+def _with_token(app: ASGIApp, token: str) -> ASGIApp:
+    """The application for those who have the token; others are answered 401."""
+    from starlette.datastructures import Headers
+    from starlette.responses import PlainTextResponse
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = Headers(scope=scope).get(TOKEN_HEADER, "")
+            if not secrets.compare_digest(given.encode(), token.encode()):
+                await PlainTextResponse(f"the header {TOKEN_HEADER} is missing or wrong", 401)(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return guarded

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import secrets
 import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -18,6 +20,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcprl.errors import ServerStartError
 from mcprl.processes import ChildProcess, free_port
+from mcprl.protocol import TOKEN_HEADER, TOKEN_VARIABLE
 from mcprl.tools.definitions import ToolDefinition, definition_of
 from mcprl.tools.specs import FOLDER, PORT, ServerSpec
 from mcprl.tools.transports.http import http_transport
@@ -31,6 +34,8 @@ _PORT_POLL_S = 0.05
 # A message also holds JSON escapes, structured content beside the text, or a long list of tools.
 _MIN_MESSAGE_BYTES = 4 * 1024 * 1024
 _MESSAGE_BYTES_PER_RESULT_BYTE = 16
+# Of this process: what the tokens of its servers are made from.
+_TOKEN_KEY = secrets.token_bytes(32)
 
 
 class Session:
@@ -95,7 +100,7 @@ class Session:
 
 async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Session:
     """Start the server, shake hands and list its tools. What was opened is closed by `stack`."""
-    spec = _with_folder(stack, spec)
+    spec = _with_token(_with_folder(stack, spec))
     if spec.make is not None:
         session = Session()
         server: Any = spec.make()
@@ -162,6 +167,18 @@ def _with_folder(stack: AsyncExitStack, spec: ServerSpec) -> ServerSpec:
             update={"start": tuple(word.replace(FOLDER, folder) for word in spec.settings.start)}
         ),
     )
+
+
+def _with_token(spec: ServerSpec) -> ServerSpec:
+    """The spec with a token for a server that we start on a port, which every user of this machine can connect to.
+
+    The server reads it in its environment and we send it with each request. It is another one for each server, so that
+    none can call the others, and stays the same as long as our process lives: it is a secret, and those are kept.
+    """
+    if not spec.settings.start:
+        return spec
+    token = hashlib.blake2b(spec.name.encode(), key=_TOKEN_KEY, digest_size=32).hexdigest()
+    return replace(spec, env={TOKEN_VARIABLE: token, **spec.env}, headers={TOKEN_HEADER: token, **spec.headers})
 
 
 def _max_message_bytes(spec: ServerSpec) -> int:

@@ -77,6 +77,7 @@ RAY_JOB = mapping(
         rayClusterSpec=mapping(
             ("rayVersion", "headGroupSpec"),
             rayVersion={"type": "string", "pattern": r"^\d+\.\d+\.\d+$"},
+            authOptions=mapping(("mode",), mode={"const": "token"}),
             headGroupSpec=mapping(("rayStartParams", "template"), rayStartParams=texts(""), template=POD),
             workerGroupSpecs={
                 "type": "array",
