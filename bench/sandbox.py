@@ -3,8 +3,9 @@
 Every attack of tests/security/sandbox_attacks.py is run for real, with all the ways the sandbox confines code on this
 machine, then every bomb, then honest programs; then the times. `--ci` runs each attack once and measures less.
 
-  attacks, bombs       how many were tried
-  escapes              attacks that reached something of the host, and bombs that did not end at a limit
+  attacks, bombs, blames  how many were tried
+  escapes              attacks that reached something of the host, bombs that did not end at a limit, and failures that
+                       were taken for the sandbox's
   survivors            processes of a sandbox that are alive after it
   honest, honest_failed  programs that must run, and those that did not
   plain_ms, pandas_ms  a call, from the program to its outcome, with a worker ready; median
@@ -34,6 +35,7 @@ from typing import Any
 
 import psutil
 
+from mcprl.errors import SandboxLostError
 from mcprl.servers.python.bubblewrap import Isolation, likely_isolation
 from mcprl.servers.python.launch import Kind, Launch, choose_launch
 from mcprl.servers.python.limits import Limits
@@ -47,7 +49,7 @@ TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path += [str(TESTS / "security"), str(TESTS / "unit" / "servers")]
 
 from python_programs import HONEST  # noqa: E402
-from sandbox_attacks import ATTACKS, BOMBS, LIMITS, attacked_host, program  # noqa: E402
+from sandbox_attacks import ATTACKS, BLAMES, BOMBS, LIMITS, attacked_host, program  # noqa: E402
 
 PLAIN = "total = 0\nfor price in data:\n    total += price\ntotal / len(data)"
 PANDAS = "pd.DataFrame({'close': data}).describe()['close'].to_dict()"
@@ -72,7 +74,7 @@ def with_data(code: str) -> Program:
 
 
 async def escapes(launch: Launch, folder: Path) -> int:
-    """How many attacks and bombs of this kind of sandbox succeeded."""
+    """How many attacks, bombs and blames succeeded with this kind of sandbox."""
     found = 0
     with attacked_host(folder) as host:
         async with Sandbox(launch) as sandbox:
@@ -84,6 +86,14 @@ async def escapes(launch: Launch, folder: Path) -> int:
             for name, (code, kinds) in BOMBS.items() if launch.isolation is likely_isolation() else ():
                 outcome = await sandbox.run(program(code))
                 if not isinstance(outcome, Failed) or outcome.kind not in kinds or host.harm(outcome):
+                    found += 1
+                    say(f"ESCAPED ({launch.isolation}): {name}: {outcome}")
+            for name, code in BLAMES.items():
+                try:
+                    outcome = await sandbox.run(program(code))
+                except SandboxLostError as error:
+                    outcome = error
+                if not isinstance(outcome, Failed):
                     found += 1
                     say(f"ESCAPED ({launch.isolation}): {name}: {outcome}")
     return found
@@ -191,6 +201,7 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
     return figures | {
         "attacks": len(ATTACKS) * len(ways),
         "bombs": len(BOMBS),
+        "blames": len(BLAMES) * len(ways),
         "escapes": found,
         "survivors": len(survivors),
     }

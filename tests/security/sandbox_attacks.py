@@ -2,6 +2,9 @@
 
 Each attack is run for real. It has succeeded where it prints ESCAPED, where something of the host's shows up in what it
 gives back, or where the host has changed; `Host` looks for that. A name in braces stands for something of the host.
+
+ATTACKS reach for the host, BOMBS for its resources, BLAMES try to look like a failure of the sandbox, and
+NEIGHBOR_ATTACKS try to disturb another episode on the same server.
 """
 
 from __future__ import annotations
@@ -20,7 +23,19 @@ from pathlib import Path
 from mcprl.servers.python.limits import Limits
 from mcprl.servers.python.programs import Failed, Outcome, Program, Step
 
-__all__ = ["ATTACKS", "BOMBS", "LIMITS", "MARK", "PATIENT", "Host", "attacked_host", "program"]
+__all__ = [
+    "ATTACKS",
+    "BLAMES",
+    "BOMBS",
+    "FORGE",
+    "LIMITS",
+    "MARK",
+    "NEIGHBOR_ATTACKS",
+    "PATIENT",
+    "Host",
+    "attacked_host",
+    "program",
+]
 
 MARK = "ESCAPED"
 # Small enough that all memory is taken before the processor time is: which limit ends a bomb must not depend on load.
@@ -43,6 +58,20 @@ def refused(what, work):
         print("ESCAPED", what, str(work())[:300])
     except (OSError, ImportError, ValueError) as error:
         print("denied", what, error)
+"""
+
+# Code that writes to the pipe that results go through, whichever it is.
+FORGE = """
+import os
+def write_to_pipes(message):
+    for fd in range(3, 64):
+        try:
+            rest = message
+            while rest: rest = rest[os.write(fd, rest):]
+        except OSError: pass
+def forge(report):
+    write_to_pipes(len(report).to_bytes(4, 'big') + report)
+    os._exit(0)
 """
 
 _ATTACKS = r"""
@@ -267,6 +296,11 @@ for path in ('/python/x', '/packages/x', '/packages/numpy/x.py', '/lib/x', '/x',
     refused(path, lambda: open(path, 'ab'))
     refused(path, lambda: os.remove(path))
     refused(path, lambda: os.chmod(path, 0o777))
+# changes devices
+for name in ('null', 'zero', 'urandom'):
+    path = '/dev/' + name
+    refused('chmod', lambda: os.chmod(path, 0o666))
+    refused('rename', lambda: os.rename(path, path + '2'))
 # leaves a compiled trap behind
 import json
 refused('pyc', lambda: open(json.__cached__, 'wb'))
@@ -305,7 +339,7 @@ while True: pass
 # sleeps for ever -> deadline
 import time
 time.sleep(10**6)
-# ignores every signal -> deadline
+# ignores every signal -> ended deadline
 import signal
 for number in range(1, 65):
     try: signal.signal(number, signal.SIG_IGN)
@@ -375,7 +409,7 @@ while True: sys.stdout.write('x')
 # complains without end -> output
 import sys
 while True: print('x' * 1000, file=sys.stderr)
-# reports without end -> cpu deadline ended
+# reports without end -> result
 import os
 for fd in range(3, 200):
     try:
@@ -416,11 +450,401 @@ import re
 re.match(r'(a+)+$', 'a' * 40 + 'b')
 """
 
+# Each fails, and would like to be played again for it.
+_BLAMES = r"""
+## SIGKILL
+# sends itself SIGKILL through a pipe
+import fcntl, os, time
+r, w = os.pipe()
+fcntl.fcntl(r, fcntl.F_SETOWN, os.getpid())
+fcntl.fcntl(r, 10, 9)
+fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)
+os.write(w, b'x')
+time.sleep(60)
+# sends itself SIGKILL through a pipe, by thread
+import fcntl, os, struct, time
+r, w = os.pipe()
+fcntl.fcntl(r, 15, struct.pack('ii', 0, os.getpid()))
+fcntl.fcntl(r, 10, 9)
+fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)
+os.write(w, b'x')
+time.sleep(60)
+# sends itself SIGKILL through a lease
+import fcntl, os, time
+open('/tmp/x', 'w').close()
+f = os.open('/tmp/x', os.O_RDONLY)
+fcntl.fcntl(f, 10, 9)
+fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+os.open('/tmp/x', os.O_WRONLY | os.O_NONBLOCK)
+time.sleep(60)
+# sends itself SIGKILL through a watched folder
+import fcntl, os, time
+f = os.open('/tmp', os.O_RDONLY)
+fcntl.fcntl(f, 10, 9)
+fcntl.fcntl(f, fcntl.F_NOTIFY, fcntl.DN_CREATE)
+open('/tmp/x', 'w').close()
+time.sleep(60)
+# sends itself SIGKILL through an ioctl
+import array, fcntl, os, time
+r, w = os.pipe()
+fcntl.ioctl(r, 0x8901, array.array('i', [os.getpid()]))
+fcntl.ioctl(r, 0x5452, array.array('i', [1]))
+os.write(w, b'x')
+time.sleep(60)
+# is killed for ignoring the end of its processor time
+import signal
+signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+while True: pass
+# is killed for blocking every signal in many threads
+import signal, threading
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+def burn():
+    while True: pass
+for _ in range(4): threading.Thread(target=burn).start()
+burn()
+# ends with the status of SIGKILL
+import os
+os._exit(137)
+# ends with a status that is cut to that of SIGKILL
+import ctypes
+ctypes.CDLL(None)._exit(137 + 512)
+# takes all memory at once and locks it
+import ctypes
+ctypes.CDLL(None).mlockall(3)
+x = [bytearray(10**7) for _ in range(10**6)]
+# takes memory in small pieces until nothing works
+x = []
+try:
+    while True: x.append(bytearray(10**6))
+except MemoryError:
+    try:
+        while True: x.append(b'x' * 999)
+    except MemoryError: pass
+x.copy() * 100
+## Other signals and ends
+# stops itself
+import signal
+signal.raise_signal(signal.SIGSTOP)
+# sends every signal to the first process, then ends
+import ctypes, os, platform
+number = 131 if platform.machine() == 'aarch64' else 234
+for n in range(1, 65): ctypes.CDLL(None).syscall(number, 1, 1, n)
+os._exit(7)
+# sends itself every signal
+import signal, os
+for n in range(1, 65):
+    try: signal.signal(n, lambda *_: None)
+    except (OSError, ValueError): pass
+for n in [*range(1, 19), *range(20, 65)]:
+    try: signal.raise_signal(n)
+    except OSError: pass
+os.abort()
+# signals its group
+import os, signal
+os.killpg(0, signal.SIGTERM)
+# sends itself a real-time signal
+import ctypes, os, platform
+ctypes.CDLL(None).syscall(131 if platform.machine() == 'aarch64' else 234, os.getpid(), os.getpid(), 40)
+# lets a timer end it
+import signal, time
+signal.setitimer(signal.ITIMER_REAL, 0.01)
+time.sleep(60)
+# writes beyond the largest file and takes the signal
+import os, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+os.pwrite(os.open('/tmp/x', os.O_CREAT | os.O_WRONLY), b'x', 10**12)
+# writes to a closed pipe and takes the signal
+import os, signal
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+r, w = os.pipe()
+os.close(r)
+os.write(w, b'x')
+# crashes with its handler away
+import ctypes, signal
+signal.signal(signal.SIGSEGV, signal.SIG_IGN)
+ctypes.string_at(0)
+# makes a call that the filter ends it for
+import ctypes, mmap, platform, os
+if platform.machine() == 'x86_64':
+    m = mmap.mmap(-1, 4096, prot=7)
+    m.write(b'\xb8\x01\x00\x00\x00\xcd\x80\xc3')
+    ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()
+os._exit(5)
+# ends with a status that bubblewrap could have
+import os
+os._exit(255)
+# traces its first process, then ends
+import ctypes, os
+ctypes.CDLL(None).ptrace(16, 1, 0, 0)
+os._exit(4)
+# forks, then ends
+import os
+try: os.fork()
+finally: os._exit(1)
+# leaves threads and exit handlers that never end
+import atexit, threading, time
+def burn():
+    while True: time.sleep(0.01)
+threading.Thread(target=burn).start()
+atexit.register(burn)
+raise SystemExit(1)
+## The worker around it
+# closes every pipe
+import os
+os.closerange(0, 1024)
+# closes every pipe and sleeps
+import os, time
+os.closerange(0, 1024)
+time.sleep(60)
+# closes where reports go, then fails
+import os
+os.closerange(3, 1024)
+1 / 0
+# closes the streams of the interpreter
+import sys
+sys.__stdout__.close()
+sys.__stderr__.close()
+# replaces the streams of the interpreter
+import sys
+sys.__stdout__ = sys.__stderr__ = 5
+# deletes its working folder
+import os
+os.mkdir('/tmp/x')
+os.chdir('/tmp/x')
+os.rmdir('/tmp/x')
+open('y', 'w')
+# locks itself out of its folder
+import os
+os.mkdir('/tmp/x')
+os.chmod('/tmp/x', 0)
+os.listdir('/tmp/x')
+# fills its folder
+with open('/tmp/x', 'wb') as file:
+    while True: file.write(bytes(10**6))
+# raises an error that cannot be told
+class Untold(Exception):
+    def __str__(self): raise self
+raise Untold
+# raises an error of surrogates
+raise ValueError('\ud800' * 100)
+# raises an error without end
+raise ValueError('x' * 10**7)
+## Reports
+# has a result nested 64 deep
+x = []
+for _ in range(63): x = [x]
+x
+# has a result nested 230 deep
+x = 0
+for _ in range(230): x = {'a': x}
+x
+# has a result nested 400 deep
+x = []
+for _ in range(400): x = [x]
+x
+# has a result nested 900 deep
+x = []
+for _ in range(900): x = (x,)
+x
+# has a result that contains itself
+x = {}
+x['x'] = x
+x
+# has a number of too many digits
+10 ** 4300
+# has a result of 10 MB
+list(range(2 * 10**6))
+# forges a report nested 400 deep
+forge(b'{"value": ' + b'[' * 400 + b']' * 400 + b'}')
+# forges a report nested without end
+forge(b'{"value": ' + b'[' * 10**6)
+# forges an error of surrogates
+forge(b'{"error": {"type": "\\ud800", "message": "\\udfff", "step": "\\ud800", "line": 1}}')
+# forges an error in a line that is not there
+forge(b'{"error": {"type": "E", "message": "m", "step": "code", "line": ' + b'9' * 4000 + b'}}')
+# forges a report that is not UTF-8
+forge(b'{"value": "\xff\xfe"}')
+# forges a number of too many digits
+forge(b'{"value": ' + b'9' * 10**6 + b'}')
+# forges an empty report
+forge(b'')
+# forges the word of a lost sandbox
+forge(b'{"lost": true, "limit": "none", "error": "E-SAND-010"}')
+# forges a report of 4 GB and waits
+import time
+write_to_pipes(b'\xff\xff\xff\xff')
+time.sleep(60)
+# forges half a report and ends
+write_to_pipes(b'\x00\x00\x10\x00{')
+os._exit(0)
+# forges half a report and waits
+import time
+write_to_pipes(b'\x00\x00\x10\x00{')
+time.sleep(60)
+# prints garbage beyond the limit
+import os
+while True: os.write(1, b'\xff\x00\xed\xa0\x80\r\x85' * 9999)
+# prints what ends lines, then fails
+print('a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei\rj\r\nk\x00l\x7f\ufeff\uffff\U0010ffff')
+1 / 0
+"""
+
+_NEIGHBOR_ATTACKS = r"""
+## Forged reports
+# forges a surrogate
+forge(b'{"value": "\\ud800"}')
+# forges a surrogate as bytes
+forge(b'{"value": "\xed\xa0\x80"}')
+# forges a surrogate as a key
+forge(b'{"value": {"\\udfff": 1}}')
+# forges a surrogate as what is shown
+forge(b'{"value": 1, "shown": "\\ud800"}')
+# forges a surrogate in an error
+forge(b'{"error": {"type": "\\ud800", "message": "\\ud800", "step": "code", "line": 1}}')
+# forges deep values
+forge(b'{"value": ' + b'[' * 240 + b']' * 240 + b'}')
+# forges half a million values
+forge(b'{"value": [' + b'0,' * 500_000 + b'0]}')
+# forges a float of a million digits
+forge(b'{"value": 0.' + b'1' * 1_000_000 + b'}')
+# forges large numbers
+forge(b'{"value": [' + b','.join([b'9' * 4200] * 240) + b']}')
+# forges numbers that JSON has no form for
+forge(b'{"value": [NaN, Infinity, -Infinity, 1e999]}')
+# rewrites the worker that reports
+import sys
+frame = sys._getframe()
+while frame.f_back: frame = frame.f_back
+for name in ('report_of_value', '_json'): frame.f_globals[name] = lambda *_: '{"value": "\\ud800"}'
+1
+# prints surrogates and control characters to the limit
+import os
+os.write(1, b'\xed\xa0\x80\x00' * 262_000)
+os.write(2, b'\x1b\r\x85' * 349_000)
+## Resources
+# burns all processors
+import threading
+def burn():
+    while True: pass
+for _ in range(8): threading.Thread(target=burn).start()
+burn()
+# ignores its processor time
+import signal
+signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+while True: pass
+# takes all memory and keeps it
+import time
+x = []
+try:
+    while True: x.append(bytearray(10**7))
+except MemoryError: time.sleep(1)
+# fills its folder and keeps it
+import time
+try:
+    with open('/tmp/x', 'wb') as f:
+        while True: f.write(bytes(10**6))
+except OSError: time.sleep(1)
+# makes files without end
+n = 0
+while True:
+    open(f'/tmp/{n}', 'w').close()
+    n += 1
+# starts threads without end
+import threading, time
+try:
+    while True: threading.Thread(target=time.sleep, args=(1,)).start()
+except RuntimeError: time.sleep(1)
+# opens files and pipes without end
+import os, time
+try:
+    while True: os.pipe()
+except OSError: time.sleep(1)
+# takes all memory for pipes
+import fcntl, os, time
+try:
+    while True: fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)
+except OSError: time.sleep(1)
+# prints without end
+while True: print('x' * 1000)
+# reports without end
+while True: write_to_pipes(b'\xff' * 65536)
+## What stays behind
+# leaves processes behind
+import os, time
+for _ in range(5):
+    try:
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(1)
+    except OSError: pass
+# leaves threads behind
+import threading, time
+def stay():
+    while True: time.sleep(0.01)
+for _ in range(5): threading.Thread(target=stay).start()
+# leaves a file behind
+open('/tmp/left', 'w').write('left')
+# leaves a trap in a module
+import builtins, json
+builtins.sum = lambda _: -1
+json.loads = None
+# leaves something in the stored results
+context['prices'] = [0]
+context['planted'] = 1
+# holds locks on shared files
+import fcntl, os, time
+for path in ('/python/bin/python', os.__file__, '/dev/null'):
+    try: fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
+    except OSError: pass
+time.sleep(1)
+# takes leases on shared files
+import fcntl, os, time
+for path in ('/python/bin/python', os.__file__):
+    try: fcntl.fcntl(os.open(path, os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError: pass
+time.sleep(1)
+# leaves a mark in the times of devices
+import os
+for name in ('null', 'zero', 'urandom'):
+    try: os.utime('/dev/' + name)
+    except OSError: pass
+## Signals
+# signals everything it can name
+import os, signal
+for pid in [*range(-1, 100), *range(-100, -1)]:
+    for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM):
+        try: pid == os.getpid() or os.kill(pid, number)
+        except OSError: pass
+# has a pipe signal everything it can name
+import fcntl, os
+r, w = os.pipe()
+for pid in [*range(1, 2), *range(3, 100), -1]:
+    try:
+        fcntl.fcntl(r, fcntl.F_SETOWN, pid)
+        fcntl.fcntl(r, 10, 9)
+        fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)
+        os.write(w, b'x')
+    except OSError: pass
+# is killed again and again
+import os
+os._exit(137)
+# traces everything it can name
+import ctypes
+for pid in range(1, 100): ctypes.CDLL(None).ptrace(16, pid, 0, 0)
+# stops itself
+import signal
+signal.raise_signal(signal.SIGSTOP)
+"""
+
 
 def _by_name(text: str) -> dict[str, str]:
     """Codes by the comments that they stand under; a double one heads a chapter."""
     parts = re.split(r"^# (.*)$", re.sub(r"^## .*$", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
     return {name: code.strip() for name, code in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def _with_forge(code: str) -> str:
+    return FORGE + code if "forge(" in code or "write_to_pipes(" in code else code
 
 
 ATTACKS = _by_name(_ATTACKS)
@@ -430,6 +854,10 @@ BOMBS = {
     for name, code in _by_name(_BOMBS).items()
 }
 """Each must end in one of these kinds of failure."""
+BLAMES = {name: _with_forge(code) for name, code in _by_name(_BLAMES).items()}
+"""Each must end, within its time limit, in a failure that is its own."""
+NEIGHBOR_ATTACKS = {name: _with_forge(code) for name, code in _by_name(_NEIGHBOR_ATTACKS).items()}
+"""Another episode on the same server must get right answers in time while each of these runs, and after."""
 
 
 def program(code: str, *, prelude: str = "") -> Program:

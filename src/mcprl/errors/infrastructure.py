@@ -125,7 +125,7 @@ class BreakerOpenError(ToolServerError):
 class SandboxLostError(InfrastructureError):
     """The sandbox did not start, or was ended from outside. Says nothing about the code it was to run.
 
-    Causes: the machine ran out of memory; bubblewrap was removed or forbidden since; a worker was killed.
+    Causes: the machine ran out of memory; bubblewrap was removed or forbidden since, or its process was killed.
     Fix: see that the machine has memory left and that `bwrap --ro-bind / / true` works.
     Example: a worker of the Python sandbox ended before it was ready. Fix: see that the machine has memory left and
     that bubblewrap still works: run `bwrap --ro-bind / / true`.

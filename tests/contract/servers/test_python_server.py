@@ -113,6 +113,26 @@ async def test_what_the_policy_did_wrong_is_the_policys_fault_and_says_so(spec, 
             assert message in seen.text
 
 
+@pytest.mark.parametrize("spec", ["stdio", "http"], indirect=True)
+async def test_data_that_could_not_be_sent_back_does_no_harm(spec, tmp_path):
+    async with Toolbox([spec], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
+        surrogate = r'["\ud800"]'
+        await call(lease, "store_execution_result", context_key="k", data=surrogate)
+        assert (await call(lease, "get_execution_context", context_key="k")).text == '["?"]'
+        assert (await call(lease, "execute_python", code="context['k']")).text == 'Result: ["?"]'
+        steps = r'[{"name": "a", "code": "1"}, {"name": "\ud800", "code": "1 / 0 # \ud800"}]'
+        seen = await call(lease, "create_data_pipeline", pipeline_steps=steps, input_data=surrogate)
+        assert seen.fault is Fault.POLICY
+        assert "of step 2 (?): 1 / 0 # ?" in seen.text
+        for levels in (100, 400):
+            deep = "[" * levels + "]" * levels
+            seen = await call(lease, "store_execution_result", context_key="d", data=deep)
+            assert seen.fault is Fault.POLICY
+            assert "The data is nested more than 64 levels deep." in seen.text
+            seen = await call(lease, "process_mcp_data", data=deep, processing_code="data")
+            assert seen.fault is Fault.POLICY
+
+
 @pytest.mark.parametrize("spec", ["stdio"], indirect=True)
 async def test_what_one_episode_stores_no_other_sees(spec, tmp_path):
     async with Toolbox([spec], log_dir=tmp_path) as toolbox, toolbox.lease(None) as one, toolbox.lease(None) as other:

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.servers.python.context import MAX_KEYS, MAX_STORED_BYTES, ContextFullError, EpisodeContext, json_value
+from mcprl.servers.python.context import MAX_KEYS, MAX_STORED_BYTES, ContextFullError, EpisodeContext
 from mcprl.servers.python.pipelines import MAX_STEPS, BadPipelineError, steps_of
+from mcprl.servers.python.values import json_value, read_json
+from mcprl.servers.python.worker import MAX_DEPTH
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -29,6 +31,34 @@ def test_a_value_and_its_text_mean_the_same(value):
 @pytest.mark.parametrize("text", ["", "plain words", "{'single': 1}", "[" * 100_000, "$213.88"])
 def test_a_text_that_is_no_json_stays_a_text(text):
     assert json_value(text) == text
+
+
+def nested(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+def test_a_text_that_is_nested_too_deep_stays_a_text():
+    assert json_value(nested(MAX_DEPTH)) != nested(MAX_DEPTH)
+    for levels in (MAX_DEPTH + 1, 300, 900):
+        assert json_value(nested(levels)) == nested(levels)
+        with pytest.raises(ValueError, match="nested"):
+            read_json(nested(levels))
+        with pytest.raises(ValueError, match="nested"):
+            json_value(json.loads(nested(levels)))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r'"\ud800"', "?"),
+        (r'{"\udfff": ["a\ud800b"]}', {"?": ["a?b"]}),
+        (b'"\xed\xa0\x80"', "?"),
+        (r'"\ud83d\ude00"', "\U0001f600"),
+        (r'["[[\"[[", {"]": "\\"}]', ['[["[[', {"]": "\\"}]),
+    ],
+)
+def test_half_a_surrogate_pair_is_replaced(text, value):
+    assert read_json(text) == value
 
 
 def test_a_value_is_kept_until_its_key_is_used_again():

@@ -8,6 +8,7 @@ from python_programs import HONEST, needs_bubblewrap, program, sandboxed
 
 from mcprl.servers.python.programs import Failed, FailureKind, Ran
 from mcprl.servers.python.sandbox import Sandbox
+from mcprl.servers.python.worker import MAX_DEPTH
 
 pytestmark = [pytest.mark.process, needs_bubblewrap]
 
@@ -101,6 +102,15 @@ async def test_an_exception_is_told_with_the_line_of_the_code(sandbox, code, mes
     assert outcome.kind is FailureKind.RAISED
     assert message in outcome.message
     assert "/python" not in outcome.message
+
+
+async def test_a_value_may_be_nested_only_so_deep(sandbox):
+    for levels in (MAX_DEPTH - 1, MAX_DEPTH):
+        outcome = await sandbox.run(program(f"x = 0\nfor _ in range({levels}): x = [x]\nx"))
+        assert isinstance(outcome, Ran) is (levels < MAX_DEPTH)
+    assert outcome == Failed(
+        kind=FailureKind.RAISED, message="ValueError: the result is nested more than 63 levels deep"
+    )
 
 
 async def test_what_was_printed_before_an_exception_is_kept(sandbox):

@@ -16,10 +16,11 @@ from python_programs import needs_bubblewrap, program, sandboxed
 
 from mcprl.errors import SandboxLostError
 from mcprl.processes.guard import GUARD
+from mcprl.servers.python import process
 from mcprl.servers.python.bubblewrap import likely_isolation
 from mcprl.servers.python.launch import Kind, Launch
 from mcprl.servers.python.limits import Limits
-from mcprl.servers.python.programs import Failed, FailureKind, Ran
+from mcprl.servers.python.programs import Failed, FailureKind, Outcome, Ran
 from mcprl.servers.python.sandbox import Sandbox
 
 pytestmark = [pytest.mark.process, needs_bubblewrap]
@@ -90,21 +91,47 @@ async def test_a_spare_that_died_is_not_given_a_program():
     assert outcomes == [TWO, TWO, TWO]
 
 
-@pytest.mark.parametrize("inside", [False, True])
-async def test_a_worker_that_someone_else_kills_is_the_sandboxs_fault_and_not_the_codes(inside):
+async def killed_while_it_sleeps(sandbox: Sandbox, kill: Callable[[psutil.Process, psutil.Process], None]) -> Outcome:
+    """The outcome of a program after `kill`, which gets the outer process of its worker and the interpreter in it."""
+    running = asyncio.create_task(sandbox.run(program("import time\ntime.sleep(600)")))
+    found: list[psutil.Process] = []
+
+    def is_running() -> bool:
+        found[:] = [p for w in workers() for p in w.children(recursive=True) if p.name() == "python" and _sleeps(p)]
+        return bool(found)
+
+    await until(is_running)
+    kill(workers()[0], found[0])
+    return await running
+
+
+async def test_a_killed_supervisor_is_the_sandboxs_fault_and_not_the_codes():
     async with Sandbox(sandboxed(deadline_s=600.0), spares=0) as sandbox:
-        running = asyncio.create_task(sandbox.run(program("import time\ntime.sleep(600)")))
-        inner: list[psutil.Process] = []
-
-        def is_running() -> bool:
-            inner[:] = [p for w in workers() for p in w.children(recursive=True) if p.name() == "python"]
-            return any(len(p.memory_maps()) > 0 and p.num_threads() == 1 and _sleeps(p) for p in inner)
-
-        await until(is_running)
-        (inner[0] if inside else workers()[0]).kill()
         with pytest.raises(SandboxLostError, match="ended from outside"):
-            await running
+            await killed_while_it_sleeps(sandbox, lambda outer, inner: outer.kill())
         assert await sandbox.run(program("1 + 1")) == TWO
+
+
+async def test_sigkill_is_the_sandboxs_fault_only_if_the_kernel_counted_an_out_of_memory_kill(tmp_path, monkeypatch):
+    counter = tmp_path / "memory.events"
+    monkeypatch.setattr(process, "_oom_counter", lambda: counter)
+    counter.write_text("oom 3\noom_kill 2\noom_group_kill 0\n")
+
+    def kill_for_memory(outer: psutil.Process, inner: psutil.Process) -> None:
+        counter.write_text("oom 4\noom_kill 3\noom_group_kill 0\n")
+        inner.kill()
+
+    async with Sandbox(sandboxed(deadline_s=600.0), spares=0) as sandbox:
+        outcome = await killed_while_it_sleeps(sandbox, lambda outer, inner: inner.kill())
+        assert outcome == Failed(kind=FailureKind.ENDED, message="The interpreter was ended by SIGKILL.")
+        with pytest.raises(SandboxLostError, match="killed because memory ran out"):
+            await killed_while_it_sleeps(sandbox, kill_for_memory)
+        assert await sandbox.run(program("1 + 1")) == TWO
+
+
+def test_this_machine_counts_its_out_of_memory_kills():
+    assert process._oom_counter() is not None
+    assert process._oom_kills() >= 0
 
 
 def _sleeps(process: psutil.Process) -> bool:

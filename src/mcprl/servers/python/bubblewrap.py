@@ -105,7 +105,9 @@ def sandbox_command(
     for folder in runtime.hidden:
         command += ["--perms", "0555", "--tmpfs", folder]
     for device in DEVICES:
-        command += ["--dev-bind", device, device]
+        # bubblewrap cannot show a device read-only. One that the code would own it could chmod for the whole machine.
+        if isolation is Isolation.OWN_USER or Path(device).stat().st_uid != os.geteuid():
+            command += ["--dev-bind", device, device]
     command += ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"]
     command += ["--remount-ro", "/"]
     for folder in runtime.hidden:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MAX_KEYS", "MAX_STORED_BYTES", "ContextFullError", "EpisodeContext", "Stored", "json_value"]
+__all__ = ["MAX_KEYS", "MAX_STORED_BYTES", "ContextFullError", "EpisodeContext", "Stored"]
 
 MAX_KEYS = 100
 MAX_STORED_BYTES = 4 * 1024 * 1024
@@ -53,17 +53,3 @@ class EpisodeContext:
         if sum(others) + size > MAX_STORED_BYTES:
             raise ContextFullError(f"No more than {MAX_STORED_BYTES // (1024 * 1024)} MB can be stored in all.")
         self._stored[key] = Stored(value=value, description=description, num_bytes=size)
-
-
-def json_value(data: Any) -> Any:
-    """The value that an argument stands for: policies send JSON as it is, or as a text.
-
-    >>> json_value('{"pe": 55.79}'), json_value([1, 2]), json_value("plain text")
-    ({'pe': 55.79}, [1, 2], 'plain text')
-    """
-    if not isinstance(data, str):
-        return data
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return data

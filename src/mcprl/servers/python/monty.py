@@ -8,7 +8,6 @@ word counts. A program touches nothing, so that running it twice is harmless.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -17,6 +16,7 @@ from mcprl.servers.python.limits import Limits
 from mcprl.servers.python.monty_subset import is_same_in_monty
 from mcprl.servers.python.programs import Failed, FailureKind, Outcome, Program, Ran, Step
 from mcprl.servers.python.sandbox import limit_message, outcome_of_report
+from mcprl.servers.python.values import read_json
 from mcprl.servers.python.worker import report_of_value
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class MontyEngine:
                 return self._failure(error, number, program, printed)
             names["data"] = names.get("data") if value is None else value
         try:
-            report = json.loads(report_of_value(value))
+            report = read_json(report_of_value(value))
         except (ValueError, RecursionError) as error:
             return _raised(f"{type(error).__name__}: {error}", printed)
         stdout, stderr = printed.text("stdout"), printed.text("stderr")

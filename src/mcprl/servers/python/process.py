@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
+import re
 import secrets
 import select
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 from mcprl.errors import SandboxLostError
 from mcprl.processes import CHILD_MARK
@@ -25,6 +28,7 @@ _READY = framed(b"ready")
 _HEADER_BYTES = 4
 _STDERR_TAIL_CHARS = 500
 _DISK_POLL_S = 0.05
+_OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +132,13 @@ class WorkerProcess:
                 raise self._lost("ended as soon as it was ready")
 
     async def run(self, program: bytes) -> Ending:
-        """Run the program, and end the worker whatever comes of it. Raises SandboxLostError where others ended it."""
+        """Run the program, and end the worker whatever comes of it.
+
+        Raises SandboxLostError only for what the program cannot bring about: bubblewrap's outer process, which it
+        cannot reach, was killed, or the kernel counted an out-of-memory kill. Any other end is the program's own.
+        """
         self._result.kept.clear()
+        oom_kills = _oom_kills()
         try:
             if self.has_ended:
                 raise self._lost("ended before it was given a program")
@@ -137,19 +146,18 @@ class WorkerProcess:
             broken = await self._finish()
         finally:
             self.kill()
-        if (
-            self._launch.is_sandboxed
-            and self._status is not None
-            and (self._status < 0 or self._status == KILLED_STATUS)
-        ):
-            # The code could not do that: neither to what is out here, nor, with this signal, to itself.
-            raise self._lost(f"was ended from outside (status {self._status})")
+        report = self._report()
+        if self._launch.is_sandboxed and report is None and broken is None and self._status is not None:
+            if self._status < 0:
+                raise self._lost(f"was ended from outside (status {self._status})")
+            if self._status == KILLED_STATUS and _oom_kills() > oom_kills:
+                raise self._lost("was killed because memory ran out outside of it")
         for inlet in (self._stdout, self._stderr):
             inlet.read_what_is_there()
         if broken is None and (self._stdout.is_over or self._stderr.is_over):
             broken = FailureKind.OUTPUT
         return Ending(
-            report=self._report(),
+            report=report,
             broken=broken,
             status=self._status,
             stdout=bytes(self._stdout.kept),
@@ -188,7 +196,11 @@ class WorkerProcess:
         """Wait for a report or an end. Gives the limit where one was broken first."""
         try:
             async with asyncio.timeout(self._launch.limits.deadline_s):
-                while self._report() is None and not self.has_ended:
+                while self._report() is None:
+                    if self._report_size() > self._launch.limits.result_bytes:
+                        return FailureKind.RESULT
+                    if self.has_ended:
+                        return None
                     if self._stdout.is_over or self._stderr.is_over:
                         return FailureKind.OUTPUT
                     if self._has_too_many_files():
@@ -200,10 +212,14 @@ class WorkerProcess:
             return FailureKind.DEADLINE
         return None
 
+    def _report_size(self) -> int:
+        """How large the first message is to be, by its header."""
+        return int.from_bytes(self._result.kept[:_HEADER_BYTES], "big")
+
     def _report(self) -> bytes | None:
         """The first whole message, of a size that is allowed. What else the code may have written there is ignored."""
         kept = self._result.kept
-        size = int.from_bytes(kept[:_HEADER_BYTES], "big")
+        size = self._report_size()
         if len(kept) < _HEADER_BYTES or not size <= len(kept) - _HEADER_BYTES:
             return None
         return bytes(kept[_HEADER_BYTES : _HEADER_BYTES + size])
@@ -237,6 +253,26 @@ class WorkerProcess:
             f"a worker of the Python sandbox {what}{': ' if said else ''}{said}",
             fix="see that the machine has memory left and that bubblewrap still works: run `bwrap --ro-bind / / true`",
         )
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed because memory ran out, in our cgroup if it counts them there."""
+    counter = _oom_counter()
+    return 0 if counter is None else int(_OOM_KILLS.findall(counter.read_text())[0])
+
+
+@functools.cache
+def _oom_counter() -> Path | None:
+    """The file with the count: of our cgroup (version 2, else 1), or of the whole machine. None on old kernels."""
+    root = Path("/sys/fs/cgroup")
+    found = [Path("/proc/vmstat")]
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            found.insert(0, root / path[1:] / "memory.events")
+        elif "memory" in controllers.split(","):
+            found.insert(0, root / "memory" / path[1:] / "memory.oom_control")
+    return next((file for file in found if file.is_file() and _OOM_KILLS.search(file.read_text())), None)
 
 
 async def _readable(fd: int) -> None:

@@ -10,11 +10,11 @@ import re
 import signal
 from typing import Any, cast
 
-from mcprl.errors import SandboxLostError
 from mcprl.servers.python.launch import Kind, Launch
 from mcprl.servers.python.limits import Limits
 from mcprl.servers.python.process import Ending
 from mcprl.servers.python.programs import Failed, FailureKind, Outcome, Program, Ran, Step
+from mcprl.servers.python.values import read_json
 from mcprl.servers.python.workers import WorkerPool
 
 __all__ = ["Sandbox", "limit_message", "outcome_of_report"]
@@ -51,7 +51,7 @@ class Sandbox:
         await self._stack.aclose()
 
     async def run(self, program: Program) -> Outcome:
-        """Run a program. Raises SandboxLostError where the sandbox failed it, which says nothing about the program."""
+        """Run a program. Raises SandboxLostError if the sandbox failed in a way that no program can bring about."""
         kind = Kind.PANDAS if any(_USES_PANDAS.search(step.code) for step in program.steps) else Kind.PLAIN
         message = marshal.dumps(
             {
@@ -74,8 +74,8 @@ class Sandbox:
         if ending.report is None:
             return _ended_early(ending.status, self._limits, stdout)
         try:
-            report = json.loads(ending.report)
-        except (ValueError, RecursionError):
+            report = read_json(ending.report)
+        except ValueError:
             report = None
         outcome = outcome_of_report(report, program, self._limits, stdout=stdout, stderr=stderr)
         return outcome or Failed(
@@ -110,9 +110,9 @@ def outcome_of_report(report: Any, program: Program, limits: Limits, *, stdout: 
     if "value" not in fields:
         return Ran(value=None, shown=None, stdout=stdout, stderr=stderr)
     shown = fields.get("shown")
-    value = fields["value"]
-    text = shown if isinstance(shown, str) else json.dumps(value, ensure_ascii=False)
-    return Ran(value=_without_nan(value), shown=text, stdout=stdout, stderr=stderr)
+    written = json.dumps(fields["value"], ensure_ascii=False)
+    value = json.loads(written, parse_constant=lambda _: None)  # no NaN, which is not JSON
+    return Ran(value=value, shown=shown if isinstance(shown, str) else written, stdout=stdout, stderr=stderr)
 
 
 def _raised(error: Any, program: Program, limits: Limits, stdout: str) -> Failed | None:
@@ -142,8 +142,7 @@ def _line(step: Step, number: int) -> str:
 
 def _ended_early(status: int | None, limits: Limits, stdout: str) -> Failed:
     """No report: the code ended the interpreter, or was ended by a limit that the kernel keeps."""
-    if status is None:
-        raise SandboxLostError("a worker of the Python sandbox gave no report", fix="report this as a bug of mcprl")
+    assert status is not None, "without a report or a broken limit, the worker has ended"
     number = -status if status < 0 else status - _SIGNALLED
     if number == signal.SIGXCPU:
         return Failed(kind=FailureKind.CPU, message=limit_message(FailureKind.CPU, limits), stdout=stdout)
@@ -153,14 +152,3 @@ def _ended_early(status: int | None, limits: Limits, stdout: str) -> Failed:
     return Failed(
         kind=FailureKind.ENDED, message=f"The code ended the interpreter with status {status}.", stdout=stdout
     )
-
-
-def _without_nan(value: Any) -> Any:
-    """The value with None for numbers that JSON has no form for."""
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, list):
-        return [_without_nan(entry) for entry in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        return {key: _without_nan(entry) for key, entry in cast("dict[str, Any]", value).items()}
-    return value

@@ -17,13 +17,14 @@ from typing_extensions import TypedDict
 
 from mcprl.errors import SandboxLostError
 from mcprl.servers.episode_state import EPISODIC, EpisodeStates
-from mcprl.servers.python.context import ContextFullError, EpisodeContext, json_value
+from mcprl.servers.python.context import ContextFullError, EpisodeContext
 from mcprl.servers.python.launch import choose_launch
 from mcprl.servers.python.limits import Limits
 from mcprl.servers.python.monty import Engine, MontyEngine, MontyFirst
 from mcprl.servers.python.pipelines import BadPipelineError, steps_of
 from mcprl.servers.python.programs import Failed, Outcome, Program, Step
 from mcprl.servers.python.sandbox import Sandbox
+from mcprl.servers.python.values import json_value
 
 __all__ = ["Execution", "StoredResult", "make_server"]
 
@@ -72,7 +73,7 @@ class PythonTools:
         self, context: Context[Any, Any], data: Data, processing_code: Code, description: Description = ""
     ) -> Annotated[CallToolResult, Execution]:
         """Run Python code on data, which the code finds in the variable `data`."""
-        return await self._run(context, (Step(name="code", code=processing_code),), json_value(data))
+        return await self._run(context, (Step(name="code", code=processing_code),), _value_of(data))
 
     async def analyze_financial_data(
         self, context: Context[Any, Any], data: Data, analysis_type: AnalysisType, custom_code: str = ""
@@ -86,7 +87,7 @@ class PythonTools:
         else:
             code = f"{_ANALYSES.read_text()}\nresult = {analysis_type}(data)"
             step = Step(name=analysis_type, code=code, is_ours=True)
-        return await self._run(context, (step,), json_value(data))
+        return await self._run(context, (step,), _value_of(data))
 
     async def create_data_pipeline(
         self,
@@ -99,16 +100,16 @@ class PythonTools:
     ) -> Annotated[CallToolResult, Execution]:
         """Run several steps of Python code, each on the result of the one before, which it finds in `data`."""
         try:
-            steps = steps_of(json_value(pipeline_steps))
+            steps = steps_of(_value_of(pipeline_steps))
         except BadPipelineError as error:
             raise ToolError(str(error)) from error
-        return await self._run(context, steps, json_value(input_data))
+        return await self._run(context, steps, _value_of(input_data))
 
     async def store_execution_result(
         self, context: Context[Any, Any], context_key: Key, data: Data, description: Description = ""
     ) -> Annotated[CallToolResult, StoredResult]:
         """Store data under a key, for later code to find in `context[key]`."""
-        value = json_value(data)
+        value = _value_of(data)
         try:
             self._states.of(context).store(context_key, value, description)
         except ContextFullError as error:
@@ -171,6 +172,13 @@ def make_server(*, world: int | None, engine: EngineName = "sandbox", allow_unsa
         server.add_tool(tool, annotations=_READ_ONLY, meta=EPISODIC)
     server.add_tool(tools.store_execution_result, annotations=_STORES, meta=EPISODIC)
     return server
+
+
+def _value_of(argument: Any) -> Any:
+    try:
+        return json_value(argument)
+    except ValueError as error:
+        raise ToolError(f"The data is {error}.") from error
 
 
 def _shown(outcome: Outcome) -> CallToolResult:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-__all__ = ["main", "report_of_value"]
+__all__ = ["MAX_DEPTH", "main", "report_of_value"]
+
+MAX_DEPTH = 64
+"""How deep a report may be nested, its value inside it. Far below where libraries that read or write JSON give up."""
 
 _HEADER_BYTES = 4
 _SOURCE_CHARS = 160
@@ -76,10 +79,8 @@ def _confine(setup: dict[str, Any]) -> None:
     """Limits first, then the user, then the filter: each step needs what the next one takes away."""
     for name, bound in setup["limits"].items():
         kind = getattr(resource, name)
-        _, most = resource.getrlimit(kind)
-        # Only the soft limit of processor time: at the hard one the kernel kills, which must mean something else.
-        hard = most if name == "RLIMIT_CPU" else bound
-        resource.setrlimit(kind, (bound, hard))
+        # At the end of its processor time code gets SIGXCPU, which says why; a second later SIGKILL.
+        resource.setrlimit(kind, (bound, bound + 1 if name == "RLIMIT_CPU" else bound))
     if setup["user"] is not None:
         os.setgroups([])
         os.setresgid(*[setup["user"]] * 3)
@@ -202,6 +203,8 @@ def _json(value: Any, within: frozenset[int] | None) -> str:
     within = within or frozenset()
     if id(value) in within:
         raise ValueError("the result contains itself")
+    if len(within) == MAX_DEPTH:
+        raise ValueError(f"the result is nested more than {MAX_DEPTH - 1} levels deep")
     within |= {id(value)}
     if _is(value, dict):
         return "{" + ", ".join(f"{_key(key)}: {_json(entry, within)}" for key, entry in value.items()) + "}"
