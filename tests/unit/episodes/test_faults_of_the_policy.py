@@ -11,8 +11,10 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+import torch
 from staged_episodes import make_config, make_task
 
+from mcprl.algorithms import grpo_advantages
 from mcprl.config import RunConfig, ServerSettings
 from mcprl.episodes import Collector, EpisodeRunner, succeeded
 from mcprl.evaluation.harness import Player
@@ -61,7 +63,7 @@ def policy(chat, encode, when_hard: Callable[[str], str]) -> Script:
 @dataclass
 class Score:
     groups: tuple[Group, ...]
-    eval_success: float
+    eval_solved: list[bool]
     eval_stops: list[StopReason]
 
     @property
@@ -71,6 +73,10 @@ class Score:
     @property
     def reward(self) -> float:
         return fmean(t.reward for t in self.trajectories)
+
+    @property
+    def eval_success(self) -> float:
+        return fmean(self.eval_solved)
 
     @property
     def success(self) -> float:
@@ -96,7 +102,11 @@ async def score(script: Script, config: RunConfig, chat, folder: Path) -> Score:
             else:
                 player = Player(runner, config.episodes, TaskSuite("riddles", TASKS), Silent())
                 played = [one for task in TASKS for one in await player.play(task, GROUP_SIZE)]
-    return Score(groups, fmean(o.success for _, o in played), [outcome.stop for _, outcome in played])
+    return Score(groups, [o.success for _, o in played], [o.stop for _, o in played])
+
+
+def advantages(group: Group) -> list[float]:
+    return grpo_advantages(torch.tensor([t.reward for t in group.trajectories], dtype=torch.float64)).tolist()
 
 
 async def test_a_policy_that_kills_its_server_scores_no_better_than_one_that_fails(
@@ -107,8 +117,16 @@ async def test_a_policy_that_kills_its_server_scores_no_better_than_one_that_fai
     cheating = await score(policy(chat, encode, lambda label: f"MARKER {label}"), config, chat, tmp_path / "cheating")
     for name, figures in (("honest", honest), ("cheating", cheating)):
         record_property(name, (figures.reward, figures.success, figures.eval_success))
-        print(name, figures.reward, figures.success, figures.eval_success)
     assert 0.2 < honest.success < 0.8
     assert cheating.reward < honest.reward
     assert cheating.success == honest.success
     assert cheating.eval_success == honest.eval_success
+    # It is in the record of both, and each hard riddle was given up after one attempt.
+    failed = [t.stop is StopReason.CAUSED_FAULT for t in cheating.trajectories]
+    assert failed == [not succeeded(t.reward_parts) for t in honest.trajectories]
+    assert cheating.eval_stops.count(StopReason.CAUSED_FAULT) == sum(not done for done in honest.eval_solved)
+    assert not any(group.lost for group in cheating.groups)
+    # No member left its group: nobody's advantage is larger than beside an honest failure of the same worth.
+    for ours, theirs in zip(cheating.groups, honest.groups, strict=True):
+        assert [t.member for t in ours.trajectories] == [t.member for t in theirs.trajectories]
+        assert advantages(ours) == pytest.approx(advantages(theirs))
