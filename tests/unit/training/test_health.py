@@ -119,14 +119,21 @@ PLANTED = [
     Planted("stale", BAD, [{"staleness_mean": 6.0, "staleness_max": 9.0}], "6.0 updates old", "episodes.deadline_s"),
     Planted("importance", WARN, [{"importance_cut_fraction": 0.2}], "20% of tokens", "algorithm.max_importance"),
     Planted("importance", BAD, [{"importance_cut_fraction": 0.4}], "40% of tokens", "mcprl parity"),
-    Planted("few learnable", WARN, [{"learnable_share": 0.22}], "22%", "sampling.constrain"),
     Planted(
         "few learnable",
         WARN,
         [{"learnable_share": 0.22}],
         "22%",
-        "set algorithm.masks to exact",
-        config={"algorithm": {"masks": "text"}},
+        "set sampling.constrain to calls, or off (now act)",
+        config={"sampling": {"constrain": "act"}},
+    ),
+    Planted(
+        "few learnable",
+        WARN,
+        [{"learnable_share": 0.22}],
+        "22%",
+        "set algorithm.masks to exact (now text), or sampling.constrain to off (now calls)",
+        config={"algorithm": {"masks": "text"}, "sampling": {"constrain": "calls"}},
     ),
     Planted("no calls", BAD, [{"calls": 0.0, "valid_call_rate": 0.0}], "no episode called", "constrain to act"),
     Planted(
@@ -393,6 +400,12 @@ CAPPED = {"coefficient": 0.02, "cap": 0.5, "reference": "sync", "refresh_at_cap"
         ({"kl_unmasked": 0.7}, {}, "algorithm.masks"),
         ({"loss": math.nan}, {"model": {"dtype": "float32"}}, "model.dtype"),
         ({"active_fraction": 0.3}, {"algorithm": {"dead_groups": "refill"}}, "algorithm.dead_groups"),
+        ({"stop_cut_by_length": 0.9}, {"sampling": {"constrain": "act"}}, "sampling.constrain"),
+        ({"stop_turn_limit": 0.9}, {"tasks": {"order": "curriculum"}}, "tasks.order"),
+        ({**DEAD, **SOLVED}, {"tasks": {"order": "curriculum"}}, "tasks.order"),
+        ({**DEAD, **FAILED}, {"tasks": {"order": "curriculum"}}, "tasks.order"),
+        ({**DEAD, **MIXED}, {"tasks": {"order": "curriculum"}}, "tasks.order"),
+        ({"learnable_share": 0.2}, {"sampling": {"constrain": "calls"}}, "to calls"),
     ],
 )
 def test_no_advice_is_to_set_what_is_set(step, config, said):

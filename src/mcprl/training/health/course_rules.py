@@ -63,9 +63,9 @@ def _samples(sight: Sight, name: str) -> tuple[float, float] | None:
 
 
 def note_levels(sight: Sight) -> None:
-    """Remember the best level so far: the mean of the last steps whose lower confidence bound is the highest.
+    """Remember the best level so far: the mean over a few steps whose lower confidence bound is the highest.
 
-    This step is not part of it yet if it is far below: what is compared must not pull down what it is compared with.
+    A single lucky step has a low bound, and a step that fell never replaces what it is compared with.
     """
     past = sight.past
     for name, deviation in _DEVIATIONS.items():

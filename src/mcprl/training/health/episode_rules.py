@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mcprl.config import RunConfig
 from mcprl.training.health.bars import VALID_CALLS, VALID_CALLS_BY_STEP
 from mcprl.training.health.sight import WINDOW, Rules, Sight, by_size, mean, refill
 from mcprl.verdicts import Severity, Verdict
@@ -26,18 +27,9 @@ _LOST_WARN, _LOST_BAD = 0.1, 0.3
 _CAUSED_BAD = 0.1
 
 _CUTS = {
-    "stop_cut_by_length": (
-        "turns are cut by their limit of tokens",
-        "raise sampling.max_tokens, or set sampling.constrain to act, which leaves no room to ramble",
-    ),
-    "stop_turn_limit": (
-        "episodes run out of turns",
-        "raise episodes.max_turns, or train on easier tasks first (tasks.order curriculum)",
-    ),
-    "stop_context_limit": (
-        "conversations outgrow the context",
-        "raise model.context_tokens, or cut long results (max_result_bytes in servers.settings)",
-    ),
+    "stop_cut_by_length": "turns are cut by their limit of tokens",
+    "stop_turn_limit": "episodes run out of turns",
+    "stop_context_limit": "conversations outgrow the context",
 }
 
 
@@ -68,23 +60,25 @@ def dead_groups(sight: Sight) -> Verdict | None:
     if success is None:
         success = sight.now("reward")
     what = f"{dead / played:.0%} of groups have zero variance and teach nothing"
+    picks = sight.config.tasks.order == "curriculum"
     if success is not None and success >= _MOSTLY_SOLVED:
         return Verdict(
             severity=severity,
             what=f"{what}: most are solved by every member",
-            fix=f"train on harder tasks (tasks.order curriculum picks them), or {refill(sight.config)}",
+            fix=f"train on harder tasks{'' if picks else ' (tasks.order curriculum picks them)'}, or "
+            f"{refill(sight.config)}",
         )
     if success is None or success < _MOSTLY_FAILED:
         return Verdict(
             severity=severity,
             what=f"{what}: most fail in the same way in every member",
-            fix="raise sampling.temperature or episodes.group_size, lower the difficulty (tasks.order curriculum), "
-            f"or {refill(sight.config)}",
+            fix="raise sampling.temperature or episodes.group_size, lower the difficulty"
+            f"{'' if picks else ' (tasks.order curriculum)'}, or {refill(sight.config)}",
         )
     return Verdict(
         severity=severity,
         what=f"{what}: some tasks are always solved, others never",
-        fix=f"set tasks.order to curriculum, which picks those between, or {refill(sight.config)}",
+        fix=("" if picks else "set tasks.order to curriculum, which picks those between, or ") + refill(sight.config),
     )
 
 
@@ -133,11 +127,28 @@ def unanswered(sight: Sight) -> Verdict | None:
     if severity is None:
         return None
     most = max(shares, key=lambda name: shares[name])
-    cause, fix = _CUTS[most]
     what = (
-        f"{sum(shares.values()):.0%} of episodes end at a limit without an answer: mostly ({shares[most]:.0%}) {cause}"
+        f"{sum(shares.values()):.0%} of episodes end at a limit without an answer: mostly ({shares[most]:.0%}) "
+        f"{_CUTS[most]}"
     )
-    return Verdict(severity=severity, what=what, fix=fix)
+    return Verdict(severity=severity, what=what, fix=_room(most, sight.config))
+
+
+def _room(cut: str, config: RunConfig) -> str:
+    """How episodes get to their answer before the limit that cuts them."""
+    if cut == "stop_context_limit":
+        return (
+            f"raise model.context_tokens (now {config.model.context_tokens}), or cut long results (max_result_bytes in "
+            "servers.settings)"
+        )
+    if cut == "stop_turn_limit":
+        easier = (
+            "" if config.tasks.order == "curriculum" else ", or train on easier tasks first (tasks.order curriculum)"
+        )
+        return f"raise episodes.max_turns{easier}"
+    act = ", or set sampling.constrain to act, which leaves no room to ramble"
+    tighter = "" if config.sampling.constrain == "act" else act
+    return f"raise sampling.max_tokens (now {config.sampling.max_tokens}){tighter}"
 
 
 def lost_episodes(sight: Sight) -> Verdict | None:

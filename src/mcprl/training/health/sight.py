@@ -125,7 +125,7 @@ def roll_back(sight: Sight, step: int | None, why: str) -> str:
     """Where to resume, and with which learning rate: one that was sound before, or else a tenth."""
     setting, in_force, sound = sight.config.learner.learning_rate, sight.now("learning_rate"), sight.past.sound_rate
     rate = setting / 10
-    if sound is not None and in_force is not None and sound < in_force / 2:
+    if sound and in_force is not None and sound < in_force / 2:
         rate = sound
     if step is None:
         return (

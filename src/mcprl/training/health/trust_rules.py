@@ -165,12 +165,12 @@ def importance(sight: Sight) -> Verdict | None:
 
 
 def few_learnable(sight: Sight) -> Verdict | None:
-    share = sight.now("learnable_share")
-    if share is None or share >= LEARNABLE_SHARE:
+    share, constrain = sight.now("learnable_share"), sight.config.sampling.constrain
+    if share is None or share >= LEARNABLE_SHARE or constrain == "off":
         return None
-    fix = "set sampling.constrain to calls, or off: under act the grammar leaves little to choose"
+    fix = f"set sampling.constrain to {'calls, or ' if constrain == 'act' else ''}off (now {constrain})"
     if sight.config.algorithm.masks == "text":
-        fix = f"set algorithm.masks to exact, or {fix.removeprefix('set ')}"
+        fix = f"set algorithm.masks to exact (now text), or {fix.removeprefix('set ')}"
     return Verdict(
         severity=Severity.WARN,
         what=f"only {share:.0%} of the sampled tokens carry loss: the grammar decided the others",
