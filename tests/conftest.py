@@ -49,6 +49,7 @@ SECONDS = {
     "unit/chat/test_real_world_schemas.py": 50,
     "e2e/test_skyrl_server.py": 50,
     "security/test_sandbox_escapes.py": 50,
+    "security/test_sandbox_episodes.py": 80,
     "e2e/test_same_whatever_the_concurrency.py": 50,
     "e2e/test_shutdown_run.py": 40,
     "e2e/test_scaffolded_project.py": 40,
