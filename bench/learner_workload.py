@@ -114,7 +114,7 @@ def make_config(dtype: str, size: int, *, share_prefix: bool = True) -> RunConfi
         tasks=TasksConfig(train=Path("unused.jsonl")),
         servers=ServersConfig(file=Path("unused.json")),
         algorithm=AlgorithmConfig(minibatches=1),
-        learner=LearnerConfig(microbatch=size, share_prefix=share_prefix, learning_rate=1e-6),
+        learner=LearnerConfig(microbatch=size, share_prefix=share_prefix, checkpointing=False, learning_rate=1e-6),
     )
 
 

@@ -84,7 +84,11 @@ def make_config(folder: Path, pipeline: str, seed: int, *, updates: int) -> RunC
         rewards=RewardsConfig(calls=0.0, efficiency=0.0, arguments=1.0, unanswered=0.0, invalid_call=0.0),
         algorithm=AlgorithmConfig(old_logprobs="recomputed", epochs=4, minibatches=1),
         learner=LearnerConfig(
-            tuning="full", learning_rate=2e-4, microbatch=len(VAULTS) * _GROUP_SIZE, max_parity_error=1e-4
+            tuning="full",
+            learning_rate=2e-4,
+            microbatch=len(VAULTS) * _GROUP_SIZE,
+            checkpointing=False,
+            max_parity_error=1e-4,
         ),
         training=TrainingConfig(tasks_per_step=len(VAULTS), outputs=folder / "runs", **training),
     )

@@ -41,7 +41,8 @@ CASES = {
     "fsdp2-full": ("qwen3", {"sharding": "fsdp2", "tuning": "full", "microbatch": 1},
                    {"advantages": "gae", "minibatches": 2, **KL_LOSS}),
     "zero3-lora": ("llama", {"sharding": "zero3", "tuning": "lora", "microbatch": 2}, {"minibatches": 2, **KL_LOSS}),
-    "zero3-full": ("qwen3", {"sharding": "zero3", "tuning": "full", "microbatch": 2}, {"advantages": "gae"}),
+    "zero3-full": ("qwen3", {"sharding": "zero3", "tuning": "full", "microbatch": 2, "checkpointing": True},
+                   {"advantages": "gae"}),
 }  # fmt: skip
 # With a reference that moves, and with an engine's own shares: starting processes is what takes the time.
 RESUMED = ("fsdp2-lora", "zero3-full")

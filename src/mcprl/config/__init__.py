@@ -98,6 +98,33 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _merged_adapters_are_not_rounded_away(self) -> RunConfig:
+        merged = self.sampling.vllm.merge_adapters and self.learner.tuning != "full"
+        if merged and self.model.dtype != "float32":
+            raise ValueError(
+                f"sampling.vllm.merge_adapters with model.dtype {self.model.dtype} would round most of a small adapter "
+                "away: set merge_adapters to false, or model.dtype to float32"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _zero3_can_do_it(self) -> RunConfig:
+        learner, kl = self.learner, self.algorithm.kl
+        if learner.processes == 1 or learner.sharding != "zero3":
+            return self
+        if kl.needs_reference and (learner.tuning == "full" or kl.reference != "base"):
+            raise ValueError(
+                "learner.sharding zero3 holds one set of weights, and the reference policy of algorithm.kl would be a "
+                "second one: use learner.sharding fsdp2, or learner.tuning lora with algorithm.kl.reference base"
+            )
+        if learner.tuning != "full" and self.model.dtype != "float32":
+            raise ValueError(
+                f"learner.tuning {learner.tuning} keeps the base in {self.model.dtype} and the adapter in float32, and "
+                "learner.sharding zero3 needs one dtype: use learner.sharding fsdp2, or model.dtype float32"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _engine_can_do_it(self) -> RunConfig:
         lacking = lacking_in_skyrl(self) if self.engine == "skyrl" else None
         if lacking is not None:

@@ -45,7 +45,8 @@ class VllmConfig(Section):
     cpu_cache_gib: int = Field(default=1, ge=1, description="GiB of key/value cache where vLLM runs on a CPU.")
     merge_adapters: bool = Field(
         default=False,
-        description="Whether an adapter is added to the weights instead of computed beside them: much faster on a CPU.",
+        description="Whether an adapter is added to the weights instead of computed beside them: much faster on a CPU. "
+        "With model.dtype float32 only: in bfloat16 a small adapter would be rounded away.",
     )
     start_deadline_s: float = Field(default=600.0, gt=0, description="Seconds until it must be healthy.")
     max_restarts: int = Field(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mcprl.config import RunConfig
+from mcprl.config import ModelConfig, RunConfig
 from mcprl.learners.loading import save_weights
 from mcprl.learners.optimisation import Optimisation
 from mcprl.learners.policy import Policy
@@ -65,7 +65,7 @@ class Crew(Protocol):
         """The value of each process, the same list on all. Tensors in it are on the CPU."""
         ...
 
-    def save(self, policy: Policy, version: int, folder: Path, *, model_path: str) -> Weights:
+    def save(self, policy: Policy, version: int, folder: Path, *, model: ModelConfig) -> Weights:
         """Write the weights, once."""
         ...
 
@@ -95,5 +95,5 @@ class Solo:
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def save(self, policy: Policy, version: int, folder: Path, *, model_path: str) -> Weights:
-        return save_weights(policy, version, folder, model_path=model_path)
+    def save(self, policy: Policy, version: int, folder: Path, *, model: ModelConfig) -> Weights:
+        return save_weights(policy, version, folder, model=model)

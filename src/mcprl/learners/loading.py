@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import shutil
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
-from mcprl.config import RunConfig
+from mcprl.config import ModelConfig, RunConfig
 from mcprl.errors import BadValueError, MissingExtraError
 from mcprl.learners.policy import Policy
 from mcprl.learners.tree_attention import TREE_ATTENTION, require_sharable
@@ -115,25 +116,37 @@ def _silence_dropout(base: Any) -> None:
 
 
 def save_weights(
-    policy: Policy, version: int, folder: Path, *, model_path: str, state: Mapping[str, Tensor] | None = None
+    policy: Policy, version: int, folder: Path, *, model: ModelConfig, state: Mapping[str, Tensor] | None = None
 ) -> Weights:
     """Write a version of the weights so that its folder is either absent or whole; one that is there is replaced.
 
-    `state` are its tensors by name, where the policy holds no more than a share of each.
+    An adapter is written in float32, whole weights in the dtype that samplers compute in. `state` are its tensors by
+    name, if the policy holds only a share of each.
     """
     partial = folder.with_name(f"{folder.name}.partial")
     if partial.exists():
         shutil.rmtree(partial)
-    model: Any = policy.model
-    if isinstance(model, PeftModel):
-        model.save_pretrained(str(partial), selected_adapters=["default"], state_dict=state)  # pyright: ignore
+    trained: Any = policy.model
+    if isinstance(trained, PeftModel):
+        trained.save_pretrained(str(partial), selected_adapters=["default"], state_dict=state)  # pyright: ignore
         _put_in_place(partial, folder)
         return Weights(version=version, adapter=folder)
-    model.save_pretrained(partial, state_dict=state)
+    tensors = _in_dtype(trained.state_dict(keep_vars=True) if state is None else state, getattr(torch, model.dtype))
+    trained.save_pretrained(partial, state_dict=tensors)
+    settings = copy.deepcopy(trained.config)
+    settings.dtype = model.dtype  # of the files, not of the weights that are trained
+    settings.save_pretrained(partial)
     # A folder that samplers and users can load by itself.
-    AutoTokenizer.from_pretrained(model_path).save_pretrained(partial)  # pyright: ignore[reportUnknownMemberType]
+    AutoTokenizer.from_pretrained(model.path).save_pretrained(partial)  # pyright: ignore[reportUnknownMemberType]
     _put_in_place(partial, folder)
     return Weights(version=version, model=folder)
+
+
+def _in_dtype(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors rounded, in the CPU's memory. Tied weights, one tensor under two names, stay one tensor."""
+    different = {id(tensor): tensor.detach() for tensor in state.values()}
+    made = {key: tensor.to("cpu", dtype if tensor.is_floating_point() else None) for key, tensor in different.items()}
+    return {name: made[id(tensor)] for name, tensor in state.items()}
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from mcprl.config import RunConfig
 from mcprl.errors import LearnerLostError, McprlError
 from mcprl.learners.messages import SOCKET_VARIABLE, Answer, Plan, receive, send
-from mcprl.learners.team import require_shareable
 from mcprl.processes import ChildProcess, private_folder
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 
@@ -42,7 +41,6 @@ class SpreadLearner:
     """
 
     def __init__(self, config: RunConfig, *, folder: Path, grammars: Grammars | None) -> None:
-        require_shareable(config)
         self._stack = contextlib.ExitStack()
         self._home = self._stack.enter_context(private_folder())
         self._plan = Plan(

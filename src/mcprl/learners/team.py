@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.tensor import DTensor
 
-from mcprl.config import RunConfig
+from mcprl.config import ModelConfig, RunConfig
 from mcprl.errors import BadValueError
 from mcprl.learners.crew import Crew
 from mcprl.learners.loading import save_weights
@@ -32,32 +32,9 @@ from mcprl.learners.policy import Policy
 from mcprl.learners.reference import Reference
 from mcprl.records import Weights
 
-__all__ = ["Fsdp2Team", "Team", "deal", "make_team", "require_shareable", "trained_state"]
+__all__ = ["Fsdp2Team", "Team", "deal", "make_team", "trained_state"]
 
 _dist = cast("Any", dist)
-
-
-def require_shareable(config: RunConfig) -> None:
-    """Refuse what several processes cannot do, before any of them is started."""
-    learner, kl = config.learner, config.algorithm.kl
-    if learner.offload_reference:
-        raise BadValueError(
-            "learner.offload_reference is set, but several processes share the frozen copy instead of moving it",
-            fix="leave it out, or use learner.processes 1",
-        )
-    if learner.sharding != "zero3":
-        return
-    if kl.needs_reference and (learner.tuning == "full" or kl.reference != "base"):
-        raise BadValueError(
-            "ZeRO-3 holds one set of weights, and the reference policy would be a second one",
-            fix="use learner.sharding fsdp2; or learner.tuning lora with algorithm.kl.reference base, which needs none",
-        )
-    if learner.tuning != "full" and config.model.dtype != "float32":
-        raise BadValueError(
-            f"learner.tuning {learner.tuning} keeps the base in {config.model.dtype} and the adapter in float32, and "
-            "ZeRO-3 wants one number format",
-            fix="use learner.sharding fsdp2, or model.dtype float32",
-        )
 
 
 def make_team(config: RunConfig, rendezvous: Path) -> Crew:
@@ -99,7 +76,7 @@ class Team(ABC):
         _dist.all_gather_object(found, value, group=self._talk)
         return found
 
-    def save(self, policy: Policy, version: int, folder: Path, *, model_path: str) -> Weights:
+    def save(self, policy: Policy, version: int, folder: Path, *, model: ModelConfig) -> Weights:
         """All processes give their shares, one tensor after the other; the first process writes."""
         whole: dict[int, Tensor] = {}
         state: dict[str, Tensor] = {}
@@ -108,7 +85,7 @@ class Team(ABC):
                 whole[id(tensor)] = self._whole(tensor)
             state[name] = whole[id(tensor)]
         if self.rank == 0:
-            return save_weights(policy, version, folder, model_path=model_path, state=state)
+            return save_weights(policy, version, folder, model=model, state=state)
         is_adapter = isinstance(policy.model, PeftModel)
         return Weights(version=version, adapter=folder) if is_adapter else Weights(version=version, model=folder)
 

@@ -109,4 +109,4 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
     def _write_weights(self, version: int) -> Weights:
         folder = self._folder / f"v{version}"
         with storage_faults(f"writing {folder}", SafetensorError):
-            return self._crew.save(self.policy, version, folder, model_path=self._config.model.path)
+            return self._crew.save(self.policy, version, folder, model=self._config.model)

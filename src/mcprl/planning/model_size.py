@@ -29,11 +29,11 @@ class ModelSize:
     source: str
 
     def weights_bytes(self, config: RunConfig) -> float | None:
-        """What a publication moves: an adapter, or all weights, in the model's number format."""
-        width = 4 if config.model.dtype == "float32" else 2
+        """What a publication moves: an adapter in float32, or all weights in the model's dtype."""
         if config.learner.tuning == "full":
+            width = 4 if config.model.dtype == "float32" else 2
             return None if self.parameters is None else self.parameters * width
-        return None if self.rank_parameters is None else self.rank_parameters * config.learner.lora_rank * width
+        return None if self.rank_parameters is None else self.rank_parameters * config.learner.lora_rank * 4
 
 
 def model_size(path: str, given: float | None = None) -> ModelSize:

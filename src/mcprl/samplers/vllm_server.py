@@ -82,7 +82,7 @@ def _room_for(rank: int) -> int:
             return room
     raise BadValueError(
         f"learner.lora_rank is {rank}, and vLLM takes adapters of {_ADAPTER_RANKS[-1]} at most",
-        fix="lower learner.lora_rank, or set sampling.vllm.merge_adapters",
+        fix="lower learner.lora_rank, or, with model.dtype float32, set sampling.vllm.merge_adapters",
     )
 
 

@@ -23,6 +23,8 @@ from mcprl.records import Batch, FinishReason, Group, StopReason, Task, Trajecto
 
 TINY_QWEN3 = Path(__file__).resolve().parents[3] / ".cache" / "models" / "tiny-qwen3"
 
+_LEARNER = {"learning_rate": 1e-2, "lora_rank": 4, "lora_alpha": 8, "checkpointing": False}  # faster
+
 
 def make_config(*, seed: int = 0, algorithm: dict[str, Any] | None = None, **learner: Any) -> RunConfig:
     """A run on the tiny model in float32: one minibatch unless told otherwise."""
@@ -33,7 +35,7 @@ def make_config(*, seed: int = 0, algorithm: dict[str, Any] | None = None, **lea
         tasks=TasksConfig(train=Path("unused.jsonl")),
         servers=ServersConfig(file=Path("unused.json")),
         algorithm=AlgorithmConfig(**({"minibatches": 1, "min_learnable_tokens": 1} | (algorithm or {}))),
-        learner=LearnerConfig(**({"learning_rate": 1e-2, "lora_rank": 4, "lora_alpha": 8} | learner)),
+        learner=LearnerConfig(**(_LEARNER | learner)),
     )
 
 

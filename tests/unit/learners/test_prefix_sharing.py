@@ -216,6 +216,27 @@ def test_loss_and_every_gradient_are_those_of_plain_rows(
     assert leak > 100 * BOUND, "a node that sees its sibling goes unnoticed"
 
 
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+@pytest.mark.parametrize("share_prefix", [True, False])
+def test_gradients_are_the_same_with_checkpointing_and_without(share_prefix, tuning, model_of, tokenizer):
+    """With a value head and, in a tree, shared prefixes: activations that are computed again are the same ones."""
+    results: list[dict[str, Tensor]] = []
+    for checkpointing in (True, False):
+        config, *policies = two_policies(
+            model_of("qwen3"), "critic-entropy", tuning=tuning, checkpointing=checkpointing
+        )
+        lessons = make_lessons(made_batch(make_groups(*episodes(tokenizer, small=True)), config))
+        policy = policies[0 if share_prefix else 1]
+        pack = packed(config, lessons, share_prefix=share_prefix)
+        passes: list[int] = []
+        policy.trunk.layers[0].register_forward_pre_hook(lambda *_, passes=passes: passes.append(1))
+        results.append(loss_and_gradients(policy, pack, lessons, config))
+        assert len(passes) == 1 + checkpointing
+    again, kept = results
+    assert any(name.startswith("value_head") for name in kept)
+    assert largest_difference(again, kept) <= 1e-6
+
+
 def random_heads(tokens: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(1, heads, tokens, 16, generator=generator) for heads in (6, 2, 2))

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions are not written: whole models need a tokenizer beside them."""
-    monkeypatch.setattr(crew, "save_weights", lambda policy, version, folder, *, model_path: Weights(version=version))
+    monkeypatch.setattr(crew, "save_weights", lambda policy, version, folder, *, model: Weights(version=version))
 
 
 def learner_with(model: Path, folder: Path, tuning: str, *, cap: float | None = None, **kl: Any) -> TorchLearner:

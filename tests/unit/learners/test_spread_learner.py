@@ -11,16 +11,15 @@ import os
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_trajectories import make_config
 
-from mcprl.errors import BadValueError, LearnerLostError, ParityError, StorageError
+from mcprl.errors import LearnerLostError, ParityError, StorageError
 from mcprl.learners import spread_learner
 from mcprl.learners.messages import Answer
 from mcprl.learners.spread_learner import SpreadLearner
-from mcprl.learners.team import deal, require_shareable
+from mcprl.learners.team import deal
 
 # Answers its plan, then does to the first request what its rank is told in the folder of scripts.
 STAND_IN = """
@@ -144,27 +143,6 @@ async def test_a_process_that_ends_before_it_is_ready_fails_the_start(learner, m
     monkeypatch.setattr(spread_learner, "_WORKER", (sys.executable, "-S", "-c", "raise SystemExit('no model')"))
     with pytest.raises(LearnerLostError, match="exit code 1; the end of its log: no model"):
         await held.__aenter__()
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "settings"),
-    [
-        ({"kl": {"coefficient": 0.1}}, {"sharding": "zero3", "tuning": "full"}),
-        ({"kl": {"cap": 0.1, "reference": "ema"}}, {"sharding": "zero3", "tuning": "lora"}),
-        ({"kl": {"coefficient": 0.1}}, {"sharding": "fsdp2", "tuning": "full", "offload_reference": True}),
-    ],
-)
-def test_what_several_processes_cannot_do_is_refused_before_any_is_started(algorithm: Any, settings: Any):
-    with pytest.raises(BadValueError):
-        require_shareable(make_config(algorithm=algorithm, processes=2, **settings))
-
-
-def test_zero3_refuses_an_adapter_in_another_number_format_than_its_base():
-    config = make_config(processes=2, sharding="zero3", tuning="lora")
-    require_shareable(config)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
-    with pytest.raises(BadValueError, match="bfloat16"):
-        require_shareable(config)
 
 
 @pytest.mark.parametrize("packs", range(8))
