@@ -2,14 +2,11 @@
 
     Task ──▶ Episode ──▶ Trajectory ──▶ Batch ──▶ Update
 
-An episode is the one noun without a record: while it is alive it is a coroutine (`mcprl.episodes.loop`), and what
-remains of it is its trajectory, or a `LostEpisode` where the infrastructure failed it.
+An episode has no record: alive it is a coroutine (`mcprl.episodes.loop`), then a trajectory or a `LostEpisode`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +18,10 @@ from typing import Any, Required
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from mcprl.errors import Fault, GroupIncompleteError
+from mcprl.errors import Fault
 from mcprl.goals import Goal
 
 __all__ = [
-    "AbandonedGroup",
     "Batch",
     "Columns",
     "Difficulty",
@@ -47,8 +43,6 @@ __all__ = [
     "Weights",
     "turns_by_message",
 ]
-
-_EXCERPT = 120  # characters
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -178,17 +172,14 @@ class FinishReason(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Exactly one for each trajectory.
-
-    CAUSED_FAULT: its last turn made a tool server fail, and did so again each time it was repeated on a fresh one.
-    """
+    """Why an episode ended. Exactly one for each trajectory."""
 
     ANSWERED = "answered"
     CUT_BY_LENGTH = "cut_by_length"
     TURN_LIMIT = "turn_limit"
     CONTEXT_LIMIT = "context_limit"
     DEADLINE = "deadline"
-    CAUSED_FAULT = "caused_fault"
+    CAUSED_FAULT = "caused_fault"  # its last turn made a tool server fail, and again each time it was repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,48 +266,17 @@ def turns_by_message(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostEpisode:
-    """An attempt that the infrastructure failed. It is counted and run again; no update ever sees it.
-
-    `turns` has the calls of each turn. The last turn was under way, and has none if nothing was called in it yet.
-
-    LostEpisode(task_id="meet-ana", member=3, attempt=0, code="E-TOOL-011", reason="server 'directory' went away",
-                turns=((ToolCall(name="find_person", arguments={"name": "Ana"}),),))
-    """
+    """An attempt that the infrastructure failed. It is counted and run again; no update ever sees it."""
 
     task_id: str
     member: int
     attempt: int
     code: str
     reason: str
-    turns: tuple[tuple[ToolCall, ...], ...] = ()
+    turns: tuple[tuple[ToolCall, ...], ...] = ()  # the calls of each turn; the last was under way
 
     def __str__(self) -> str:
-        calls = self.turns[-1] if self.turns else ()
-        after = f" after {', '.join(map(_excerpt, calls))}" if calls else ""
-        return f"{self.task_id}/{self.member} ({self.code} {self.reason}){after}"
-
-
-def _excerpt(call: ToolCall) -> str:
-    """A call in one line: of a long text, such as a program, the beginning and a digest."""
-    text = json.dumps(dict(call.arguments), default=str)
-    if len(text) > _EXCERPT:
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        text = f"{text[:_EXCERPT]}… ({len(text)} characters, sha256 {digest})"
-    return f"{call.name} {text}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbandonedGroup:
-    """A task whose group could not be completed: one of its episodes was lost `episodes.max_attempts` times.
-
-    None of its episodes is learned from: a smaller group would have another baseline.
-
-    AbandonedGroup(task_id="meet-ana", lost=(…, …), error=GroupIncompleteError("episode 3 of task meet-ana was …"))
-    """
-
-    task_id: str
-    lost: tuple[LostEpisode, ...]
-    error: GroupIncompleteError
+        return f"{self.task_id}/{self.member} ({self.code} {self.reason})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

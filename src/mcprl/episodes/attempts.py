@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 from mcprl.errors import GroupIncompleteError, InfrastructureError
 from mcprl.records import LostEpisode, Task, ToolCall
+from mcprl.redact import SECRETS
 
-__all__ = ["lost_to", "run_until_kept"]
+__all__ = ["AbandonedGroup", "lost_to", "run_until_kept"]
 
 Ended = TypeVar("Ended")
+_EXCERPT: Final = 120  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonedGroup:
+    """A task whose group could not be completed: one of its episodes was lost `episodes.max_attempts` times.
+
+    None of its episodes is learned from: a smaller group would have another baseline.
+
+    AbandonedGroup(task_id="meet-ana", lost=(…, …), error=GroupIncompleteError("episode 3 of task meet-ana was …"))
+    """
+
+    task_id: str
+    lost: tuple[LostEpisode, ...]
+    error: GroupIncompleteError
 
 
 async def run_until_kept(
@@ -32,12 +51,22 @@ async def run_until_kept(
 
 
 def lost_to(error: InfrastructureError, task: Task, member: int, attempt: int) -> LostEpisode:
-    """What remains of an attempt that `error` ended."""
+    """What remains of an attempt that `error` ended. The reason ends with what the policy did last."""
+    last = ", ".join(_excerpt(name, given) for name, given in error.turns[-1]) if error.turns else ""
     return LostEpisode(
         task_id=task.id,
         member=member,
         attempt=attempt,
         code=error.code,
-        reason=error.what,
+        reason=f"{error.what}, after {SECRETS.redact(last)}" if last else error.what,
         turns=tuple(tuple(ToolCall(name=name, arguments=given) for name, given in calls) for calls in error.turns),
     )
+
+
+def _excerpt(tool: str, arguments: Mapping[str, Any]) -> str:
+    """A call in one line: of a long text, such as a program, the beginning and a digest."""
+    text = json.dumps(dict(arguments), default=str)
+    if len(text) > _EXCERPT:
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        text = f"{text[:_EXCERPT]}… ({len(text)} characters, sha256 {digest})"
+    return f"{tool} {text}"

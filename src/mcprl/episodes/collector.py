@@ -14,9 +14,9 @@ from typing import Protocol
 
 from mcprl.concurrency import run_all
 from mcprl.config import EpisodesConfig
-from mcprl.episodes.attempts import lost_to, run_until_kept
+from mcprl.episodes.attempts import AbandonedGroup, lost_to, run_until_kept
 from mcprl.errors import GroupIncompleteError, InfrastructureError
-from mcprl.records import AbandonedGroup, Group, LostEpisode, Task, Trajectory
+from mcprl.records import Group, LostEpisode, Task, Trajectory
 
 __all__ = ["Collector", "Journal", "RunsEpisodes"]
 
@@ -112,7 +112,10 @@ class Collector:
         try:
             while len(chosen) < size or not done.keys() >= set(chosen):
                 ended, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-                done |= {trajectory.member: trajectory for trajectory in [one.result() for one in ended]}
+                for outcome in await asyncio.gather(*ended, return_exceptions=True):
+                    if isinstance(outcome, BaseException):
+                        raise outcome
+                    done[outcome.member] = outcome
         except GroupIncompleteError as error:
             return AbandonedGroup(task_id=task.id, lost=tuple(lost), error=error)
         finally:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from math import exp, lgamma
 from typing import Any, Final, Literal, cast
 
-from mcprl.records import AbandonedGroup, Group, StopReason, ToolCall
+from mcprl.episodes.attempts import AbandonedGroup
+from mcprl.records import Group, StopReason, ToolCall
 
 __all__ = ["Correlation", "LossLedger", "fisher_p"]
 

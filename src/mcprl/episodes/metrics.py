@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
+from mcprl.episodes.attempts import AbandonedGroup
 from mcprl.episodes.rewards import succeeded
-from mcprl.records import AbandonedGroup, Group, Source, StopReason
+from mcprl.records import Group, Source, StopReason
 
 __all__ = ["episode_metrics"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from mcprl.config import AlgorithmConfig
 from mcprl.episodes import Collector
-from mcprl.records import AbandonedGroup, Group, LostEpisode, Trajectory
+from mcprl.episodes.attempts import AbandonedGroup
+from mcprl.records import Group, LostEpisode, Trajectory
 from mcprl.tasks import Deal
 
 __all__ = ["CollectedStep", "collect_step"]

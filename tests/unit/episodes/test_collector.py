@@ -10,8 +10,9 @@ from staged_episodes import made_trajectory, make_task
 
 from mcprl.config import EpisodesConfig
 from mcprl.episodes import Collector
+from mcprl.episodes.attempts import AbandonedGroup
 from mcprl.errors import BadValueError, GroupIncompleteError, ServerLostError
-from mcprl.records import AbandonedGroup, LostEpisode, Task, Trajectory
+from mcprl.records import LostEpisode, Task, Trajectory
 
 Play = Callable[[str, int, int], Awaitable[None]]
 

@@ -8,8 +8,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mcprl.config import RunConfig
+from mcprl.episodes.attempts import AbandonedGroup
 from mcprl.episodes.losses import LossLedger
-from mcprl.records import AbandonedGroup, Group
+from mcprl.records import Group
 from mcprl.training.health.bars import KL_WARN
 from mcprl.training.health.course_rules import (
     COLLAPSE_RULES,
