@@ -19,13 +19,13 @@ import pytest
 from second_user import Listeners, as_stranger, listeners, web_requests
 
 from mcprl.config import ServerSettings
-from mcprl.errors import ServerStartError
 from mcprl.processes import free_port
 from mcprl.protocol import TOKEN_HEADER
 from mcprl.records import ToolCall
 from mcprl.tools import ServerSpec, Toolbox
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "learners"))
+for name in ("learners", "doctor"):
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / name))
 
 pytestmark = [
     pytest.mark.process,
@@ -103,24 +103,29 @@ async def test_an_mcp_server_that_a_run_starts_over_http_answers_nobody_else(tmp
     assert not any(len(word) == 64 for word in words), "the token is on the command line"
 
 
-async def test_a_token_of_ones_own_protects_a_server_that_was_started_by_hand(tmp_path):
+@pytest.mark.parametrize("token", ["a-token-of-ones-own", None])
+async def test_a_server_that_was_started_by_hand_asks_for_a_token_or_is_named_by_the_doctor(tmp_path, token):
+    from patients import well_patient
+
     port = free_port()
     command = [sys.executable, "-m", "mcprl", "serve", "directory", "--http", "--port", str(port)]
-    environment = {**os.environ, "MCPRL_SERVER_TOKEN": "mine"}
+    environment = {**os.environ, **({} if token is None else {"MCPRL_SERVER_TOKEN": token})}
+    patient = well_patient(tmp_path, tmp_path / "no-model")
+    headers = {} if token is None else {TOKEN_HEADER: token}
+    patient.servers = {"directory": {"url": f"http://127.0.0.1:{port}/mcp", "headers": headers}}
+    patient.write()
     with subprocess.Popen(command, env=environment) as process:  # noqa: ASYNC220 - it starts at once
         try:
-            url = f"http://127.0.0.1:{port}/mcp"
-            settings = ServerSettings(start_deadline_s=120)
-            right = ServerSpec(name="directory", url=url, headers={TOKEN_HEADER: "mine"}, settings=settings)
-            _once_it_listens(process)
-            async with Toolbox([right], log_dir=tmp_path) as toolbox:
-                assert len(toolbox.catalog)
-            wrong = ServerSpec(name="directory", url=url, settings=settings)
-            with pytest.raises(ServerStartError, match="401"):
-                async with Toolbox([wrong], log_dir=tmp_path):
-                    pass
+            address = only(_once_it_listens(process).tcp)
+            tried = as_stranger(http=[web_requests(address, "/mcp", json.dumps(HELLO))[1]])
+            found = await patient.examined(only={"recipe", "keys", "servers"})
         finally:
             process.terminate()
+    assert tried["http"] == [401 if token else 200]
+    warned = [finding.measured for finding in found if "answers without a key" in finding.measured]
+    named = f"127.0.0.1:{port} answers without a key, so every user of this machine can call its tools"
+    assert warned == ([] if token else [named])
+    assert any("lists" in finding.measured for finding in found), found
 
 
 async def test_the_processes_of_a_learner_listen_on_loopback_only_and_strangers_do_not_disturb_them(tmp_path):

@@ -11,6 +11,9 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httpx2
 
 from mcprl.config import ServersConfig
 from mcprl.doctor.examination import Examination
@@ -28,11 +31,24 @@ from mcprl.suggestions import did_you_mean
 from mcprl.tools import Catalog, ServerSpec, Tool, Toolbox, load_server_specs, open_toolbox
 from mcprl.tools.keys import Expansion, load_keys
 from mcprl.tools.pins import compare_tools, read_pins
+from mcprl.tools.specs import PORT
 
 __all__ = ["check_calls", "check_keys", "check_pins", "check_servers", "harmless_call"]
 
 # Shown of a text that a server wrote.
 _SHOWN = 160
+_ASK_S = 5.0
+# What opens a session: the first request of a client that has no key.
+_HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "mcprl doctor", "version": "1"},
+    },
+}
 
 
 async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
@@ -90,6 +106,8 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
         if box is not None:
             listed = f"{len(box.catalog)} tools" if len(box.catalog) != 1 else "1 tool"
             yield fine(name, f"started in {seconds:.1f} s, lists {listed}")
+            if spec.url is not None and PORT not in spec.url and await _answers_anyone(spec.url):
+                yield _open_to_all(name, spec.url)
         elif isinstance(error, EmptyCatalogError):
             yield warning(
                 name,
@@ -112,6 +130,28 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
         examination.catalog.put(Catalog(tool for box in opened.values() for tool in box.catalog))
     except McprlError as error:
         yield wrong_by("catalog", error)
+
+
+async def _answers_anyone(url: str) -> bool:
+    """Whether a server opens a session without the headers of its entry."""
+    try:
+        async with httpx2.AsyncClient(timeout=_ASK_S) as client:
+            answer = await client.post(url, json=_HELLO, headers={"accept": "application/json, text/event-stream"})
+    except httpx2.HTTPError:
+        return False
+    return answer.is_success
+
+
+def _open_to_all(name: str, url: str) -> Finding:
+    host, port = urlsplit(url).hostname, urlsplit(url).port
+    is_local = host in ("127.0.0.1", "::1", "localhost")
+    return warning(
+        name,
+        f"{host}:{port} answers without a key, so {'every user of this machine' if is_local else 'whoever reaches it'} "
+        "can call its tools",
+        fix="let it ask for a key and send that in 'headers' (a server of mcprl does if MCPRL_SERVER_TOKEN is set), or "
+        "start it with 'command'",
+    )
 
 
 def _once(spec: ServerSpec) -> ServerSpec:

@@ -12,6 +12,7 @@ from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS
 
 from mcprl.config import ServerSettings
 from mcprl.processes import CHILD_MARK, OWNER_MARK
+from mcprl.protocol import TOKEN_VARIABLE
 from mcprl.records import ToolCall
 from mcprl.tools import Toolbox, load_server_specs
 
@@ -41,6 +42,6 @@ async def test_a_server_sees_the_keys_of_its_own_entry_only(transport, tmp_path,
         observation = await lease.call(ToolCall(name="environment", arguments={}))
     seen = dict(line.split("=", 1) for line in observation.text.splitlines() if "=" in line)
     # LC_CTYPE is Python's own, which sets it for itself where there is no locale.
-    given = set(seen) - {*DEFAULT_INHERITED_ENV_VARS, OWNER_MARK, CHILD_MARK, "LC_CTYPE"}
+    given = set(seen) - {*DEFAULT_INHERITED_ENV_VARS, OWNER_MARK, CHILD_MARK, TOKEN_VARIABLE, "LC_CTYPE"}
     assert given == {"RENAMED", "OWN_REGION", "LITERAL"}
     assert (seen["RENAMED"], seen["OWN_REGION"], seen["LITERAL"]) == ("[redacted OWN_KEY]", "lima", "7")
