@@ -28,13 +28,14 @@ from typing import Any, Literal, cast
 
 from renderers.base import Tokenizer
 
+from mcprl.bounds import GrammarWork, OverLimitError
 from mcprl.chat.call_syntax import CallSyntax, syntax_of
 from mcprl.chat.control_text import control_tokens
 from mcprl.chat.field_arguments import SPACE, FieldArguments
 from mcprl.chat.rendering import Chat
-from mcprl.chat.schema_limits import Unheld, as_grammar_schema, find_unheld
+from mcprl.chat.schema_limits import Unheld, rewrite
 from mcprl.chat.thinking import Thinking
-from mcprl.errors import BadValueError, UnheldSchemaError
+from mcprl.errors import BadValueError, ToolLimitError, UnheldSchemaError
 
 __all__ = ["make_grammar"]
 
@@ -66,7 +67,8 @@ def make_grammar(
     """
     syntax = syntax_of(chat)
     _check_stops(syntax, stop)
-    turns = _Turns(syntax, chat.tokenizer, control_tokens(chat.tokenizer), chat.stop_token_ids[0], tuple(stop))
+    work = GrammarWork(together=True)
+    turns = _Turns(syntax, chat.tokenizer, control_tokens(chat.tokenizer), chat.stop_token_ids[0], tuple(stop), work)
     tags = [turns.call_tag(tool, loose=_spec(tool)["name"] in loose_tools) for tool in tools]
     if mode == "act":
         body = _sequence([_GAP, _or([*([turns.calls(tags)] if tags else []), turns.answer()])])
@@ -125,6 +127,7 @@ class _Turns:
     control: Mapping[str, int]
     stop_token_id: int
     stop: tuple[str, ...]
+    work: GrammarWork
 
     def thinking(self, thinking: Thinking) -> list[Format]:
         """What a turn begins with."""
@@ -176,8 +179,15 @@ class _Turns:
         self._check_names(name, schema)
         is_json = self.syntax.fields is None
         excludes = self._excluded_from_json()
-        unheld = [] if loose else list(find_unheld(schema, excludes=excludes, escapes=is_json))
-        held = as_grammar_schema(schema, excludes=excludes, escapes=is_json)
+        try:
+            held, found = rewrite(schema, excludes=excludes, escapes=is_json, work=self.work)
+        except OverLimitError as error:
+            raise ToolLimitError(
+                f"tool {name!r} has a schema that {error}",
+                fix="leave the tool out with servers.settings.NAME.deny of its server, offer fewer tools in a task, or "
+                "set sampling.constrain to off",
+            ) from error
+        unheld = [] if loose else list(found)
         if self.syntax.fields is None:
             arguments = [self._json(held)]
         else:

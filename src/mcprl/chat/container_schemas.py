@@ -10,12 +10,13 @@ they are admitted in so many words.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from mcprl.bounds import MAX_PROPERTIES, OverLimitError
 from mcprl.chat.schema_parts import Document, Findings, Part
-from mcprl.chat.string_patterns import ANY_TEXT, MAX_COUNT, is_too_large, read_pattern, write_pattern
+from mcprl.chat.string_patterns import ANY_TEXT, MAX_COUNT, is_too_large, num_chars, read_pattern, write_pattern
+from mcprl.patterns import schema_search
 
 __all__ = ["Containers", "Schema"]
 
@@ -81,7 +82,9 @@ class Containers:
     def object_schema(self, parts: Sequence[Part], depth: int) -> Schema | None:
         required = _required(parts)
         names = list(dict.fromkeys(name for part in parts for name in part.get("properties", {})))
-        names += [name for name in required if name not in names]
+        names = list(dict.fromkeys((*names, *required)))
+        if len(names) > MAX_PROPERTIES:
+            raise OverLimitError(f"has an object of more than {MAX_PROPERTIES} properties")
         for part in parts:
             if "unevaluatedProperties" in part and not _reads_alone(part, "unevaluatedProperties"):
                 self._findings.add(part, "unevaluatedProperties", "it depends on which other schemas hold")
@@ -118,12 +121,11 @@ class Containers:
         """What one part says of the value under a name."""
         found = [part.at("properties", name)] if name in part.get("properties", {}) else []
         for pattern in part.get("patternProperties", {}):
-            try:
-                matches = re.search(pattern, name) is not None
-            except re.error as error:
-                self._findings.add(part, "patternProperties", f"no valid regular expression ({error})")
+            search = schema_search(pattern)
+            if search is None:
+                self._findings.add(part, "patternProperties", f"{pattern!r} cannot be searched in linear time")
                 continue
-            found += [part.at("patternProperties", pattern)] if matches else []
+            found += [part.at("patternProperties", pattern)] if search(name) else []
         return found or _others(part, "additionalProperties", "unevaluatedProperties")
 
     def _check_dependents(self, parts: Sequence[Part], required: Sequence[str], names: Mapping[str, Any]) -> None:
@@ -205,18 +207,22 @@ class Containers:
         if is_too_large(tree):
             self._findings.add(part, "patternProperties", f"a grammar counts {MAX_COUNT} characters at most")
             return ""
+        self._findings.work.count_chars(num_chars(tree))
         return "" if tree == ANY_TEXT else write_pattern(tree, escapes=self._escapes)
 
 
 def _required(parts: Sequence[Part]) -> list[str]:
     """The names that must be there, with those that depend on them."""
-    required = list(dict.fromkeys(name for part in parts for name in part.get("required", ())))
-    dependents = [item for part in parts for item in part.get("dependentRequired", {}).items()]
-    for name in required:  # grows while it is read
-        required += [
-            each for trigger, needed in dependents if trigger == name for each in needed if each not in required
-        ]
-    return required
+    required = dict.fromkeys(name for part in parts for name in part.get("required", ()))
+    dependents: dict[str, list[str]] = {}
+    for part in parts:
+        for trigger, needed in part.get("dependentRequired", {}).items():
+            dependents.setdefault(trigger, []).extend(needed)
+    pending = list(required)
+    for name in pending:  # grows while it is read
+        pending += [each for each in dict.fromkeys(dependents.get(name, ())) if each not in required]
+        required |= dict.fromkeys(dependents.get(name, ()))
+    return list(required)
 
 
 def _items_at(part: Part, index: int) -> list[Part]:

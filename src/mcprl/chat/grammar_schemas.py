@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mcprl.bounds import GrammarWork
 from mcprl.chat.container_schemas import Containers, Schema
 from mcprl.chat.scalar_schemas import number_schema, string_schema
 from mcprl.chat.schema_branches import Branches
@@ -46,8 +47,8 @@ _MAX_INTEGER = 2**63 - 1
 class GrammarSchemas:
     """The way of one schema into its grammar form. `excludes`: texts that no call may hold; `escapes`: see patterns."""
 
-    def __init__(self, schema: Mapping[str, Any], *, excludes: Sequence[str], escapes: bool) -> None:
-        self.findings = Findings()
+    def __init__(self, schema: Mapping[str, Any], *, excludes: Sequence[str], escapes: bool, work: GrammarWork) -> None:
+        self.findings = Findings(work=work)
         self._document = Document(schema, self.findings)
         self._excludes = excludes
         self._escapes = escapes
@@ -74,6 +75,7 @@ class GrammarSchemas:
 
         `depth`: how many objects and arrays stand around it; `width`: how many choices were made for it already.
         """
+        self._document.steps.spend()
         gathered, followed = self._document.gather(parts)
         if any(part.schema is False for part in gathered):
             return None

@@ -28,6 +28,7 @@ __all__ = [
     "Repeated",
     "is_too_large",
     "length_of",
+    "num_chars",
     "with_length",
     "without",
     "write_pattern",
@@ -125,17 +126,17 @@ def length_of(tree: Pattern) -> tuple[int, int | None]:
 
 def is_too_large(tree: Pattern) -> bool:
     """Whether the pattern counts further than a grammar can."""
-    return _num_chars(tree) > _MAX_CHARS
+    return num_chars(tree) > _MAX_CHARS
 
 
-def _num_chars(tree: Pattern) -> int:
+def num_chars(tree: Pattern) -> int:
     """How many characters the pattern has, with all its counts written out."""
     match tree:
         case Joined(parts) | Either(parts):
-            return sum(_num_chars(part) for part in parts)
+            return sum(num_chars(part) for part in parts)
         case Repeated(item, least, most):
             times = max(least, 1 if most is None else most)
-            return _num_chars(item) * times if times <= MAX_COUNT else _MAX_CHARS + 1
+            return num_chars(item) * times if times <= MAX_COUNT else _MAX_CHARS + 1
         case Chars() | Anchor():
             return 1
 

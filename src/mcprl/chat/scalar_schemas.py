@@ -21,6 +21,7 @@ from mcprl.chat.string_patterns import (
     MAX_COUNT,
     Pattern,
     is_too_large,
+    num_chars,
     read_pattern,
     with_length,
     write_pattern,
@@ -154,6 +155,7 @@ def string_schema(parts: Sequence[Part], findings: Findings, *, escapes: bool) -
     if counted == ANY_TEXT:
         formats = {str(part.get("format")) for part in parts if "format" in part} & _SAFE_FORMATS
         return {"type": "string"} | ({"format": formats.pop()} if len(formats) == 1 else {})
+    findings.work.count_chars(num_chars(counted))
     written = write_pattern(counted, escapes=escapes)
     if written is None:
         if write_pattern(counted, escapes=True) is not None:

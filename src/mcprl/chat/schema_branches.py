@@ -62,6 +62,7 @@ class Branches:
 
     def _differs(self, written: Schema, branch: Part, depth: int) -> bool:
         """Whether no value of the written schema is valid by the branch."""
+        self._document.steps.spend()
         if "$ref" in written:
             target = self._definitions[written["$ref"].removeprefix("#/$defs/")]
             return target is None or (depth < _MAX_DEPTH and self._differs(target, branch, depth + 1))

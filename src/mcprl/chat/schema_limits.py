@@ -29,19 +29,16 @@ themselves; whatever leaves no value at all, or none that ends.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-import jsonschema_rs
-from jsonschema.protocols import Validator
 from jsonschema.validators import Draft202012Validator
 
+from mcprl.bounds import MAX_SCHEMA_BYTES, GrammarWork, OverLimitError, measure
 from mcprl.chat.grammar_schemas import GrammarSchemas
 from mcprl.chat.schema_parts import Part, Unheld
+from mcprl.schemas import find_problems
 
-__all__ = ["Unheld", "as_grammar_schema", "find_unheld"]
-
-_META_SCHEMA = cast("Validator", Draft202012Validator(Draft202012Validator.META_SCHEMA))
-_is_schema = jsonschema_rs.Draft202012Validator(Draft202012Validator.META_SCHEMA).is_valid
+__all__ = ["Unheld", "as_grammar_schema", "find_unheld", "rewrite"]
 
 
 def find_unheld(
@@ -54,15 +51,7 @@ def find_unheld(
     >>> find_unheld({"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}})
     (Unheld(path='/properties/tags', keyword='uniqueItems', why='a grammar cannot compare items'),)
     """
-    malformed = _find_malformed(schema)
-    if malformed:
-        return malformed
-    schemas = GrammarSchemas(schema, excludes=excludes, escapes=escapes)
-    written = schemas.rewrite()
-    if written is None and not schemas.findings.unheld:
-        nothing = Unheld("", next(iter(Part("", schema).keywords), ""), "it admits no arguments at all")
-        return tuple(schemas.findings.dead_ends[:1]) or (nothing,)
-    return tuple(schemas.findings.unheld.values())
+    return rewrite(schema, excludes=excludes, escapes=escapes, work=GrammarWork())[1]
 
 
 def as_grammar_schema(
@@ -79,18 +68,33 @@ def as_grammar_schema(
     >>> as_grammar_schema(schema)["properties"]
     {'id': {'type': 'string', 'pattern': '^[a-f]{1,9}$'}}
     """
-    if _find_malformed(schema):
-        return {"type": "object"}
-    written = GrammarSchemas(schema, excludes=excludes, escapes=escapes).rewrite()
-    return {"type": "object"} if written is None else written
+    return rewrite(schema, excludes=excludes, escapes=escapes, work=GrammarWork())[0]
+
+
+def rewrite(
+    schema: Mapping[str, Any], *, excludes: Sequence[str], escapes: bool, work: GrammarWork
+) -> tuple[dict[str, Any], tuple[Unheld, ...]]:
+    """The schema for a grammar, and every keyword that it does not hold. Raises OverLimitError."""
+    measure(schema, most_bytes=MAX_SCHEMA_BYTES)
+    malformed = _find_malformed(schema)
+    if malformed:
+        return {"type": "object"}, malformed
+    schemas = GrammarSchemas(schema, excludes=excludes, escapes=escapes, work=work)
+    try:
+        written = schemas.rewrite()
+    except RecursionError as error:
+        raise OverLimitError("is nested too deeply once its references are written out") from error
+    if written is not None:
+        return written, tuple(schemas.findings.unheld.values())
+    nothing = Unheld("", next(iter(Part("", schema).keywords), ""), "it admits no arguments at all")
+    unheld = tuple(schemas.findings.unheld.values()) or tuple(schemas.findings.dead_ends[:1]) or (nothing,)
+    return {"type": "object"}, unheld
 
 
 def _find_malformed(schema: Mapping[str, Any]) -> tuple[Unheld, ...]:
     """Where it is no JSON Schema of 2020-12 at all: nothing can be said of what it means."""
-    if _is_schema(schema):  # a hundred times as fast, but without a word on what is wrong
-        return ()
     found: dict[tuple[str, str], Unheld] = {}
-    for error in _META_SCHEMA.iter_errors(schema):
+    for error in find_problems(schema, Draft202012Validator):
         steps = list(error.absolute_path)
         names = [index for index, step in enumerate(steps) if isinstance(step, str)]
         place = names[-1] if names else 0

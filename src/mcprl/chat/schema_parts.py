@@ -6,7 +6,6 @@ them all, so that whoever rewrites a schema sees every keyword that holds at a p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -17,6 +16,9 @@ from jsonschema.validators import Draft202012Validator
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
+
+from mcprl.bounds import GrammarWork
+from mcprl.schemas import Checking, bounded
 
 __all__ = ["Document", "Findings", "Part", "Unheld"]
 
@@ -98,10 +100,12 @@ class Findings:
 
     `unheld`: the grammar admits what the schema refuses, or can write nothing at all of what the schema admits.
     `dead_ends`: the schema itself refuses every value there.
+    `work`: what may still be done.
     """
 
     unheld: dict[tuple[str, str], Unheld] = field(default_factory=dict[tuple[str, str], Unheld])
     dead_ends: list[Unheld] = field(default_factory=list[Unheld])
+    work: GrammarWork = field(default_factory=GrammarWork)
 
     def add(self, part: Part, keyword: str, why: str) -> None:
         self.unheld.setdefault((part.path, keyword), Unheld(part.path, keyword, why))
@@ -123,15 +127,24 @@ class Document:
         self._moved = _holds_address(self.root.schema)
         empty: Registry[Any] = Registry()
         self._registry = empty.with_resource("urn:tool", DRAFT202012.create_resource(self.root.schema))
+        self.steps = findings.work.steps
+        self._checking = Checking(self.steps)
+        self._validators: dict[object, Validator] = {}
 
     def is_valid(self, value: Any, part: Part, *, unsure: bool) -> bool:
-        """Whether a value is valid by a part as it was written; `unsure` where its references cannot be followed."""
-        schema = part.schema if part.made else {"$ref": "urn:tool#" + quote(part.path)}
+        """Whether a value is valid by a part as it was written; `unsure` where that cannot be told.
+
+        That is: where its references cannot be followed, or a pattern cannot be searched in linear time.
+        """
+        if part.key not in self._validators:
+            schema = part.schema if part.made else {"$ref": "urn:tool#" + quote(part.path)}
+            self._validators[part.key] = cast("Any", bounded(Draft202012Validator))(schema, registry=self._registry)
+        assumed = self._checking.assumed
         try:
-            validator = cast("Validator", Draft202012Validator(schema, registry=self._registry))
-            return validator.is_valid(value)
-        except (Unresolvable, RecursionError, re.error):
+            valid = bool(self._checking.run(lambda: self._validators[part.key].is_valid(value)))
+        except (Unresolvable, RecursionError):
             return unsure
+        return valid if self._checking.assumed == assumed else unsure
 
     def gather(self, parts: Sequence[Part]) -> tuple[tuple[Part, ...], bool]:
         """All parts that hold for the value for which these hold, and whether a reference was followed."""
@@ -141,6 +154,7 @@ class Document:
         nobody: frozenset[str] = frozenset()
         pending = [(part, nobody) for part in parts]
         while pending:
+            self.steps.spend()
             part, outer = pending.pop(0)
             if part.path in outer:
                 self._findings.add(part, "$ref" if "$ref" in part else "allOf", "it leads back to itself")

@@ -27,6 +27,7 @@ from mcprl.chat.pattern_trees import (
     Repeated,
     is_too_large,
     length_of,
+    num_chars,
     with_length,
     without,
     write_pattern,
@@ -41,6 +42,7 @@ __all__ = [
     "Pattern",
     "Repeated",
     "is_too_large",
+    "num_chars",
     "read_pattern",
     "with_length",
     "write_pattern",
@@ -65,6 +67,8 @@ _SHORTHANDS: dict[str, tuple[Ranges, Ranges]] = {
 }
 _CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
 
+_MAX_READ = 4096
+
 _NOT_NEWLINE = Chars(without(((0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029))))
 
 
@@ -73,9 +77,11 @@ def read_pattern(pattern: str) -> Pattern:
 
     Raises ValueError, with what the pattern holds, where that cannot be told exactly.
     """
+    if len(pattern) > _MAX_READ:
+        raise ValueError(f"a pattern of more than {_MAX_READ} characters")
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"no valid regular expression ({error})") from error
     return _searched(_Reader(pattern).read())
 

@@ -108,6 +108,9 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
             yield fine(name, f"started in {seconds:.1f} s, lists {listed}")
             if spec.url is not None and PORT not in spec.url and await _answers_anyone(spec.url):
                 yield _open_to_all(name, spec.url)
+            unenforced = [(tool.name, what) for tool in box.catalog for what in box.catalog.check(tool.name).unenforced]
+            if unenforced:
+                yield _unenforced(name, unenforced)
         elif isinstance(error, EmptyCatalogError):
             yield warning(
                 name,
@@ -127,9 +130,21 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
     if any(error is not None and not isinstance(error, EmptyCatalogError) for _, error, _ in openings):
         return
     try:
-        examination.catalog.put(Catalog(tool for box in opened.values() for tool in box.catalog))
+        tools = [tool for box in opened.values() for tool in box.catalog]
+        checks = {tool.name: box.catalog.check(tool.name) for box in opened.values() for tool in box.catalog}
+        examination.catalog.put(Catalog(tools, checks))
     except McprlError as error:
         yield wrong_by("catalog", error)
+
+
+def _unenforced(name: str, found: Sequence[tuple[str, str]]) -> Finding:
+    tool, what = found[0]
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    return warning(
+        name,
+        f"{_short(what)} of {tool}{more} is not enforced here, since it cannot be checked in linear time",
+        fix="nothing, if the server checks its arguments itself; else leave the tool out with deny",
+    )
 
 
 async def _answers_anyone(url: str) -> bool:

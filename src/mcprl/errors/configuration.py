@@ -23,6 +23,7 @@ __all__ = [
     "SandboxMissingError",
     "ServerFileError",
     "TaskFileError",
+    "ToolLimitError",
     "ToolsChangedError",
     "UnknownKeyError",
     "UnknownToolError",
@@ -223,6 +224,20 @@ class CassetteError(ConfigurationError):
     """
 
     code = "E-TOOL-009"
+
+
+class ToolLimitError(ConfigurationError):
+    """A server lists more tools, or describes one with a larger schema, than is read of any server.
+
+    Causes: an `enum` with tens of thousands of values; references that multiply when they are written out; a server
+    that offers thousands of tools; a server that means to stop whoever connects to it.
+    Fix: leave the tool out with servers.settings.NAME.deny, or name the tools that the tasks need in
+    servers.settings.NAME.allow; for a schema that only a grammar is too small for, set sampling.constrain to off.
+    Example: server 'fmp' describes the arguments of tool 'get_quote' with a schema that has an enum of more than 10000
+    values. Fix: leave the tool out with servers.settings.fmp.deny, or ask its author for a smaller schema.
+    """
+
+    code = "E-TOOL-016"
 
 
 class SandboxMissingError(ConfigurationError):

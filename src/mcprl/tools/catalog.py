@@ -7,10 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mcprl.errors import DuplicateToolError, EmptyCatalogError, UnknownToolError
+from mcprl.bounds import MAX_TOOLS, Steps
+from mcprl.errors import DuplicateToolError, EmptyCatalogError, ToolLimitError, UnknownToolError
 from mcprl.tools.stages.arguments import ArgumentCheck
 
-__all__ = ["Catalog", "Tool"]
+__all__ = ["Catalog", "Tool", "compile_checks"]
+
+_MAX_COMPARED = 200
+_MAX_COMPILE_STEPS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +34,24 @@ class Tool:
     episodic: bool = False
 
 
-class Catalog:
-    """The tools in the order of the servers' own lists. Building one checks names and schemas."""
+def compile_checks(server: str, tools: Sequence[Tool]) -> dict[str, ArgumentCheck]:
+    """The checks of the tools that one server offers, by name. It takes seconds at most, but not on the event loop.
 
-    def __init__(self, tools: Iterable[Tool]) -> None:
+    Raises BadToolSchemaError or ToolLimitError.
+    """
+    if len(tools) > MAX_TOOLS:
+        raise ToolLimitError(
+            f"server {server!r} offers {len(tools)} tools, more than {MAX_TOOLS}",
+            fix=f"name those that the tasks need in servers.settings.{server}.allow",
+        )
+    steps = Steps(_MAX_COMPILE_STEPS, f"read with all other tools of server {server!r}")
+    return {tool.name: ArgumentCheck(tool.name, server, tool.parameters, steps) for tool in tools}
+
+
+class Catalog:
+    """The tools in the order of the servers' own lists, and the check of each one's arguments. Names are checked."""
+
+    def __init__(self, tools: Iterable[Tool], checks: Mapping[str, ArgumentCheck]) -> None:
         self._tools: dict[str, Tool] = {}
         for tool in tools:
             other = self._tools.get(tool.name)
@@ -47,7 +65,7 @@ class Catalog:
             raise EmptyCatalogError(
                 "the servers together offer no tool", fix="enable a server that lists tools in the mcpServers file"
             )
-        self._checks = {tool.name: ArgumentCheck(tool.name, tool.server, tool.parameters) for tool in self}
+        self._checks = checks
 
     def __contains__(self, name: object) -> bool:
         return name in self._tools
@@ -71,7 +89,7 @@ class Catalog:
 
     def closest(self, name: str) -> str | None:
         """The tool that someone who wrote `name` may have meant."""
-        close = difflib.get_close_matches(name, self._tools, n=1)
+        close = difflib.get_close_matches(name[:_MAX_COMPARED], self._tools, n=1)
         return close[0] if close else None
 
     def require(self, tool_names: Iterable[str], wanted_by: str) -> None:

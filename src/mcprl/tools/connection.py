@@ -28,6 +28,7 @@ from mcprl.errors import (
     ServerFaultError,
     ServerLostError,
     ServerStartError,
+    ToolLimitError,
     ToolsChangedError,
     ToolServerError,
 )
@@ -75,7 +76,7 @@ class ServerConnection:
         self._attempt: asyncio.Future[Session] | None = None
         self._wanted = asyncio.Event()
         self._closing = asyncio.Event()
-        self._changed: ToolsChangedError | None = None
+        self._refused: ToolsChangedError | ToolLimitError | None = None
 
     @property
     def pid(self) -> int | None:
@@ -184,8 +185,8 @@ class ServerConnection:
         session = self._current()
         if session is not None:
             return session
-        if self._changed is not None:
-            raise self._changed
+        if self._refused is not None:
+            raise self._refused
         if self._owner is None or self._closing.is_set():
             raise self._lost("was called while its connection was closed", delivered=False)
         if self._one_life and self._lives:
@@ -239,21 +240,21 @@ class ServerConnection:
                         session.end("its transport failed")
                         lived_s = asyncio.get_running_loop().time() - born
                         self._hasty_ends = self._hasty_ends + 1 if lived_s < _SHORT_LIFE_S else 1
-                        if not self._one_life and self._changed is None and not self._closing.is_set():
+                        if not self._one_life and self._refused is None and not self._closing.is_set():
                             self._demand()
         except (ServerStartError, ConfigurationError) as error:
             self._fail(attempt, error)
         except _FAILURES as error:
             # The SDK's task groups wrap what is raised inside them, our own errors included.
             if session is None:
-                self._fail(attempt, self._changed or self._start_error(error))
+                self._fail(attempt, self._refused or self._start_error(error))
             else:
                 _logger.warning("server %r: its session ended with %s", self.spec.name, one_line(error))
 
     async def _start(self, stack: AsyncExitStack) -> Session:
         session = await open_session(stack, self.spec, self.log)
         self.version = session.version
-        self._check_tools(session)
+        await self._list_tools(session)
         self.restarts += self._lives > 0
         self._lives += 1
         self._silent_deadlines = 0
@@ -270,19 +271,20 @@ class ServerConnection:
                 changed.cancel()
                 if session.tools_changed.is_set() and not session.over.is_set():
                     session.tools_changed.clear()
-                    session.definitions = await list_tools(self.spec.name, session.client)
-                    self._check_tools(session)
+                    await self._list_tools(session)
         finally:
             for task in (over, watching):
                 task.cancel()
             await asyncio.gather(over, watching, return_exceptions=True)
 
-    def _check_tools(self, session: Session) -> None:
+    async def _list_tools(self, session: Session) -> None:
         try:
-            self.pins.check(session.definitions)
-        except ToolsChangedError as error:
-            self._changed = error
-            session.end("its tools changed")
+            session.definitions = await list_tools(self.spec.name, session.client)
+            # Off the event loop: comparing what a server wrote takes as long as it is large.
+            await asyncio.to_thread(self.pins.check, session.definitions)
+        except (ToolsChangedError, ToolLimitError) as error:
+            self._refused = error
+            session.end("its tools are refused")
             raise
 
     def _note_deadline(self, session: Session, started: float) -> None:

@@ -26,6 +26,8 @@ __all__ = ["PinnedTools", "ToolsDiff", "compare_tools", "read_pins", "write_pins
 
 _FORMAT = 1
 _MAX_DIFF_LINES = 40
+# Of each definition, and of the whole difference: comparing lines takes time with their square.
+_MAX_COMPARED_LINES = 1000
 _PIECE = re.compile(r".{1,100}$|.{1,99} |.{1,100}")
 _CONTINUED = "… "
 
@@ -79,7 +81,7 @@ class PinnedTools:
     def check(self, listed: Sequence[ToolDefinition]) -> None:
         """Raise ToolsChangedError where a tool was added, removed or changed. The order of tools is free."""
         if self._pinned is None:
-            self._pinned = tuple(listed)
+            self._pinned = self._listed = tuple(listed)
         if self._listed == tuple(listed):
             return  # the usual case, and quicker seen than by hashes
         diff = compare_tools(self._pinned, listed)
@@ -104,10 +106,11 @@ def compare_tools(pinned: Sequence[ToolDefinition], listed: Sequence[ToolDefinit
     names = [*before, *(name for name in after if name not in before)]
     lines: list[str] = []
     for name in names:
+        if len(lines) > _MAX_COMPARED_LINES:
+            break
         title = _visible(name)
-        lines += difflib.unified_diff(
-            before.get(name, []), after.get(name, []), f"{title}, pinned", f"{title}, listed", n=2, lineterm=""
-        )
+        old, new = (texts.get(name, [])[:_MAX_COMPARED_LINES] for texts in (before, after))
+        lines += difflib.unified_diff(old, new, f"{title}, pinned", f"{title}, listed", n=2, lineterm="")
     return ToolsDiff(
         added=tuple(name for name in after if name not in before),
         removed=tuple(name for name in before if name not in after),

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import secrets
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,15 @@ from typing import Any
 from mcp import Client, MCPError
 from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
-from mcp_types import CallToolResult, ToolListChangedNotification
+from mcp_types import CallToolResult, Tool, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from mcprl.errors import ServerStartError
+from mcprl.bounds import MAX_DEPTH, MAX_LISTING_BYTES, OverLimitError, measure
+from mcprl.errors import ServerStartError, ToolLimitError
 from mcprl.processes import ChildProcess, free_port
 from mcprl.protocol import TOKEN_HEADER, TOKEN_VARIABLE
 from mcprl.tools.definitions import ToolDefinition, definition_of
+from mcprl.tools.results import ResultChecks
 from mcprl.tools.specs import FOLDER, PORT, ServerSpec
 from mcprl.tools.transports.http import http_transport
 from mcprl.tools.transports.launch import find_program, port_answers, start_child
@@ -99,7 +102,7 @@ class Session:
 
 
 async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Session:
-    """Start the server, shake hands and list its tools. What was opened is closed by `stack`."""
+    """Start the server and shake hands. What was opened is closed by `stack`."""
     spec = _with_token(_with_folder(stack, spec))
     if spec.make is not None:
         session = Session()
@@ -132,23 +135,45 @@ async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
     session.client = await stack.enter_async_context(Client(server, cache=None, message_handler=on_message))
     info = session.client.server_info
     session.version = info.version if info is not None else ""
-    session.definitions = await list_tools(spec.name, session.client)
     return session
 
 
 async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
-    """All tools of a server, page by page."""
-    definitions: list[ToolDefinition] = []
+    """All tools of a server, page by page. From then on its results are held to the output schemas listed."""
+    tools: list[Tool] = []
     cursor: str | None = None
+    size = 0
     for _ in range(_MAX_LIST_PAGES):
         page = await client.list_tools(cursor=cursor)
-        definitions.extend(definition_of(tool) for tool in page.tools)
+        size += await asyncio.to_thread(_measure, server, page.tools)
+        if size > MAX_LISTING_BYTES:
+            raise _too_large(server, f"is longer than {MAX_LISTING_BYTES} bytes")
+        tools.extend(page.tools)
         cursor = page.next_cursor
         if cursor is None:
-            return tuple(definitions)
+            # The SDK's own check of results runs on the event loop, and as long as a server's schema makes it.
+            checks = ResultChecks(server, {tool.name: tool.output_schema for tool in tools})
+            client.session.validate_tool_result = checks.validate
+            return await asyncio.to_thread(lambda: tuple(map(definition_of, tools)))
     raise ServerStartError(
         f"server {server!r} lists its tools on more than {_MAX_LIST_PAGES} pages",
         fix="mend the server: its last page must carry no nextCursor",
+    )
+
+
+def _measure(server: str, tools: Sequence[Tool]) -> int:
+    try:
+        # Twice the depth of a schema: tools that are not on offer may be as odd as they like.
+        listed = [[tool.name, tool.description, tool.input_schema, tool.output_schema] for tool in tools]
+        return measure(listed, most_bytes=MAX_LISTING_BYTES, most_depth=2 * MAX_DEPTH)
+    except OverLimitError as error:
+        raise _too_large(server, str(error)) from error
+
+
+def _too_large(server: str, what: str) -> ToolLimitError:
+    return ToolLimitError(
+        f"server {server!r} sends a list of tools that {what}",
+        fix="disable it in the mcpServers file, or ask its author for a shorter list",
     )
 
 

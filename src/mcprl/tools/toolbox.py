@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar, cast
 
 from mcprl.config import CassetteMode, ServersConfig, ServerSettings
-from mcprl.errors import ServerFileError, ToolsChangedError
+from mcprl.errors import ServerFileError, ServerStartError, ToolsChangedError
 from mcprl.records import Observation, ToolCall
 from mcprl.suggestions import did_you_mean
 from mcprl.tools.answers import CallableServer
 from mcprl.tools.cassettes.cassette import Cassette
-from mcprl.tools.catalog import Catalog, Tool
+from mcprl.tools.catalog import Catalog, Tool, compile_checks
 from mcprl.tools.definitions import ToolDefinition
+from mcprl.tools.failures import shortened
 from mcprl.tools.lane import Lane, open_lane
 from mcprl.tools.limits import Desk
 from mcprl.tools.pins import PinnedTools, read_pins
@@ -24,10 +26,14 @@ from mcprl.tools.pipeline import Instead, Pipeline
 from mcprl.tools.pool import ServerPool, make_pool
 from mcprl.tools.seats import EpisodeKey
 from mcprl.tools.specs import ServerSpec, load_server_specs
+from mcprl.tools.stages.arguments import ArgumentCheck
 from mcprl.tools.stages.permissions import is_offered, matches
 from mcprl.tools.stats import ServerStats, StatsDocument, stats_document
 
 __all__ = ["ToolLease", "Toolbox", "open_toolbox"]
+
+_logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 # A start is mostly the server's own imports: more at once than there are cores only delays all of them.
 _STARTS_PER_CORE = 2
@@ -119,7 +125,8 @@ class Toolbox:
                 name: open_lane(name, settings.get(name, ServerSettings()), version, self._desk)
                 for name, (version, _) in definitions.items()
             }
-            self._catalog = Catalog(_on_offer(definitions, self._lanes))
+            tools = tuple(_on_offer(definitions, self._lanes))
+            self._catalog = Catalog(tools, await _compile(tools, self._lanes))
             self._pipeline = Pipeline(self._catalog, self._lanes, cassette=self._cassette, cassette_mode=self._mode)
             if self._cassette is not None and self._mode != "replay":
                 for name, (version, tools) in definitions.items():
@@ -162,12 +169,7 @@ class Toolbox:
         for spec in self._specs:
             pins = PinnedTools(spec.name, pinned.get(spec.name), source=str(self._pins or "the start of the run"))
             self._pools[spec.name] = make_pool(spec, log_dir=self._log_dir, pins=pins, starts=starts)
-        openings = [pool.open() for pool in self._pools.values()]
-        errors = [error for error in await asyncio.gather(*openings, return_exceptions=True) if error is not None]
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(f"Also: {other}")
-            raise errors[0]
+        await _gather(*(pool.open() for pool in self._pools.values()))
 
     def _read_pins(self) -> Mapping[str, tuple[ToolDefinition, ...]]:
         if self._pins is None:
@@ -262,6 +264,49 @@ def _check_replayed(config: ServersConfig, cassette: Cassette) -> None:
                 f"{did_you_mean(name, known)}",
                 fix="correct the name, or record that server",
             )
+
+
+async def _gather(*works: Awaitable[_Result]) -> list[_Result]:
+    """Do all. The first failure is raised, the others are named with it."""
+    outcomes = await asyncio.gather(*works, return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors:
+        for other in errors[1:]:
+            errors[0].add_note(f"Also: {other}")
+        raise errors[0]
+    return cast("list[_Result]", outcomes)
+
+
+async def _compile(tools: Sequence[Tool], lanes: Mapping[str, Lane]) -> dict[str, ArgumentCheck]:
+    """The checks of all tools, made off the event loop, each server's within the time that it has to start."""
+    by_server: dict[str, list[Tool]] = {}
+    for tool in tools:
+        by_server.setdefault(tool.server, []).append(tool)
+    checks: dict[str, ArgumentCheck] = {}
+    for made in await _gather(
+        *(_compile_server(server, offered, lanes[server].settings) for server, offered in by_server.items())
+    ):
+        checks |= made
+    for tool in tools:
+        for what in checks[tool.name].unenforced:
+            _logger.warning(
+                "server %r: %s of tool %r is not enforced here, since it cannot be checked in linear time",
+                tool.server,
+                shortened(what),
+                tool.name,
+            )
+    return checks
+
+
+async def _compile_server(server: str, tools: Sequence[Tool], settings: ServerSettings) -> dict[str, ArgumentCheck]:
+    try:
+        async with asyncio.timeout(settings.start_deadline_s):
+            return await asyncio.to_thread(compile_checks, server, tools)
+    except TimeoutError:
+        raise ServerStartError(
+            f"the schemas of server {server!r} were not read within {settings.start_deadline_s:g} s",
+            fix=f"leave tools out with servers.settings.{server}.deny, or raise start_deadline_s there",
+        ) from None
 
 
 def _on_offer(

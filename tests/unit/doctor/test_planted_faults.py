@@ -176,6 +176,19 @@ def tool_with_a_broken_schema(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person", type="object", properties={"name": {"type": "strnig"}}))
 
 
+@fault("server people", BAD, "'find_person' with a schema that puts more than 10000", ".deny", "E-TOOL-016")
+def tool_with_references_that_multiply(patient, monkeypatch):
+    twice = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(22)}
+    schema = {"type": "object", "$defs": {**twice, "d22": {}}, "$ref": "#/$defs/d0"}
+    patient.servers["people"] = server(tool("find_person", **schema))
+
+
+@fault("server people", WARN, "the pattern '^(?!x)' of find_person is not enforced", "leave the tool out with deny")
+def tool_with_a_pattern_that_is_not_linear(patient, monkeypatch):
+    name = {"type": "string", "pattern": "^(?!x)"}
+    patient.servers["people"] = server(tool("find_person", type="object", properties={"name": name}))
+
+
 @fault("call people", BAD, "find_person", "call_deadline_s", "E-TOOL-012")
 def tool_slower_than_its_deadline(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), mood="slow")

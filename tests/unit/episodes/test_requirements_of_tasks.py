@@ -22,7 +22,7 @@ def made_catalog(**servers):
     """Tools by name, each with its server."""
     parameters = {"type": "object", "properties": {}}
     tools = [Tool(name=name, description="", parameters=parameters, server=server) for name, server in servers.items()]
-    return Catalog(tools)
+    return Catalog(tools, {})
 
 
 @dataclass

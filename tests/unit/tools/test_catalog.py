@@ -4,6 +4,7 @@ import pytest
 
 from mcprl.errors import BadToolSchemaError, DuplicateToolError, EmptyCatalogError, UnknownToolError
 from mcprl.tools import Catalog, Tool
+from mcprl.tools.catalog import compile_checks
 
 
 def tool(name, server="fmp", parameters=None):
@@ -12,7 +13,7 @@ def tool(name, server="fmp", parameters=None):
 
 @pytest.fixture
 def catalog():
-    return Catalog([tool("tavily_search"), tool("quote"), tool("convert", server="time")])
+    return Catalog([tool("tavily_search"), tool("quote"), tool("convert", server="time")], {})
 
 
 def test_tools_keep_their_order(catalog):
@@ -47,12 +48,12 @@ def test_nothing_is_suggested_where_nothing_is_close(catalog):
 
 def test_one_name_on_two_servers_is_refused_naming_both():
     with pytest.raises(DuplicateToolError, match="servers 'fmp' and 'time' both offer a tool 'quote'"):
-        Catalog([tool("quote"), tool("quote", server="time")])
+        Catalog([tool("quote"), tool("quote", server="time")], {})
 
 
 def test_a_catalog_without_tools_is_refused():
     with pytest.raises(EmptyCatalogError):
-        Catalog([])
+        Catalog([], {})
 
 
 @pytest.mark.parametrize(
@@ -67,4 +68,4 @@ def test_a_catalog_without_tools_is_refused():
 )
 def test_a_tool_with_an_invalid_schema_is_refused_naming_server_and_tool(parameters, why):
     with pytest.raises(BadToolSchemaError, match=f"E-TOOL-005 server 'fmp' .* tool 'quote' .*{why}"):
-        Catalog([tool("quote", parameters=parameters)])
+        compile_checks("fmp", [tool("quote", parameters=parameters)])

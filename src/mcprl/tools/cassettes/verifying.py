@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mcprl.errors import BadToolSchemaError, CassetteError
+from mcprl.errors import BadToolSchemaError, CassetteError, ToolLimitError
 from mcprl.redact import SECRETS
 from mcprl.tools.cassettes.cassette import ANY_VERSION, Cassette, Recording, canonical_arguments
 from mcprl.tools.cassettes.recordings import RecordedCall
@@ -101,7 +101,7 @@ class _Definitions:
         self._checks[key] = None
         try:
             self._checks[key] = ArgumentCheck(tool.name, server, tool.parameters)
-        except BadToolSchemaError as error:
+        except (BadToolSchemaError, ToolLimitError) as error:
             self.faults.append(error.what)
 
     def problem(self, recording: Recording) -> str | None:

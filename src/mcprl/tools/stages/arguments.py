@@ -5,82 +5,65 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-import jsonschema_rs
-from jsonschema import SchemaError
 from jsonschema.exceptions import ValidationError
-from jsonschema.exceptions import best_match as untyped_best_match  # pyright: ignore[reportUnknownVariableType]
-from jsonschema.protocols import Validator
-from jsonschema.validators import Draft202012Validator, validator_for
-from referencing import Registry, Resource
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012, specification_with
 
+from mcprl.bounds import OverLimitError, Steps
 from mcprl.canonical import is_unicode
-from mcprl.errors import BadToolSchemaError
+from mcprl.errors import BadToolSchemaError, ToolLimitError
+from mcprl.patterns import schema_search
+from mcprl.schemas import BadSchemaError, SchemaCheck
 
 __all__ = ["MAX_PROBLEM_CHARS", "ArgumentCheck"]
 
 MAX_PROBLEM_CHARS = 300
 _MAX_DEPTH = 64
 _SAFE_INTEGER = 2**53
-
-# Typed here because the library is not.
-_best_match = cast("Callable[[Iterable[ValidationError]], ValidationError | None]", untyped_best_match)
+# Longer names and more of them are not compared: that takes time with their square.
+_MAX_COMPARED = 200
 
 
 class ArgumentCheck:
-    """The compiled schema of one tool's arguments."""
+    """The compiled schema of one tool's arguments. `steps` bounds the work of compiling it."""
 
-    def __init__(self, tool: str, server: str, schema: Mapping[str, Any]) -> None:
+    def __init__(self, tool: str, server: str, schema: Mapping[str, Any], steps: Steps | None = None) -> None:
         self._tool = tool
-        self._validator = _compile(tool, server, dict(schema))
-        self._is_valid = _compile_fast(dict(schema))
+        try:
+            self._check = SchemaCheck(schema, steps)
+        except BadSchemaError as error:
+            raise BadToolSchemaError(
+                f"server {server!r} describes the arguments of tool {tool!r} with an invalid schema: "
+                f"{_one_line(str(error))}",
+                fix=f"fix the server, or leave the tool out with servers.settings.{server}.deny",
+            ) from error
+        except OverLimitError as error:
+            raise ToolLimitError(
+                f"server {server!r} describes the arguments of tool {tool!r} with a schema that {error}",
+                fix=f"leave the tool out with servers.settings.{server}.deny, or ask its author for a smaller schema",
+            ) from error
+
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """What of the schema is left to the server, since it cannot be checked in linear time: "the pattern '…'"."""
+        return self._check.unenforced
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
         """What is wrong with the arguments, in one line; None where nothing is. Never raises, never changes them."""
         instance = dict(arguments)
-        if all(map(_is_plain, (*instance, *instance.values()))) and self._is_valid(instance):
-            return None
-        trouble = _not_json(instance)
+        trouble = None if all(map(_is_plain, (*instance, *instance.values()))) else _not_json(instance)
         if trouble is None:
             try:
-                error = _best_match(self._validator.iter_errors(instance))
+                error = self._check.error(instance)
             except RecursionError:
                 trouble = "The arguments are nested too deeply"
+            except OverLimitError as error:
+                trouble = f"The call {error}; send less"
             else:
                 trouble = None if error is None else _explain(error)
         return None if trouble is None else _one_line(f"Bad arguments for {self._tool}: {trouble}.")
-
-
-def _compile(tool: str, server: str, schema: dict[str, Any]) -> Validator:
-    try:
-        kind = validator_for(schema, default=Draft202012Validator)
-        kind.check_schema(schema)
-        dangling = _dangling_reference(schema)
-        if dangling is not None:
-            raise _bad_schema(tool, server, f"it refers to {dangling!r}, which it does not define")
-        # Its own empty registry: the library's default would fetch a foreign reference over the network.
-        validator = kind(schema, registry=Registry())
-        for _ in validator.iter_errors({}):
-            break
-    except SchemaError as error:
-        raise _bad_schema(tool, server, error.message) from error
-    except RecursionError as error:
-        raise _bad_schema(tool, server, "it refers to itself without end") from error
-    return validator
-
-
-def _compile_fast(schema: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
-    """The same check in a library that only says yes or no, a hundred times as fast. Its no is not the last word."""
-    try:
-        return jsonschema_rs.validator_for(schema, validate_formats=False, offline=True).is_valid
-    except ValueError:
-        return lambda _: False  # a regular expression that it does not know: the other one judges alone
 
 
 def _is_plain(value: object) -> bool:
@@ -95,36 +78,6 @@ def _is_plain(value: object) -> bool:
     if kind is list:
         return all(type(item) is str and item.isascii() for item in cast("list[object]", value))
     return value is None or kind is bool
-
-
-def _dangling_reference(schema: dict[str, Any]) -> str | None:
-    """A reference that leads nowhere. The library would find it only when a call needs it."""
-    dialect = schema.get("$schema")
-    specification = specification_with(dialect, default=DRAFT202012) if isinstance(dialect, str) else DRAFT202012
-    root: Resource[Any] = Resource(contents=schema, specification=specification)
-    empty: Registry[Any] = Registry()
-    registry = empty.with_resource("", root)
-    pending = [(root, registry.resolver_with_root(root))]
-    while pending:
-        resource, resolver = pending.pop()
-        contents = resource.contents
-        if isinstance(contents, dict):
-            contents = cast("dict[str, Any]", contents)
-            for keyword in ("$ref", "$dynamicRef"):
-                if isinstance(reference := contents.get(keyword), str):
-                    try:
-                        resolver.lookup(reference)
-                    except Unresolvable:
-                        return reference
-        pending.extend((part, resolver.in_subresource(part)) for part in resource.subresources())
-    return None
-
-
-def _bad_schema(tool: str, server: str, why: str) -> BadToolSchemaError:
-    return BadToolSchemaError(
-        f"server {server!r} describes the arguments of tool {tool!r} with an invalid schema: {_one_line(why)}",
-        fix="mend the server, or disable it in the mcpServers file",
-    )
 
 
 def _not_json(arguments: dict[str, Any]) -> str | None:
@@ -186,14 +139,19 @@ def _explain_unknown(error: ValidationError, where: str | None) -> str:
     known = list(cast("dict[str, Any]", schema.get("properties", {})))
     patterns = list(cast("dict[str, Any]", schema.get("patternProperties", {})))
     unknown = next(
-        key for key in _keys(error) if key not in known and not any(re.search(pattern, key) for pattern in patterns)
+        key for key in _keys(error) if key not in known and not any(_matches(key, each) for each in patterns)
     )
-    close = difflib.get_close_matches(unknown, known, n=1)
+    close = difflib.get_close_matches(unknown[:_MAX_COMPARED], known[:_MAX_COMPARED], n=1)
     if close:
         hint = f" (did you mean {_show(close[0])}?)"
     else:
         hint = f" (known: {', '.join(known)})" if known else " (it takes none)"
     return f"unknown argument {_show(unknown)}{hint}" + (f" in {where}" if where else "")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    search = schema_search(pattern)
+    return search is None or search(name)
 
 
 def _keys(error: ValidationError) -> list[str]:

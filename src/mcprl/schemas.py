@@ -1,0 +1,373 @@
+"""Values checked against JSON schemas from outside, in bounded time.
+
+A validator of jsonschema is given keywords of our own: each counts a step, `pattern` and `patternProperties` use the
+linear engine, `enum` and `uniqueItems` compare by hash. A pattern that the linear engine cannot do is not enforced, and
+neither is what depends on whether it matches; `SchemaCheck.unenforced` says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any, cast
+
+import jsonschema_rs
+from jsonschema.exceptions import ValidationError
+from jsonschema.exceptions import best_match as untyped_best_match  # pyright: ignore[reportUnknownVariableType]
+from jsonschema.protocols import Validator
+from jsonschema.validators import Draft202012Validator, validator_for
+from jsonschema.validators import extend as untyped_extend  # pyright: ignore[reportUnknownVariableType]
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012, specification_with
+
+from mcprl.bounds import MAX_ENUM_VALUES, MAX_EXPANSIONS, MAX_SCHEMA_BYTES, MAX_STEPS, OverLimitError, Steps, measure
+from mcprl.patterns import LINEAR, schema_search
+
+__all__ = ["BadSchemaError", "Checking", "SchemaCheck", "bounded", "find_problems"]
+
+# Typed here because the library is not.
+_best_match = cast("Callable[[Iterable[ValidationError]], ValidationError | None]", untyped_best_match)
+_Keyword = Callable[[Any, Any, Any, Any], Iterable[ValidationError] | None]
+
+_MAX_PROBLEMS = 20
+# What the fast check may take: schemas times values. Beyond it, the check that counts its steps judges alone.
+_MAX_FAST = 1_000_000
+# Compiling a pattern takes up to 10 ms: as long as it is with its counts written out.
+_MAX_PATTERN_STEPS = 4000
+_COUNT = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
+_CHARS_PER_STEP = 10
+_IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
+_IN_PLACE = ("not", "if", "then", "else")
+_IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
+_REFERENCES = ("$ref", "$dynamicRef")
+# An error of these may be due to a schema that holds, so it says nothing if that was only assumed.
+_MAY_BLAME_A_MATCH = frozenset(("not", "oneOf", "if", "contains", "unevaluatedItems", "unevaluatedProperties"))
+
+
+class BadSchemaError(ValueError):
+    """Something that is not a JSON schema, in words."""
+
+
+class Checking:
+    """One check under way: its steps, and how often a match had to be assumed."""
+
+    def __init__(self, steps: Steps, *, knows_unevaluated: bool = True) -> None:
+        self.steps = steps
+        self.assumed = 0
+        self.knows_unevaluated = knows_unevaluated
+        self._enums: dict[int, frozenset[str]] = {}
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Do work with validators made by `bounded`, which count on this check."""
+        token = _checking.set(self)
+        try:
+            return work()
+        finally:
+            _checking.reset(token)
+
+    def matches(self, pattern: str, text: str) -> bool:
+        self.steps.spend(len(text) // _CHARS_PER_STEP)
+        search = schema_search(pattern)
+        if search is None:
+            self.assumed += 1
+            return True
+        return search(text)
+
+    def is_listed(self, value: Any, listed: list[Any]) -> bool:
+        # By identity: the list belongs to a schema that outlives the check.
+        if id(listed) not in self._enums:
+            self.steps.spend(len(listed))
+            self._enums[id(listed)] = frozenset(map(_key, listed))
+        return _key(value) in self._enums[id(listed)]
+
+
+_checking: ContextVar[Checking] = ContextVar("checking")
+
+
+def _key(value: Any) -> str:
+    """The same text for values that JSON Schema holds equal: 1 and 1.0, but not 1 and true."""
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _plain(member) for name, member in cast("dict[str, Any]", value).items()}
+    return [_plain(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=16)
+def bounded(kind: type[Validator]) -> type[Validator]:
+    """The validator of a dialect with keywords that count their steps. Use it within `Checking.run`."""
+    keywords = cast("dict[str, _Keyword]", {**cast("Any", kind).VALIDATORS, **_OWN})
+    made = cast("Any", untyped_extend)(kind, {name: _counted(name, check) for name, check in keywords.items()})
+    # The library's own would leave these keywords for the stock ones at a `$schema` inside the schema.
+    made.evolve = _evolved
+    return made
+
+
+def _evolved(validator: Any, **changes: Any) -> Any:
+    kind = cast("Any", type(validator))
+    kept = {each.alias: getattr(validator, each.name) for each in kind.__attrs_attrs__ if each.init}
+    return kind(**kept | changes)
+
+
+def _counted(name: str, check: _Keyword) -> _Keyword:
+    def counting(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        checking = _checking.get()
+        checking.steps.spend()
+        assumed = checking.assumed
+        errors = check(validator, value, instance, schema) or ()
+        if name in _MAY_BLAME_A_MATCH:
+            errors = list(errors)
+            if checking.assumed != assumed:
+                return
+        yield from errors
+
+    def skipping(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        if _checking.get().knows_unevaluated:
+            yield from counting(validator, value, instance, schema)
+
+    return skipping if name == "unevaluatedProperties" else counting
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, _: Any) -> Iterator[ValidationError]:
+    if validator.is_type(instance, "string") and not _checking.get().matches(pattern, instance):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Any, instance: Any, _: Any) -> Iterator[ValidationError]:
+    if not validator.is_type(instance, "object"):
+        return
+    checking = _checking.get()
+    for pattern, schema in patterns.items():
+        for name, value in instance.items():
+            # Nothing is asked of a value whose name was only assumed to match.
+            if checking.matches(pattern, name) and schema_search(pattern) is not None:
+                yield from validator.descend(value, schema, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, others: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if not validator.is_type(instance, "object"):
+        return
+    checking = _checking.get()
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extras = [
+        name
+        for name in instance
+        if name not in known and not any(checking.matches(pattern, name) for pattern in patterns)
+    ]
+    if validator.is_type(others, "object"):
+        for name in extras:
+            yield from validator.descend(instance[name], others, path=name)
+    elif not others and extras:
+        yield ValidationError(f"additional properties are not allowed: {', '.join(map(repr, extras[:10]))}")
+
+
+def _enum(_validator: Any, listed: list[Any], instance: Any, _: Any) -> Iterator[ValidationError]:
+    if not _checking.get().is_listed(instance, listed):
+        yield ValidationError(f"{instance!r} is not one of the values of the enum")
+
+
+def _unique_items(validator: Any, unique: Any, instance: Any, _: Any) -> Iterator[ValidationError]:
+    if unique and validator.is_type(instance, "array"):
+        _checking.get().steps.spend(len(instance))
+        if len(set(map(_key, instance))) < len(instance):
+            yield ValidationError("an item comes twice")
+
+
+_OWN: Mapping[str, _Keyword] = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "enum": _enum,
+    "uniqueItems": _unique_items,
+}
+
+
+class SchemaCheck:
+    """A schema from outside, ready to check values. Raises BadSchemaError or OverLimitError if it cannot be used.
+
+    `steps` bounds the work of making it, and of other schemas made with the same.
+
+    >>> SchemaCheck({"type": "object", "required": ["city"]}).error({}).message
+    "'city' is a required property"
+    """
+
+    def __init__(self, schema: Mapping[str, Any], steps: Steps | None = None) -> None:
+        steps = steps or Steps(MAX_STEPS, "read")
+        schema = dict(schema)
+        steps.spend(measure(schema, most_bytes=MAX_SCHEMA_BYTES) // _CHARS_PER_STEP)
+        kind = validator_for(schema, default=Draft202012Validator)
+        if problem := _best_match(find_problems(schema, kind)):
+            raise BadSchemaError(problem.message)
+        try:
+            survey = _Survey(schema, kind, steps)
+            # Its own empty registry: the library's default would fetch a foreign reference over the network.
+            self._validator = cast("Any", bounded(kind))(schema, registry=_no_registry())
+            self.unenforced = survey.unenforced
+            self._knows_unevaluated = not survey.mixes_unevaluated
+            self._weight = survey.weight
+            self._is_valid = _compile_fast(schema) if self._weight <= _MAX_FAST else _never
+            Checking(steps, knows_unevaluated=self._knows_unevaluated).run(lambda: self._first_error({}))
+        except RecursionError as error:
+            raise BadSchemaError("it refers to itself without end, or too deeply") from error
+
+    def error(self, value: Any) -> ValidationError | None:
+        """What is wrong with a JSON value. Raises OverLimitError if that takes too long, and RecursionError."""
+        if self._is_surely_valid(value):
+            return None
+        checking = Checking(Steps(MAX_STEPS, "check"), knows_unevaluated=self._knows_unevaluated)
+        return checking.run(lambda: _best_match(self._validator.iter_errors(value)))
+
+    def _first_error(self, value: Any) -> ValidationError | None:
+        return next(iter(self._validator.iter_errors(value)), None)
+
+    def _is_surely_valid(self, value: Any) -> bool:
+        """The same check in a library that is a hundred times as fast. Its no is not the last word."""
+        try:
+            measure(value, most_bytes=_MAX_FAST // self._weight)
+            return self._is_valid(value)
+        except (ValueError, OverflowError):  # too long for it, too deep, or text that is not Unicode
+            return False
+
+
+def _no_registry() -> Registry[Any]:
+    return Registry()
+
+
+def _compile_fast(schema: dict[str, Any]) -> Callable[[Any], bool]:
+    try:
+        return jsonschema_rs.validator_for(
+            schema, validate_formats=False, offline=True, pattern_options=LINEAR
+        ).is_valid
+    except ValueError:
+        return _never  # a regular expression that it does not know
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+@lru_cache(maxsize=16)
+def _is_schema(kind: type[Validator]) -> Callable[[Any], bool]:
+    try:
+        return jsonschema_rs.validator_for(cast("Any", kind).META_SCHEMA, validate_formats=False).is_valid
+    except ValueError:
+        return _never  # a dialect that it does not know
+
+
+def find_problems(schema: Mapping[str, Any], kind: type[Validator]) -> tuple[ValidationError, ...]:
+    """Why something is not a schema of a dialect, some reasons of perhaps many. Empty if it is one."""
+    if _is_schema(kind)(schema):  # a hundred times as fast, but without a word on what is wrong
+        return ()
+    validator = cast("Any", bounded(kind))(cast("Any", kind).META_SCHEMA)
+    errors = cast("Iterator[ValidationError]", validator.iter_errors(schema))
+    return Checking(Steps(MAX_STEPS, "read")).run(lambda: tuple(itertools.islice(errors, _MAX_PROBLEMS)))
+
+
+class _Survey:
+    """What is known of a schema before it is used: its size written out, its patterns, and that its references lead on.
+
+    `weight`: how many schemas there are once all references are written out; more than the fast check may take where
+    they lead back to themselves.
+    """
+
+    def __init__(self, schema: dict[str, Any], kind: type[Validator], steps: Steps) -> None:
+        self._kind = kind
+        self._steps = steps
+        self._in_place: dict[int, list[Any]] = {}
+        self._all: dict[int, list[Any]] = {}
+        self._has_unevaluated = self._has_names = False
+        self._patterns: dict[str, None] = {}
+        self._walk(schema)
+        if max(_unfolded(self._in_place).values(), default=1) > MAX_EXPANSIONS:
+            raise OverLimitError(
+                f"puts more than {MAX_EXPANSIONS} schemas in one place once its references are written out"
+            )
+        weights = _unfolded(self._all, cycles=_MAX_FAST + 1)
+        self.weight = weights.get(id(schema), 1)
+        self.unenforced = tuple(f"the pattern {each!r}" for each in self._patterns if not self._is_linear(each))
+        # What the library does for it searches with Python's engine.
+        self.mixes_unevaluated = self._has_unevaluated and self._has_names
+        if self.mixes_unevaluated:
+            self.unenforced += ("unevaluatedProperties together with patternProperties",)
+
+    def _walk(self, schema: dict[str, Any]) -> None:
+        dialect = schema.get("$schema")
+        specification = specification_with(dialect, default=DRAFT202012) if isinstance(dialect, str) else DRAFT202012
+        root: Resource[Any] = Resource(contents=schema, specification=specification)
+        registry = _no_registry().with_resource("", root).crawl()
+        pending = [(root, registry.resolver_with_root(root))]
+        while pending:
+            resource, resolver = pending.pop()
+            contents = resource.contents
+            if not isinstance(contents, dict) or id(cast("object", contents)) in self._all:
+                continue
+            self._steps.spend()
+            contents = cast("dict[str, Any]", contents)
+            parts = list(resource.subresources())
+            targets: list[Any] = []
+            for reference in (contents[keyword] for keyword in _REFERENCES if isinstance(contents.get(keyword), str)):
+                try:
+                    resolved = resolver.lookup(reference)
+                except Unresolvable as error:
+                    raise BadSchemaError(f"it refers to {reference!r}, which it does not define") from error
+                target: Any = resolved.contents
+                if type(target) not in (dict, bool) or find_problems(target, self._kind):
+                    raise BadSchemaError(f"it refers to {reference!r}, which is not a schema")
+                targets.append(target)
+                pending.append((Resource(contents=target, specification=specification), resolved.resolver))
+            self._note(contents, targets, [part.contents for part in parts])
+            pending.extend((part, resolver.in_subresource(part)) for part in parts)
+
+    def _note(self, contents: dict[str, Any], targets: list[Any], parts: list[Any]) -> None:
+        if len(cast("list[Any]", contents.get("enum", ()))) > MAX_ENUM_VALUES:
+            raise OverLimitError(f"has an enum of more than {MAX_ENUM_VALUES} values")
+        inner = [each for keyword in _IN_PLACE_LISTS for each in contents.get(keyword, ())]
+        inner += [contents[keyword] for keyword in _IN_PLACE if keyword in contents]
+        inner += [each for keyword in _IN_PLACE_MAPS for each in contents.get(keyword, {}).values()]
+        self._in_place[id(contents)] = [*targets, *inner]
+        self._all[id(contents)] = [*targets, *parts]
+        self._has_unevaluated |= "unevaluatedProperties" in contents
+        names = cast("dict[str, Any]", contents.get("patternProperties", {}))
+        self._has_names |= bool(names)
+        self._patterns |= dict.fromkeys([*names, *([contents["pattern"]] if "pattern" in contents else [])])
+
+    def _is_linear(self, pattern: str) -> bool:
+        """Whether the linear engine can do a pattern. One that no engine can do is the schema's fault."""
+        counts = [max(int(low), int(high or 0), 1) for low, high in _COUNT.findall(pattern)]
+        self._steps.spend(min(_MAX_PATTERN_STEPS, 50 + len(pattern) * math.prod(counts)))
+        if schema_search(pattern) is not None:
+            return True
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, ValueError) as error:
+            raise BadSchemaError(f"{pattern!r} is not a 'regex': {error}") from error
+        return False
+
+
+def _unfolded(inner: Mapping[int, list[Any]], cycles: int = 0) -> dict[int, int]:
+    """How many schemas each one holds, itself included, once all are written out. One that leads back adds `cycles`."""
+    counts: dict[int, int] = {}
+    under_way: set[int] = set()
+
+    def count(key: int) -> int:
+        if key in under_way:
+            return cycles
+        if key not in counts:
+            under_way.add(key)
+            counts[key] = 1 + sum(count(id(each)) if id(each) in inner else 1 for each in inner[key])
+            under_way.discard(key)
+        return counts[key]
+
+    for key in inner:
+        count(key)
+    return counts
