@@ -82,7 +82,7 @@ async def test_code_that_fails_is_never_taken_for_a_failure_of_the_sandbox(isola
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-async def test_an_attack_on_a_neighbour_changes_none_of_its_answers(isolation, tmp_path):
+async def test_an_attack_on_a_neighbor_changes_none_of_its_answers(isolation, tmp_path):
     wrong: dict[str, object] = {}
     async with Toolbox([served(isolation)], log_dir=tmp_path) as toolbox:
         for name, code in NEIGHBOR_ATTACKS.items():
@@ -99,9 +99,9 @@ async def test_an_attack_on_a_neighbour_changes_none_of_its_answers(isolation, t
 
 
 async def answers_beside(toolbox: Toolbox, attack: str) -> set[str]:
-    """What a neighbour is answered, all told, while attackers run in other episodes and right after."""
-    async with toolbox.lease(None) as neighbour:
-        await neighbour.call(
+    """What a neighbor is answered, all told, while attackers run in other episodes and right after."""
+    async with toolbox.lease(None) as neighbor:
+        await neighbor.call(
             ToolCall(name="store_execution_result", arguments={"context_key": "prices", "data": PRICES})
         )
         attackers = asyncio.gather(*[in_an_episode(toolbox, attack) for _ in range(ATTACKERS)])
@@ -109,7 +109,7 @@ async def answers_beside(toolbox: Toolbox, attack: str) -> set[str]:
         is_over = False
         while not is_over:
             is_over = attackers.done()
-            answers.add((await run_code(neighbour, LOOK)).text)
+            answers.add((await run_code(neighbor, LOOK)).text)
         answers.update(seen for seen in await attackers if isinstance(seen, str))
-        stored = await neighbour.call(ToolCall(name="get_execution_context", arguments={"context_key": "prices"}))
+        stored = await neighbor.call(ToolCall(name="get_execution_context", arguments={"context_key": "prices"}))
         return answers | {stored.text}

@@ -122,3 +122,12 @@ sorted(names - set(sys.stdlib_module_names))
 def test_a_kind_of_worker_imports_beforehand_and_nothing_more():
     plain, pandas = (Launch(limits=Limits(), bubblewrap=None).setup(kind) for kind in Kind)
     assert plain.replace(b"pandas", b"").count(b"numpy") < pandas.count(b"numpy")
+
+
+@pytest.mark.process
+@needs_bubblewrap
+def test_a_compiled_worker_that_is_older_than_its_source_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / "worker.pyc").write_bytes(bytes(100))
+    monkeypatch.setattr(runtime.worker_module, "__cached__", str(tmp_path / "worker.pyc"))
+    found = find_runtime.__wrapped__()
+    assert found.shown[found.worker] == Path(runtime.worker_module.__file__)

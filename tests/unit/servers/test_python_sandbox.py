@@ -138,6 +138,11 @@ async def test_large_data_goes_in_and_a_small_result_comes_out(sandbox):
     ("limits", "code", "message"),
     [
         ({"cpu_s": 1}, "while True: pass", "The code took more than 1 s of processor time and was ended."),
+        (
+            {"cpu_s": 1, "deadline_s": 120.0},
+            "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
+            "The interpreter was ended by SIGKILL.",
+        ),
         ({"deadline_s": 0.3}, "import time\ntime.sleep(60)", "The code did not end within 0.3 s and was ended."),
         ({}, "bytearray(2 ** 31)", "The code needs more than 1024 MB of memory, which is the limit."),
         ({}, "print('x' * 2 ** 21)", "The code printed more than 1 MB, which is the limit."),

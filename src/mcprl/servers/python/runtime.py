@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -85,9 +86,11 @@ def find_runtime() -> Runtime:
     inside = f"/python/{sys.platlibdir}/{standard_library.name}"
     packages = {f"{PACKAGES}/{path.name}": path for path in _packages()}
     # Compiled where Python has been able to keep that: it saves a sixth of the start of every worker.
-    worker = Path(
-        compiled if (compiled := worker_module.__cached__) and Path(compiled).exists() else worker_module.__file__
-    )
+    worker, compiled = Path(worker_module.__file__), Path(worker_module.__cached__ or "")
+    stat = worker.stat()
+    # An old one stays there if Python must not write: it would be another worker, with other limits.
+    if compiled.is_file() and compiled.read_bytes()[8:16] == struct.pack("<II", int(stat.st_mtime), stat.st_size):
+        worker = compiled
     shown = {
         INTERPRETER: Path(sys.executable).resolve(),
         f"/python/worker{worker.suffix}": worker,
