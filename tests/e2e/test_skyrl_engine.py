@@ -7,7 +7,11 @@ One run of events, for a server takes half a minute to start; the tests then loo
 from __future__ import annotations
 
 import asyncio
+import json
+import sqlite3
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +44,7 @@ from mcprl.samplers import Completion, SampleRequest
 from mcprl.samplers.skyrl import SkyrlSampler
 from mcprl.skyrl.client import AdamStep, ScoredRow
 from mcprl.skyrl.engine import SkyrlEngine
+from mcprl.skyrl.serve import KEY_HEADER
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1500)]
 
@@ -63,6 +68,7 @@ class Seen:
     versions: list[int] = field(default_factory=list)
     generations: dict[str, int] = field(default_factory=dict)
     states_kept: dict[str, int] = field(default_factory=dict)
+    saves: dict[str, Counter[str]] = field(default_factory=dict)
 
 
 def configured(model: Path, python: Path) -> RunConfig:
@@ -125,7 +131,9 @@ class Script:
             await self.ask_for_old_weights(engine, sampler)
             await self.lose_the_server(engine, learner)
             assert engine.server is not None
-            await self.forget_the_session(engine.server.url)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("TINKER_API_KEY", engine.server.key)
+                await self.forget_the_session(engine.server.url, engine.server.key)
         return self.seen
 
     async def sample(self, sampler: SkyrlSampler) -> None:
@@ -206,15 +214,19 @@ class Script:
         self.seen.versions += [version, len(drawn.token_ids)]
 
     async def lose_the_server(self, engine: SkyrlEngine, learner: SkyrlLearner) -> None:
-        """The same update twice from the same checkpoint, the second time with the server killed in its middle."""
+        """Two updates twice from the same checkpoint, the second time with the server killed in the second one."""
         checkpoint = self.folder / "checkpoints" / "step-00002"
         checkpoint.mkdir(parents=True)
         await learner.save_state(checkpoint)
         self.seen.states_kept["after saving"] = _states(self.folder)
         batch = await self.batch(learner)
-        await learner.update(batch)
+        before = _saves(self.folder)
+        for _ in range(2):
+            await learner.update(batch)
+        self.seen.saves["of two updates"] = _saves(self.folder) - before
         self.seen.scores["undisturbed"] = await learner.score(self.seen.sampled)
         await learner.load_state(checkpoint)
+        await learner.update(batch)
         learn = engine.learn
 
         async def killed(rows: Sequence[ScoredRow], step: AdamStep) -> dict[str, float]:
@@ -228,8 +240,11 @@ class Script:
         self.seen.versions.append(update.weights.version)
         self.seen.generations["after the kill"] = engine.generation
         self.seen.scores["killed"] = await learner.score(self.seen.sampled)
+        before = _saves(self.folder)
+        await learner.save_state(checkpoint)
+        self.seen.saves["of a checkpoint"] = _saves(self.folder) - before
 
-    async def forget_the_session(self, url: str) -> None:
+    async def forget_the_session(self, url: str, key: str) -> None:
         """Another engine on the same server, which drops its models, as it does after 300 s of silence."""
         skyrl = self.config.skyrl.model_copy(update={"url": url})
         config = self.config.model_copy(update={"skyrl": skyrl})
@@ -240,7 +255,10 @@ class Script:
             row = ScoredRow(token_ids=PROMPT, scored=(True,) * 3, logprobs=(-11.0,) * 3, gradients=(5.0, -3.0, 9.0))
             assert engine._policy is not None
             await engine._asked.forward_backward(engine._policy, [row], lambda _: 1.0)  # and never a step
-            async with httpx2.AsyncClient(base_url=f"{url}/api/v1", trust_env=False, timeout=120) as http:
+            headers = {KEY_HEADER: key}
+            async with httpx2.AsyncClient(
+                base_url=f"{url}/api/v1", headers=headers, trust_env=False, timeout=120
+            ) as http:
                 for model in (engine._policy, engine._reference):
                     assert model is not None
                     asked = await http.post("/unload_model", json={"model_id": model.model_id})
@@ -280,6 +298,21 @@ def _tied(gradients: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Te
 
 def _states(folder: Path) -> int:
     return len([*(folder / "skyrl" / "checkpoints").glob("*/*.tar.gz")])
+
+
+def _saves(folder: Path) -> Counter[str]:
+    """How often the server was asked for each kind of saving."""
+    kinds = {"SAVE_WEIGHTS": "state", "SAVE_WEIGHTS_FOR_SAMPLER": "sampler"}
+    with closing(sqlite3.connect(folder / "skyrl" / "skyrl.db", timeout=60)) as database:
+        asked = list(database.execute("SELECT request_type, request_data FROM futures"))
+    found = Counter[str]()
+    for kind, data in asked:
+        if kind in kinds:
+            told = json.loads(data)
+            is_transient = told.get("sampling_session_seq_id") is not None
+            name = told["path"].partition("-")[0] if kind == "SAVE_WEIGHTS" else "transient" if is_transient else "file"
+            found[f"{kinds[kind]} {name}"] += 1
+    return found
 
 
 def largest_difference(ours: Columns, theirs: Columns) -> float:
@@ -333,12 +366,18 @@ def test_an_older_version_is_not_sampled_from(seen):
 
 def test_an_update_that_the_server_does_not_live_through_is_made_again_and_is_the_same(seen):
     assert seen.generations["after the kill"] == 1
-    assert seen.versions[2] == 3
+    assert seen.versions[2] == 4
     assert largest_difference(seen.scores["killed"], seen.scores["undisturbed"]) < 1e-5
     assert largest_difference(seen.scores["killed"], seen.scores["skyrl"]) > 1e-4
 
 
-def test_a_session_that_the_server_forgot_goes_on_from_the_snapshot(seen):
+def test_an_update_saves_nothing_but_what_the_sampler_needs_and_a_checkpoint_saves_one_state(seen):
+    # The reference follows the policy after each update here, and takes its weights from a state.
+    assert seen.saves["of two updates"] == {"state reference": 2, "sampler transient": 2}
+    assert seen.saves["of a checkpoint"] == {"state v4": 1}
+
+
+def test_a_session_that_the_server_forgot_goes_on_from_the_newest_version(seen):
     assert seen.generations["after it was forgotten"] == 1
     assert largest_difference(seen.scores["after it was forgotten"], seen.scores["before it was forgotten"]) < 1e-6
 

@@ -9,11 +9,13 @@ import asyncio
 import os
 import signal
 import sqlite3
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import psutil
@@ -22,7 +24,11 @@ import pytest
 from mcprl.config import LearnerConfig, ModelConfig
 from mcprl.config.engines import SkyrlConfig
 from mcprl.errors import UnfitEngineError
+from mcprl.skyrl.serve import KEY_HEADER
 from mcprl.skyrl.server import SkyrlServer
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "security"))
+from second_user import Listeners, as_stranger, listeners, web_requests
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -36,6 +42,8 @@ class Observed:
     """What happened in two lives of a server over one folder."""
 
     health: list[int] = field(default_factory=list)
+    listeners: Listeners | None = None
+    stranger: dict[str, list[Any]] = field(default_factory=dict)
     ended_after_engine_s: float = -1.0
     exit_code: int = 0
     pruned_to: list[tuple[str, str]] = field(default_factory=list)
@@ -52,7 +60,9 @@ class Client:
     """The API as it is, without the SDK."""
 
     def __init__(self, server: SkyrlServer) -> None:
-        self._http = httpx2.AsyncClient(base_url=f"{server.url}/api/v1", timeout=ANSWER_S, trust_env=False)
+        self._http = httpx2.AsyncClient(
+            base_url=f"{server.url}/api/v1", headers={KEY_HEADER: server.key}, timeout=ANSWER_S, trust_env=False
+        )
 
     async def __aenter__(self) -> Client:
         return self
@@ -109,6 +119,12 @@ async def live_until_the_engine_is_killed(server: SkyrlServer, base: Path, folde
     """The first life. Returns where its checkpoint is."""
     async with Client(server) as client:
         seen.health.append(await client.health())
+        seen.listeners = listeners([server.pid])
+        paths = ("/api/v1/healthz", "/api/v1/training_runs", "/api/v1/create_session", "/docs", "/")
+        asked = [one for a in seen.listeners.tcp for path in paths for one in web_requests(a, path)]
+        environ = f"/proc/{server.pid}/environ"
+        if os.geteuid() == 0:
+            seen.stranger = await asyncio.to_thread(as_stranger, http=asked, files=[environ])
         model = await client.create_model(base)
         for name in ("first", "second"):
             await client.do("/save_weights", model_id=model, path=name)
@@ -183,6 +199,14 @@ def observed(tiny_qwen3, python, tmp_path_factory) -> Observed:
 
 def test_the_server_answers_in_both_lives(observed):
     assert observed.health == [200, 200]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_or_page_gets_nothing_from_the_server(observed):
+    assert [address for address, _ in observed.listeners.tcp] == ["127.0.0.1"]
+    assert observed.listeners.unix == frozenset()
+    assert set(observed.stranger["http"]) == {401}
+    assert observed.stranger["files"][0].startswith("PermissionError")
 
 
 def test_a_server_whose_engine_was_killed_ends_at_once_also_while_someone_waits_for_an_answer(

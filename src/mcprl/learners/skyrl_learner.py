@@ -52,7 +52,7 @@ class _Standing:
 class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReference]):
     """Trains the adapter of an engine, which it shares with the sampler. `folder` gets the adapter when it is fetched.
 
-    An update that the server did not live through is made again from the snapshot before it.
+    An update that the server did not live through is made again from the version before it.
     """
 
     def __init__(self, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> None:
@@ -78,7 +78,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         return await self._engine.attempt(lambda: super(SkyrlLearner, self).read(trajectories))
 
     async def update(self, batch: Batch) -> Update:
-        """Learn from a batch and save the next version of the weights."""
+        """Learn from a batch, and hand the next version of the weights to the sampler."""
         before = self._standing()
 
         async def update() -> Update:
@@ -92,10 +92,11 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         return await self._engine.attempt(lambda: super(SkyrlLearner, self).score(trajectories))
 
     async def save_state(self, folder: Path) -> None:
-        """Write where the server keeps the state, and have it keep those that the run's checkpoints name."""
+        """Have the server save its state, write where, and have it keep those that the run's checkpoints name."""
+        snapshot = await self._engine.attempt(self._engine.save)
         told = {
             "standing": asdict(self._standing()),
-            "state": self._engine.snapshot.state,
+            "state": snapshot.state,
             "reference": self._engine.reference_state,
             "settings": self._settings(),
         }
@@ -125,8 +126,8 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
 
     async def fetch(self, weights: Weights) -> Weights:
         """The adapter of the newest weights, in the form that PEFT and vLLM read."""
-        if weights.version != self._engine.snapshot.version:
-            raise ValueError(f"version {weights.version} is not the newest, {self._engine.snapshot.version}")
+        if weights.version != self._engine.version:
+            raise ValueError(f"version {weights.version} is not the newest, {self._engine.version}")
         archive = await self._engine.attempt(self._engine.download)
         target = self._folder / f"v{weights.version}"
         with storage_faults(f"writing {target}"):
@@ -138,7 +139,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         return await asyncio.to_thread(self._engine.state_bytes)
 
     def _write_weights(self, version: int) -> Weights:
-        self._engine.from_thread(self._engine.save(version))
+        self._engine.from_thread(self._engine.finish(version))
         return Weights(version=version)
 
     def _standing(self) -> _Standing:

@@ -24,6 +24,7 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 
 from mcprl.errors import EngineLostError, UnfitEngineError
 from mcprl.redact import SECRETS
+from mcprl.skyrl.serve import KEY_HEADER
 
 __all__ = ["AdamStep", "Drawn", "Model", "ScoredRow", "SkyrlClient", "require_fit_sdk"]
 
@@ -89,27 +90,30 @@ def require_fit_sdk(version: str | None = None) -> None:
 class SkyrlClient:
     """One session with a server, kept alive until `close`. `ended` returns when the server is known to be gone."""
 
-    def __init__(self, service: Any, *, url: str, deadline_s: float, ended: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self, service: Any, *, url: str, key: str, deadline_s: float, ended: Callable[[], Awaitable[object]]
+    ) -> None:
         self._service = service
         self._url = url
+        self._key = key
         self._deadline_s = deadline_s
         self._ended = ended
 
     @classmethod
     async def connect(
-        cls, url: str, *, hosted: bool, deadline_s: float, ended: Callable[[], Awaitable[object]]
+        cls, url: str, *, key: str | None, hosted: bool, deadline_s: float, ended: Callable[[], Awaitable[object]]
     ) -> SkyrlClient:
-        """Open a session. A hosted server's key is read from TINKER_API_KEY, as its own tools read it."""
+        """Open a session. `key` is that of a server that was started here; others' is read from TINKER_API_KEY."""
         require_fit_sdk()
         os.environ.setdefault("TINKER_TELEMETRY", "0")
-        if hosted:
-            key = os.environ.get("TINKER_API_KEY")
-            if not key:
-                raise UnfitEngineError("a hosted server asks for a key", fix="set TINKER_API_KEY")
+        key = key or os.environ.get("TINKER_API_KEY")
+        if key:
             SECRETS.add("TINKER_API_KEY", key)
-        more: dict[str, Any] = {} if hosted else {"api_key": _NO_KEY}
-        service: Any = tinker.ServiceClient(base_url=url, max_retries=0, timeout=_ANSWER_S, **more)
-        client = cls(service, url=url, deadline_s=deadline_s, ended=ended)
+        elif hosted:
+            raise UnfitEngineError("a hosted server asks for a key", fix="set TINKER_API_KEY")
+        key = key or _NO_KEY
+        service: Any = tinker.ServiceClient(base_url=url, max_retries=0, timeout=_ANSWER_S, api_key=key)
+        client = cls(service, url=url, key=key, deadline_s=deadline_s, ended=ended)
 
         def open_session() -> None:
             service._session_holder = _SingleAttempts(**service._holder_kwargs)
@@ -174,13 +178,19 @@ class SkyrlClient:
         await self._train(f"loading {path}", model, "load_state_with_optimizer", path)
 
     async def save_for_sampler(self, model: Model, name: str) -> str:
-        """Weights to sample from, under a name that was never used; where they are."""
+        """Weights to sample from or to download, under a name that was never used; where they are."""
         return (await self._train(f"saving {name} for the sampler", model, "save_weights_for_sampler", name)).path
 
-    async def open_sampler(self, path: str) -> Any:
-        """Something to sample from these weights with."""
-        sampler = tinker.SamplingClient
-        return await self._wait(f"opening {path}", lambda: sampler.create(self._service.holder, model_path=path))
+    async def hand_to_sampler(self, model: Model) -> str:
+        """Give the weights of this moment to the sampler, and no file of them where the backend needs none (all but
+        JAX). The session to sample from them in."""
+        # Its public twin waits for ever.
+        return await self._train("handing weights to the sampler", model, "_save_weights_for_sampler_impl", None, None)
+
+    async def open_sampler(self, session: str) -> Any:
+        """Something to sample with, in a session that weights were given to."""
+        sampler, holder = tinker.SamplingClient, self._service.holder
+        return await self._wait("opening a sampler", lambda: sampler.create(holder, sampling_session_id=session))
 
     async def sample(
         self, sampler: Any, prompt_ids: Sequence[int], *, max_tokens: int, stop_token_ids: Sequence[int], seed: int
@@ -210,8 +220,10 @@ class SkyrlClient:
         rest = self._service.create_rest_client()
         where = await self._wait(f"finding {path}", lambda: rest._get_checkpoint_archive_url_submit(run, checkpoint))
         try:
+            # Another host's address is signed, and that host is not told the key.
+            headers = {KEY_HEADER: self._key} if where.url.startswith(f"{self._url.rstrip('/')}/") else {}
             async with httpx2.AsyncClient(timeout=self._deadline_s, follow_redirects=True) as http:
-                answer = await http.get(where.url)
+                answer = await http.get(where.url, headers=headers)
                 answer.raise_for_status()
         except httpx2.HTTPError as error:
             raise self._lost(f"downloading {path}", f"{type(error).__name__} {error}") from error

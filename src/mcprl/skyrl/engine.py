@@ -1,9 +1,12 @@
 """The SkyRL engine of a run: one adapter behind the Tinker API, trained and sampled from, and set up again when lost.
 
-All that the server holds can be lost: it is killed, or forgets a session. So after each update the weights and the
-optimiser are saved there as a snapshot, and whoever was asking starts again from that. On JAX, what is sampled from is
-loaded into the very adapter that is trained: weights that were not saved would be gone, and no error would say so. The
-engine refuses to.
+All that the server holds can be lost: it is killed, or forgets a session. A state of weights and optimiser is saved
+there when the run saves a checkpoint, and not after each update: with FSDP that is the whole model. What was learnt
+since is kept here, as the gradients that were sent. A server that was lost is given the saved state, then the same
+gradients in the same order, and whoever was asking starts again.
+
+On JAX, what is sampled from is loaded into the very adapter that is trained: weights that were not handed to the
+sampler would be gone, and no error would say so. The engine refuses to.
 """
 
 from __future__ import annotations
@@ -40,14 +43,16 @@ def _nobody(_: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A version of the weights on the server: with the optimiser, to train on from; and alone, to sample from.
+    """A version of the weights that is saved on the server, with its optimiser.
 
-    Snapshot(version=3, state="tinker://model_1a2b/weights/v3-9f0c", sampler="tinker://model_1a2b/v3-9f0c")
+    Snapshot(version=3, state="tinker://model_1a2b/weights/v3-9f0c")
     """
 
     version: int
     state: str
-    sampler: str
+
+
+_Step = tuple[tuple[ScoredRow, ...], AdamStep]
 
 
 class SkyrlEngine:
@@ -66,6 +71,10 @@ class SkyrlEngine:
         self._reference: Model | None = None
         self._reference_state: str | None = None
         self._snapshot: Snapshot | None = None
+        self._version = 0
+        self._learnt: list[_Step] = []  # from the snapshot to the newest version
+        self._unsaved: list[_Step] = []  # since the newest version
+        self._session = ""
         self._sampler: Any = None
         self._published = 0
         self._moved = False
@@ -91,9 +100,14 @@ class SkyrlEngine:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The newest version that was saved: where everything starts again from."""
+        """The newest version that was saved: what is replayed starts there."""
         assert self._snapshot is not None, "the engine is not open"
         return self._snapshot
+
+    @property
+    def version(self) -> int:
+        """The newest version of the weights: where everything starts again from."""
+        return self._version
 
     @property
     def reference_state(self) -> str | None:
@@ -110,8 +124,8 @@ class SkyrlEngine:
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
 
     async def attempt(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` gives. Where the server is lost meanwhile, the engine is set up again at its snapshot, and so is
-        the work begun."""
+        """What `work` gives. If the server is lost meanwhile, the engine is set up again at its newest version, and the
+        work begins again."""
         while True:
             generation = self.generation
             try:
@@ -129,32 +143,39 @@ class SkyrlEngine:
         return await self._asked.forward(model, token_ids)
 
     async def learn(self, rows: Sequence[ScoredRow], step: AdamStep) -> dict[str, float]:
-        """One optimiser step against these gradients. From here until `save`, JAX can sample nothing."""
-        assert self._policy is not None
+        """One optimiser step against these gradients. From here until `finish`, JAX can sample nothing."""
         self._moved = True
-        if rows:
-            await self._asked.forward_backward(self._policy, rows, self._scale(len(rows)))
-        return await self._asked.optim_step(self._policy, step)
+        told = await self._step(rows, step)
+        self._unsaved.append((tuple(rows), step))
+        return told
 
-    async def save(self, version: int) -> Snapshot:
-        """Make what was learnt the newest snapshot."""
-        self._snapshot = await self._save(version)
+    async def finish(self, version: int) -> None:
+        """Make what was learnt the newest version, and hand it to the sampler."""
+        await self._hand_over()
+        self._learnt += self._unsaved
+        self._unsaved.clear()
+        self._version = version
         self._moved = False
         await self._tidy()
-        return self._snapshot
+
+    async def save(self) -> Snapshot:
+        """Save the newest version with its optimiser, unless it is saved. Earlier steps need not be kept then."""
+        assert not self._moved, "an update is under way"
+        if self._learnt:
+            self._snapshot = await self._saved()
+            self._learnt.clear()
+        return self.snapshot
 
     async def reload(self) -> None:
-        """Undo what was learnt since the newest snapshot."""
-        assert self._policy is not None
-        await self._asked.load_state(self._policy, self.snapshot.state)
-        self._moved = False
+        """Undo what was learnt since the newest version."""
+        await self._restore()
 
     async def become(self, version: int, state: str, reference_state: str | None) -> None:
         """Take over a state that was saved, perhaps by a server of before, as this version."""
-        assert self._policy is not None
-        await self._asked.load_state(self._policy, state)
-        self._snapshot = await self._save(version)
-        self._moved = False
+        self._version, self._snapshot = version, Snapshot(version=version, state=state)
+        self._learnt.clear()
+        await self._restore()
+        await self._hand_over()
         if self._reference is not None and reference_state is not None:
             await self._asked.load_state(self._reference, reference_state)
             self._reference_state = reference_state
@@ -171,11 +192,11 @@ class SkyrlEngine:
         await self._asked.load_state(self._reference, self._reference_state)
 
     async def publish(self, version: int) -> None:
-        """Sample from the newest snapshot from now on."""
-        if version != self.snapshot.version:
+        """Sample from the newest version from now on."""
+        if version != self._version:
             raise UnfitEngineError(
                 f"version {version} of the weights is to be sampled from, the engine's newest is "
-                f"{self.snapshot.version}; sampling an older one would undo what was learnt",
+                f"{self._version}; sampling an older one would undo what was learnt",
                 fix="report this: it is a fault in mcprl",
             )
         await self._publish()
@@ -185,7 +206,7 @@ class SkyrlEngine:
     ) -> tuple[Drawn, int]:
         """Draw a turn at temperature 1, and the version of the weights that drew it."""
         version = self._published
-        if self._skyrl.backend == "jax" and (self._moved or version != self.snapshot.version):
+        if self._skyrl.backend == "jax" and (self._moved or version != self._version):
             raise UnfitEngineError(
                 f"the weights were trained past version {version}: to sample from that version now would load it over "
                 "them",
@@ -201,8 +222,10 @@ class SkyrlEngine:
         return drawn, version
 
     async def download(self) -> bytes:
-        """The adapter of the newest snapshot, as an archive."""
-        return await self._asked.download(self.snapshot.sampler)
+        """The adapter of the newest version, as an archive."""
+        assert self._policy is not None
+        path = await self._asked.save_for_sampler(self._policy, _new_name(f"v{self._version}"))
+        return await self._asked.download(path)
 
     def state_bytes(self) -> int:
         """What a snapshot's state takes of this disk: on a server elsewhere, nothing."""
@@ -226,7 +249,7 @@ class SkyrlEngine:
         return lambda _: 1.0
 
     async def _recover(self, generation: int, lost: InfrastructureError) -> None:
-        """Set the engine up at its snapshot. Of several who ask for the same loss, one does it, and all wait."""
+        """Set the engine up at its newest version. Of several who ask for the same loss, one does it, and all wait."""
         async with self._recovering:
             while generation == self.generation:
                 self._losses_in_a_row += 1
@@ -234,7 +257,7 @@ class SkyrlEngine:
                     raise EngineLostError(
                         f"the engine was lost {self._losses_in_a_row} times in a row, last: {lost.what}", fix=lost.fix
                     ) from lost
-                self._tell(f"{lost.what}; setting the engine up again at version {self.snapshot.version}")
+                self._tell(f"{lost.what}; setting the engine up again at version {self._version}")
                 try:
                     await self._close()
                     await self._connect()
@@ -245,14 +268,18 @@ class SkyrlEngine:
                     self.generation += 1
 
     async def _connect(self) -> None:
-        skyrl, url = self._skyrl, self._skyrl.url
+        skyrl, url, key = self._skyrl, self._skyrl.url, None
         if url is None:
             self._server = await SkyrlServer.start(
                 skyrl, model=self._config.model, learner=self._config.learner, folder=self._folder, log=self._log
             )
-            url = self._server.url
+            url, key = self._server.url, self._server.key
         self._client = await SkyrlClient.connect(
-            url, hosted=skyrl.backend == "hosted", deadline_s=skyrl.request_deadline_s, ended=self._end_of_server
+            url,
+            key=key,
+            hosted=skyrl.backend == "hosted",
+            deadline_s=skyrl.request_deadline_s,
+            ended=self._end_of_server,
         )
 
     async def _end_of_server(self) -> None:
@@ -262,13 +289,13 @@ class SkyrlEngine:
             await self._server.wait()
 
     async def _set_up(self) -> None:
-        """Adapters as the newest snapshot has them, or fresh ones, ready to be trained and sampled from."""
-        last = self._snapshot
+        """Adapters as the newest version has them, or fresh ones, ready to be trained and sampled from."""
         self._policy = await self._fresh_model()
-        if last is not None:
-            await self._asked.load_state(self._policy, last.state)
-        self._snapshot = await self._save(0 if last is None else last.version)
-        self._moved = False
+        if self._snapshot is None:
+            self._snapshot = await self._saved()
+        else:
+            await self._restore()
+        await self._hand_over()
         if self._reference is not None:
             self._reference = await self._fresh_model()
             if self._reference_state is not None:
@@ -276,8 +303,8 @@ class SkyrlEngine:
         await self._publish()
 
     async def _publish(self) -> None:
-        self._sampler = await self._asked.open_sampler(self.snapshot.sampler)
-        self._published = self.snapshot.version
+        self._sampler = await self._asked.open_sampler(self._session)
+        self._published = self._version
 
     async def _fresh_model(self) -> Model:
         config = self._config
@@ -291,11 +318,29 @@ class SkyrlEngine:
             await self._asked.load_state(model, pristine)
         return model
 
-    async def _save(self, version: int) -> Snapshot:
+    async def _step(self, rows: Sequence[ScoredRow], step: AdamStep) -> dict[str, float]:
         assert self._policy is not None
-        name = _new_name(f"v{version}")
-        state = await self._asked.save_state(self._policy, name)
-        return Snapshot(version=version, state=state, sampler=await self._asked.save_for_sampler(self._policy, name))
+        if rows:
+            await self._asked.forward_backward(self._policy, rows, self._scale(len(rows)))
+        return await self._asked.optim_step(self._policy, step)
+
+    async def _restore(self) -> None:
+        """Let the policy be the newest version: its snapshot, and the steps that were made since."""
+        assert self._policy is not None
+        self._unsaved.clear()
+        await self._asked.load_state(self._policy, self.snapshot.state)
+        for rows, step in self._learnt:
+            await self._step(rows, step)
+        self._moved = False
+
+    async def _saved(self) -> Snapshot:
+        assert self._policy is not None
+        state = await self._asked.save_state(self._policy, _new_name(f"v{self._version}"))
+        return Snapshot(version=self._version, state=state)
+
+    async def _hand_over(self) -> None:
+        assert self._policy is not None
+        self._session = await self._asked.hand_to_sampler(self._policy)
 
     async def _tidy(self) -> None:
         """The server never deletes anything by itself."""
@@ -303,7 +348,8 @@ class SkyrlEngine:
             return
         await asyncio.to_thread(self._server.state.prune, older_than_s=_ANSWERS_KEPT_S)
         if self._pinned is not None:
-            own = (self.snapshot.state, self.snapshot.sampler, *filter(None, [self._reference_state]))
+            sampled = await asyncio.to_thread(self._server.state.sampled_in, self._session)
+            own = (self.snapshot.state, sampled, *filter(None, [self._reference_state]))
             await asyncio.to_thread(self._server.state.keep_only, {*self._pinned, *own})
 
     async def _close(self) -> None:

@@ -3,7 +3,8 @@
     PYTHON -P serve.py api --dtype float32 --host 127.0.0.1 --port 8000 --base-model … (EngineConfig's options)
     PYTHON -P serve.py engine --dtype float32 --base-model …
 
-It imports nothing of mcprl, which is not installed there. `api` starts `engine` as a child, and ends when that ends.
+It imports nothing of mcprl, which is not installed there. `api` starts `engine` as a child, and ends when that ends. It
+answers only requests with the key that the variable MCPRL_SKYRL_KEY holds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import functools
 import importlib
 import os
+import secrets
 import sys
 import typing
 from types import FrameType
@@ -19,7 +21,12 @@ from typing import Any
 
 import typing_extensions
 
-__all__ = ["UNFIT_EXIT_CODE", "main"]
+__all__ = ["KEY_HEADER", "KEY_VARIABLE", "UNFIT_EXIT_CODE", "main"]
+
+KEY_VARIABLE = "MCPRL_SKYRL_KEY"
+"""In the server's environment: the key that it asks for."""
+KEY_HEADER = "x-api-key"
+"""Where Tinker's SDK sends its key. SkyRL itself does not look at it."""
 
 UNFIT_EXIT_CODE = os.EX_CONFIG
 """The exit code of both where the model is in another number format than the one asked for."""
@@ -59,7 +66,7 @@ def _serve(options: list[str]) -> None:
     log_config = _of_skyrl("skyrl.utils.log").get_uvicorn_log_config()
     server = uvicorn.Server(
         uvicorn.Config(
-            api.app,
+            _with_key(api.app, os.environ.pop(KEY_VARIABLE)),
             host=mine.host,
             port=mine.port,
             log_config=log_config,
@@ -69,6 +76,21 @@ def _serve(options: list[str]) -> None:
     )
     server.handle_exit = functools.partial(_leave, api.app.state)
     server.run()
+
+
+def _with_key(app: Any, key: str) -> Any:
+    """The application for those who have the key; others are answered 401. The engine is not told of it."""
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        given = dict(scope.get("headers", ())).get(KEY_HEADER.encode(), b"")
+        if scope["type"] == "http" and not secrets.compare_digest(given, key.encode()):
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": b'{"detail": "the key is missing or wrong"}'})
+            return
+        await app(scope, receive, send)
+
+    return guarded
 
 
 def _leave(state: Any, signal_number: int, _frame: FrameType | None) -> None:

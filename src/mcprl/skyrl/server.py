@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from mcprl.config import LearnerConfig, ModelConfig
 from mcprl.config.engines import SkyrlConfig
 from mcprl.errors import EngineStartError, UnfitEngineError
 from mcprl.processes import ChildProcess, free_port
-from mcprl.skyrl.serve import UNFIT_EXIT_CODE
+from mcprl.redact import SECRETS
+from mcprl.skyrl.serve import KEY_HEADER, KEY_VARIABLE, UNFIT_EXIT_CODE
 from mcprl.skyrl.server_command import server_argv, server_env
 from mcprl.skyrl.server_state import ServerState
 
@@ -35,11 +37,13 @@ _QUESTION = {
 class SkyrlServer:
     """A server on loopback and the engine behind it, which end together, and with us. `state` is what they keep.
 
+    It answers only requests with its `key`, because every user of this machine can connect to it.
     Where a request fails, `ended` tells whether the server did; if so, it never answers again.
     """
 
-    def __init__(self, process: ChildProcess, url: str, state: ServerState) -> None:
+    def __init__(self, process: ChildProcess, url: str, key: str, state: ServerState) -> None:
         self.url = url
+        self.key = key
         self.state = state
         self._process = process
 
@@ -54,16 +58,18 @@ class SkyrlServer:
         """
         state = ServerState(folder)
         await asyncio.to_thread(state.begin)
-        port = free_port()
+        port, key = free_port(), f"tml-{secrets.token_hex(32)}"  # the SDK sends only keys that begin so
+        SECRETS.add(KEY_VARIABLE, key)
+        env = server_env(config, os.environ, folder=folder) | {KEY_VARIABLE: key}
         argv = server_argv(config, model=model, learner=learner, folder=folder, port=port)
         try:
-            process = await ChildProcess.start(argv, env=server_env(config, os.environ, folder=folder), log=log)
+            process = await ChildProcess.start(argv, env=env, log=log)
         except OSError as error:
             raise EngineStartError(
                 f"SkyRL's server cannot be started with {argv[0]}: {error.strerror}",
                 fix="set skyrl.python to the Python of an environment with SkyRL",
             ) from error
-        server = cls(process, f"http://127.0.0.1:{port}", state)
+        server = cls(process, f"http://127.0.0.1:{port}", key, state)
         async with contextlib.AsyncExitStack() as on_failure:
             on_failure.push_async_callback(server.stop)
             await server._wait_until_ready(config.start_deadline_s, model)
@@ -105,10 +111,13 @@ class SkyrlServer:
         await self._process.stop()
 
     async def _wait_until_ready(self, deadline_s: float, model: ModelConfig) -> None:
+        headers = {KEY_HEADER: self.key}
         try:
             async with (
                 asyncio.timeout(deadline_s),
-                httpx2.AsyncClient(base_url=self.url, timeout=_ANSWER_DEADLINE_S, trust_env=False) as client,
+                httpx2.AsyncClient(
+                    base_url=self.url, headers=headers, timeout=_ANSWER_DEADLINE_S, trust_env=False
+                ) as client,
             ):
                 while not await self._engine_answers(client):
                     if await self._process.ends_within(_POLL_S):

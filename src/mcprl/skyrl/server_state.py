@@ -106,6 +106,15 @@ class ServerState:
         self._remove_unlisted()
         return deleted
 
+    def sampled_in(self, session: str) -> str:
+        """The path of the weights that a session samples from."""
+        with self._connection() as database:
+            assert database is not None
+            found = database.execute(
+                "SELECT model_path FROM sampling_sessions WHERE sampling_session_id = ?", (session,)
+            ).fetchone()
+        return found[0]
+
     def bytes_of(self, path: str) -> int:
         """How large a checkpoint is."""
         place = self._place(*_key(path))

@@ -43,7 +43,7 @@ class TorchBehindTheApi(SkyrlEngine):
         self.gradients: list[Tensor] = []
         self.steps: list[AdamStep] = []
         self.reloads = 0
-        self._snapshot = Snapshot(version=0, state="tinker://m/weights/v0", sampler="tinker://m/v0")
+        self._snapshot = Snapshot(version=0, state="tinker://m/weights/v0")
 
     def from_thread(self, asked: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(asked)
@@ -77,9 +77,8 @@ class TorchBehindTheApi(SkyrlEngine):
         self.steps.append(step)
         return {"skyrl.ai/grad_norm": float(found.norm())}
 
-    async def save(self, version: int) -> Snapshot:
-        self._snapshot = replace(self.snapshot, version=version)
-        return self._snapshot
+    async def finish(self, version: int) -> None:
+        self._version = version
 
     async def reload(self) -> None:
         self.reloads += 1
@@ -150,7 +149,7 @@ async def test_the_learning_rate_follows_the_schedule_and_every_minibatch_is_a_s
     *_, engine = await both(config, tmp_path)
     # Of 2 × training.steps steps, the first warms up at a half, and the second has all of it.
     assert [step.learning_rate for step in engine.steps] == pytest.approx([0.5, 1.0], rel=0.01)
-    assert engine.snapshot.version == 1
+    assert engine.version == 1
 
 
 async def test_an_update_whose_gradient_is_no_number_is_undone_on_the_server(model, tmp_path):
@@ -168,7 +167,7 @@ async def test_an_update_whose_gradient_is_no_number_is_undone_on_the_server(mod
     assert update.skipped is not None
     assert "not a finite number" in update.skipped
     assert update.metrics["nonfinite"] == 1.0
-    assert (engine.reloads, there.optimisation.steps, engine.snapshot.version) == (1, 0, 0)
+    assert (engine.reloads, there.optimisation.steps, engine.version) == (1, 0, 0)
 
 
 async def test_a_server_that_tells_no_gradient_norm_leaves_it_out_of_the_metrics(model, tmp_path):

@@ -1,4 +1,4 @@
-"""A turn is stamped with the version that drew it, also while a newer one is saved and not yet published."""
+"""A turn is stamped with the version that drew it, also while a newer one is there and not yet published."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ class Server:
 
     def __init__(self) -> None:
         self.drawn_from: list[str] = []
+        self.asked: list[str] = []
+        self.handed = 0
 
     def __getattr__(self, name: str) -> Any:
         async def answer(*arguments: Any, **_: Any) -> Any:
             match name:
-                case "open_sampler" | "save_state" | "save_for_sampler":
+                case "open_sampler" | "save_state":
+                    self.asked.append(name)
                     return str(arguments[-1])
+                case "hand_to_sampler":
+                    self.asked.append(name)
+                    self.handed += 1
+                    return f"session-{self.handed}"
                 case "sample":
                     self.drawn_from.append(arguments[0])
                     return Drawn(token_ids=(1,), logprobs=(-0.5,), stopped=True)
@@ -47,7 +54,7 @@ async def engine_on(backend: str) -> tuple[SkyrlEngine, Server]:
     engine._client = server  # pyright: ignore[reportAttributeAccessIssue]
     await engine._set_up()
     await engine.learn([], AdamStep(learning_rate=0.1))
-    await engine.save(1)
+    await engine.finish(1)
     return engine, server
 
 
@@ -60,13 +67,26 @@ async def test_until_it_is_published_the_older_version_is_drawn_from_and_named()
     assert await draw(engine) == 0
     await engine.publish(1)
     assert await draw(engine) == 1
-    assert [name.split("-")[0] for name in server.drawn_from] == ["v0", "v1"]
+    assert server.drawn_from == ["session-1", "session-2"]
 
 
-async def test_on_jax_a_version_that_is_saved_and_not_published_is_not_sampled_over():
+async def test_on_jax_a_version_that_is_not_published_is_not_sampled_over():
     engine, server = await engine_on("jax")
     with pytest.raises(UnfitEngineError, match="would load it over them"):
         await draw(engine)
     assert server.drawn_from == []
     await engine.publish(1)
     assert await draw(engine) == 1
+
+
+async def test_an_update_hands_weights_over_once_and_only_a_checkpoint_saves_a_state():
+    engine, server = await engine_on("fsdp")
+    server.asked.clear()
+    for version in (2, 3):
+        await engine.learn([], AdamStep(learning_rate=0.1))
+        await engine.finish(version)
+        await engine.publish(version)
+    assert server.asked == ["hand_to_sampler", "open_sampler"] * 2
+    assert (await engine.save()).version == 3
+    assert await engine.save() == engine.snapshot  # saved already
+    assert server.asked[4:] == ["save_state"]

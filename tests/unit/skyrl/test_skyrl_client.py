@@ -25,7 +25,7 @@ ROWS = [
 async def connected(api: TinkerApi, *, deadline_s: float = 60.0) -> AsyncIterator[tuple[SkyrlClient, asyncio.Event]]:
     gone = asyncio.Event()
     with serve(api) as url:
-        client = await SkyrlClient.connect(url, hosted=False, deadline_s=deadline_s, ended=gone.wait)
+        client = await SkyrlClient.connect(url, key=None, hosted=False, deadline_s=deadline_s, ended=gone.wait)
         try:
             yield client, gone
         finally:
@@ -129,14 +129,16 @@ async def test_a_key_that_is_refused_is_named():
     api = TinkerApi()
     api.answers["create_session"] = lambda _: (401, {"detail": "who are you?"})
     with serve(api) as url, pytest.raises(UnfitEngineError) as refusal:
-        await SkyrlClient.connect(url, hosted=False, deadline_s=60, ended=asyncio.Event().wait)
+        await SkyrlClient.connect(url, key=None, hosted=False, deadline_s=60, ended=asyncio.Event().wait)
     assert "TINKER_API_KEY" in refusal.value.fix
 
 
 async def test_a_hosted_server_is_not_asked_without_a_key(monkeypatch):
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     with pytest.raises(UnfitEngineError, match="asks for a key"):
-        await SkyrlClient.connect("http://127.0.0.1:1", hosted=True, deadline_s=60, ended=asyncio.Event().wait)
+        await SkyrlClient.connect(
+            "http://127.0.0.1:1", key=None, hosted=True, deadline_s=60, ended=asyncio.Event().wait
+        )
 
 
 async def test_a_hosted_server_is_sent_the_key_of_the_environment_and_no_error_repeats_it(monkeypatch):
@@ -144,7 +146,7 @@ async def test_a_hosted_server_is_sent_the_key_of_the_environment_and_no_error_r
     api = TinkerApi()
     api.results["create_model"] = {"error": "the key tml-3c1f0d9a77e245b8 has no funds", "category": "user"}
     with serve(api) as url:
-        client = await SkyrlClient.connect(url, hosted=True, deadline_s=60, ended=asyncio.Event().wait)
+        client = await SkyrlClient.connect(url, key=None, hosted=True, deadline_s=60, ended=asyncio.Event().wait)
         assert client._service.holder._api_key == "tml-3c1f0d9a77e245b8"
         with pytest.raises(EngineLostError) as lost:
             await client.create_model("base", rank=4, seed=1)
