@@ -15,9 +15,11 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec
 
-# How long an example takes depends on what else the machine does: no test of a property fails by that.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# The gate tries the same examples each time: one commit has one verdict. Everywhere else new ones are looked for.
+# A property is tried on 25 examples here and in the gate, on 300 with --hypothesis-profile=full, before a release.
+# How long an example takes depends on what else the machine does, so no example has a deadline.
+settings.register_profile("patient", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("full", settings.get_profile("patient"), max_examples=300)
+# The gate tries the same examples each time, so that one commit has one verdict. Elsewhere new ones are tried.
 settings.register_profile("gate", settings.get_profile("patient"), derandomize=True)
 settings.load_profile("patient")
 

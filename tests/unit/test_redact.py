@@ -10,7 +10,7 @@ import string
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from secret_samples import AWKWARD, EMBEDDED, ENCODINGS, HOSTILE, KEY, KEY_LIKE, ORDINARY, SIZE, VALUES, registry
 
@@ -43,7 +43,6 @@ def test_a_registered_value_is_found_inside_a_longer_base64_text(encoding, value
     assert len(before + after) <= len(written) - 4 * len(value.strip().encode()) // 3 + 1
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     value=st.text(st.characters(codec="utf-8"), min_size=8, max_size=40)
     .map(str.strip)
@@ -157,7 +156,6 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(PIECES | st.text(max_size=6), max_size=12).map("".join))
 @example("X" + KEY + "sk-" + "aB3" * 8)
 @example("?key=lmnopqr.sk-" + "aB3" * 8)

@@ -47,9 +47,7 @@ class EpisodesConfig(Section):
     )
     deadline_s: float = Field(default=600.0, gt=0, description="Seconds an episode may take.")
     max_attempts: int = Field(
-        default=5,
-        ge=1,
-        description="Times an episode may be tried if the infrastructure fails it. If all fail, its group is left out.",
+        default=5, ge=1, description="Times an episode may be tried; those the infrastructure failed are run again."
     )
     spares: int = Field(
         default=0,

@@ -5,31 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from mcprl.errors import GroupIncompleteError, InfrastructureError
 from mcprl.records import LostEpisode, Task, ToolCall
 from mcprl.redact import SECRETS
 
-__all__ = ["AbandonedGroup", "lost_to", "run_until_kept"]
+__all__ = ["lost_to", "run_until_kept"]
 
 Ended = TypeVar("Ended")
 _EXCERPT: Final = 120  # characters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbandonedGroup:
-    """A task whose group could not be completed: one of its episodes was lost `episodes.max_attempts` times.
-
-    None of its episodes is learned from: a smaller group would have another baseline.
-
-    AbandonedGroup(task_id="meet-ana", lost=(…, …), error=GroupIncompleteError("episode 3 of task meet-ana was …"))
-    """
-
-    task_id: str
-    lost: tuple[LostEpisode, ...]
-    error: GroupIncompleteError
 
 
 async def run_until_kept(

@@ -1,9 +1,9 @@
 """Whole groups under asyncio: every member of every task at once, up to a limit, those lost run again.
 
 A group is handed on only when it has all its members. An attempt that the infrastructure failed leaves nothing but a
-`LostEpisode`: not a reward of 0, not a smaller group. If an episode is lost `episodes.max_attempts` times, its whole
-group is abandoned. An episode counts as finished once it is in the journal, and one that the journal already has is not
-played again.
+`LostEpisode`: not a reward of 0, not a smaller group. If an episode is lost `episodes.max_attempts` times, the
+run stops. An episode counts as finished once it is in the journal, and one that the journal already has is not played
+again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 
 from mcprl.concurrency import run_all
 from mcprl.config import EpisodesConfig
-from mcprl.episodes.attempts import AbandonedGroup, lost_to, run_until_kept
-from mcprl.errors import GroupIncompleteError, InfrastructureError
+from mcprl.episodes.attempts import lost_to, run_until_kept
+from mcprl.errors import InfrastructureError
 from mcprl.records import Group, LostEpisode, Task, Trajectory
 
 __all__ = ["Collector", "Journal", "RunsEpisodes"]
@@ -54,39 +54,25 @@ class Collector:
         self._none_alive.set()
         self._draining = False
 
-    async def collect(
-        self,
-        tasks: Sequence[Task],
-        step: int,
-        on_finished: OnFinished,
-        on_abandoned: Callable[[AbandonedGroup], None] | None = None,
-    ) -> tuple[Group, ...]:
+    async def collect(self, tasks: Sequence[Task], step: int, on_finished: OnFinished) -> tuple[Group, ...]:
         """A whole group for each task, in the order of `tasks`. `on_finished` hears of each attempt as it ends.
 
-        A group that is abandoned is left out, and `on_abandoned` hears of it; without `on_abandoned` its error is
-        raised, a GroupIncompleteError.
+        Raises GroupIncompleteError if an episode is lost `episodes.max_attempts` times.
         """
         kept: dict[str, list[Trajectory]] = {}
         if self._journal is not None:
             finished = await asyncio.to_thread(self._journal.finished, step)
             for (task_id, _), trajectory in finished.items():
                 kept.setdefault(task_id, []).append(trajectory)
-        ended = await run_all(self._collect_group(task, step, kept.get(task.id, []), on_finished) for task in tasks)
-        for group in ended:
-            if isinstance(group, AbandonedGroup):
-                if on_abandoned is None:
-                    raise group.error
-                on_abandoned(group)
-        return tuple(group for group in ended if isinstance(group, Group))
+        groups = (self._collect_group(task, step, kept.get(task.id, []), on_finished) for task in tasks)
+        return tuple(await run_all(groups))
 
     async def drain(self) -> None:
         """Start no further episode; return when those alive have ended. Whoever waits for groups waits for ever."""
         self._draining = True
         await self._none_alive.wait()
 
-    async def _collect_group(
-        self, task: Task, step: int, kept: Sequence[Trajectory], on_finished: OnFinished
-    ) -> Group | AbandonedGroup:
+    async def _collect_group(self, task: Task, step: int, kept: Sequence[Trajectory], on_finished: OnFinished) -> Group:
         """The first members to end make the group, those kept before among them; what else is under way is ended.
 
         A member that is lost has ended too, and is waited for: a spare must not take the place of one that failed.
@@ -116,8 +102,6 @@ class Collector:
                     if isinstance(outcome, BaseException):
                         raise outcome
                     done[outcome.member] = outcome
-        except GroupIncompleteError as error:
-            return AbandonedGroup(task_id=task.id, lost=tuple(lost), error=error)
         finally:
             for one in under_way:
                 one.cancel()

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from math import exp, lgamma
 from typing import Any, Final, Literal, cast
 
-from mcprl.episodes.attempts import AbandonedGroup
 from mcprl.records import Group, StopReason, ToolCall
 
 __all__ = ["Correlation", "LossLedger", "fisher_p"]
@@ -73,7 +72,7 @@ class LossLedger:
     def __init__(self) -> None:
         self._steps: deque[_Counts] = deque(maxlen=_STEPS)
 
-    def add(self, groups: Sequence[Group], abandoned: Sequence[AbandonedGroup] = ()) -> None:
+    def add(self, groups: Sequence[Group]) -> None:
         """The turns of a step. A turn that caused a fault counts as lost: that names what the policy did."""
         counts = _Counts()
         for group in groups:
@@ -81,7 +80,7 @@ class LossLedger:
                 for place, turn in enumerate(trajectory.turns, start=1):
                     ended = place == len(trajectory.turns) and trajectory.stop is StopReason.CAUSED_FAULT
                     counts.add(trajectory.task_id, turn.calls, lost=ended)
-        for episode in (episode for group in (*groups, *abandoned) for episode in group.lost):
+        for episode in (episode for group in groups for episode in group.lost):
             for place, calls in enumerate(episode.turns, start=1):
                 counts.add(episode.task_id, calls, lost=place == len(episode.turns))
         self._steps.append(counts)

@@ -6,19 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from mcprl.episodes.attempts import AbandonedGroup
 from mcprl.episodes.rewards import succeeded
 from mcprl.records import Group, Source, StopReason
 
 __all__ = ["episode_metrics"]
 
 
-def episode_metrics(
-    groups: Sequence[Group], seconds: float, abandoned: Sequence[AbandonedGroup] = ()
-) -> dict[str, float]:
+def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]:
     """Means over the episodes of a step. Attempts lost to the infrastructure are counted, never averaged.
-
-    So are those of groups that were abandoned, of which nothing else is counted.
 
     A part of the reward is averaged over the episodes whose goal checks it. `calls` are all that the policy made;
     those that failed on purpose are no evidence of its skill, nor of the servers' speed.
@@ -27,7 +22,7 @@ def episode_metrics(
     turns = [turn for t in trajectories for turn in t.turns]
     calls = [seen for turn in turns for seen in turn.observations]
     delivered = [seen for seen in calls if seen.source is not Source.INJECTED]
-    lost = [episode for group in (*groups, *abandoned) for episode in group.lost]
+    lost = [episode for group in groups for episode in group.lost]
     sampled = sum(sum(t.sampled) for t in trajectories)
     metrics = {
         "reward": fmean(t.reward for t in trajectories),

@@ -176,8 +176,6 @@ class EpisodeDeadlineError(InfrastructureError):
 class GroupIncompleteError(InfrastructureError):
     """An episode was lost to the infrastructure as often as it may be run.
 
-    In training its group is left out of the step; the run ends if no group of the step is left. An evaluation ends.
-
     Causes: the same fault of a server or the sampler, again and again; the sentence ends with the last one.
     Fix: fix the cause that is named, then `mcprl resume`; episodes.max_attempts sets how often an episode is run again.
     Example: episode 3 of task d03 was lost 3 times, last to E-TOOL-011 server 'fmp' ended during a call. Fix: fix that

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from mcprl.config import AlgorithmConfig
 from mcprl.episodes import Collector
-from mcprl.episodes.attempts import AbandonedGroup
 from mcprl.records import Group, LostEpisode, Trajectory
 from mcprl.tasks import Deal
 
@@ -31,13 +30,11 @@ class CollectedStep:
     all_groups: tuple[Group, ...]  # in the order in which they were dealt
     refill_rounds: int
     refilled: int  # groups of the batch that stand in for others
-    abandoned: tuple[AbandonedGroup, ...] = ()  # an episode of each was lost too often
 
     @property
     def metrics(self) -> dict[str, float]:
         return {
             "groups_dropped": float(len(self.dropped)),
-            "groups_abandoned": float(len(self.abandoned)),
             "groups_refilled": float(self.refilled),
             "refill_rounds": float(self.refill_rounds),
         }
@@ -52,25 +49,18 @@ async def collect_step(
 ) -> CollectedStep:
     """Collect a step as it was dealt, and fill it up where that is asked for.
 
-    A group that was abandoned is left out; if all that were dealt are, its GroupIncompleteError is raised.
-
     The batch is never larger than the deal. It is smaller where rounds or tasks run out, but never empty: where no
     group at all has variance, it is the deal as it was, and the learner says that there was no signal.
     """
-    abandoned: list[AbandonedGroup] = []
-    dealt = await collector.collect(deal.tasks, step, on_finished, abandoned.append)
-    if not dealt:
-        raise abandoned[0].error
+    dealt = await collector.collect(deal.tasks, step, on_finished)
     if algorithm.dead_groups == "keep":
-        return CollectedStep(
-            groups=dealt, dropped=(), all_groups=dealt, refill_rounds=0, refilled=0, abandoned=tuple(abandoned)
-        )
+        return CollectedStep(groups=dealt, dropped=(), all_groups=dealt, refill_rounds=0, refilled=0)
     played, others, rounds = dealt, deal.stand_ins, 0
     live = _with_variance(dealt)
     while len(live) < len(dealt) and others and rounds < algorithm.max_refills:
         missing = len(dealt) - len(live)
         refill, others = others[:missing], others[missing:]
-        played += await collector.collect(refill, step, on_finished, abandoned.append)
+        played += await collector.collect(refill, step, on_finished)
         live = _with_variance(played)
         rounds += 1
     groups = live or dealt
@@ -81,7 +71,6 @@ async def collect_step(
         all_groups=played,
         refill_rounds=rounds,
         refilled=sum(group.task.id in kept for group in played[len(dealt) :]),
-        abandoned=tuple(abandoned),
     )
 
 

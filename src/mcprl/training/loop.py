@@ -58,8 +58,7 @@ async def _make_step(run: Run, pipeline: Pipeline) -> None:
         raise RunStopped
     taken = await shutdown.unless_stopped(pipeline.take(step), share=0.0)
     played = taken.collected.all_groups
-    abandoned = taken.collected.abandoned
-    metrics = episode_metrics(played, taken.collect_s, abandoned) | taken.collected.metrics | {"wait_s": taken.wait_s}
+    metrics = episode_metrics(played, taken.collect_s) | taken.collected.metrics | {"wait_s": taken.wait_s}
     run.learning = True  # and still so where this is broken off: then the learner is no longer where the step began
     batch, update = await shutdown.unless_stopped(_learn(run, taken.collected), share=_UPDATE_SHARE)
     with run.timeline.span(step, "publish"):
@@ -67,7 +66,7 @@ async def _make_step(run: Run, pipeline: Pipeline) -> None:
     run.learning = False
     run.order.note({g.task.id: [succeeded(t.reward_parts) for t in g.trajectories] for g in played})
     metrics |= {**update.metrics, **_course_metrics(run), **await resource_metrics()}
-    run.health.note_losses(played, abandoned)
+    run.health.note_losses(played)
     verdicts = run.health.judge(metrics, update.skipped)
     record = StepRecord(
         played=played,

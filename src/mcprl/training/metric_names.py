@@ -113,11 +113,6 @@ _GROUPS: Final = MetricSection(
         ("groups", "count", "Groups that were played."),
         ("groups_without_variance", "count", "Groups whose members all have the same reward."),
         ("groups_dropped", "count", "Groups left out of the batch, with `algorithm.dead_groups: refill`."),
-        (
-            "groups_abandoned",
-            "count",
-            "Groups left out because one of their episodes was lost `episodes.max_attempts` times.",
-        ),
         ("groups_refilled", "count", "Groups of the batch that stand in for those."),
         ("refill_rounds", "count", "Rounds of other tasks that this took."),
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -47,19 +47,16 @@ def is_close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-9, atol=1e-10)
 
 
-@settings(deadline=None)
 @given(logits)
 def test_k1_in_the_loss_has_no_gradient_on_average(rows):
     assert is_close(mean_loss_gradient(rows, "k1"), torch.zeros(len(rows), dtype=torch.float64))
 
 
-@settings(deadline=None)
 @given(logits)
 def test_k2_in_the_loss_has_the_gradient_of_the_divergence(rows):
     assert is_close(mean_loss_gradient(rows, "k2"), true_gradient(rows))
 
 
-@settings(deadline=None)
 @given(logits)
 def test_k3_in_the_loss_has_the_gradient_of_the_reverse_divergence(rows):
     assert is_close(mean_loss_gradient(rows, "k3"), true_gradient(rows, reverse=True))
@@ -80,7 +77,6 @@ def reward_gradient(rows, estimator) -> Tensor:
     return gradient((sampled_V.exp() * loss_V).sum(), logit_V)
 
 
-@settings(deadline=None)
 @given(logits)
 def test_k1_in_the_reward_has_the_gradient_of_the_divergence(rows):
     assert is_close(reward_gradient(rows, "k1"), true_gradient(rows))

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.algorithms import inadmissible_tokens, learnable_tokens, mask_shares
@@ -87,7 +87,6 @@ def packed(size: int, sets: list[set[int]]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int32)
 
 
-@settings(deadline=None)
 @given(admissible_sets(), st.integers(0, 2**31))
 def test_the_softmax_is_that_of_the_admissible_logits_alone_and_the_others_get_no_gradient(made, seed):
     size, sets = made

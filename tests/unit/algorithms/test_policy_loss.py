@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.algorithms import clipped_policy_loss
@@ -39,7 +39,6 @@ def test_the_loss_is_that_of_a_plain_loop(rows, clip):
     assert clipped_policy_loss(*tensors(rows), clip_low=low, clip_high=high).tolist() == pytest.approx(wanted, rel=1e-9)
 
 
-@settings(deadline=None)
 @given(columns, clips)
 def test_the_gradient_is_exactly_zero_where_clipped_and_minus_ratio_times_advantage_elsewhere(rows, clip):
     low, high = clip
@@ -67,7 +66,6 @@ def test_the_gradient_agrees_with_finite_differences():
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(logprobs, st.floats(-3.0, 3.0, allow_subnormal=False)), min_size=1, max_size=20))
 def test_at_ratio_one_the_gradient_is_that_of_reinforce(rows):
     sampled_N, advantage_N = torch.tensor(rows, dtype=torch.float64).unbind(1)

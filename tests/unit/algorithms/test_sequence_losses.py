@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mcprl.algorithms import cispo_loss, gspo_loss, imitation_loss
@@ -44,7 +44,6 @@ def test_gspo_clips_the_ratio_of_the_sequence_whatever_the_order_of_its_tokens(r
     assert gspo_loss(*tensors(rows), clip_low=LOW, clip_high=HIGH).tolist() == pytest.approx(wanted, rel=1e-9)
 
 
-@settings(deadline=None)
 @given(columns)
 def test_a_gspo_token_has_the_gradient_of_its_own_logprob_times_the_ratio_of_the_sequence(rows):
     logprob_N, old_N, advantage_N, sequence_N = tensors(rows)
@@ -57,7 +56,6 @@ def test_a_gspo_token_has_the_gradient_of_its_own_logprob_times_the_ratio_of_the
         assert gradient == pytest.approx(0.0 if cut_off else -ratio * advantage, rel=1e-9, abs=1e-300)
 
 
-@settings(deadline=None)
 @given(columns, st.lists(st.floats(-3.0, 3.0), min_size=5, max_size=5))
 def test_with_one_advantage_a_sequence_gspo_is_the_objective_of_whole_sequences(rows, advantage_of):
     rows = [(logprob, old, advantage_of[sequence], sequence) for logprob, old, _, sequence in rows]
@@ -84,7 +82,6 @@ def test_gspo_of_no_tokens_is_nothing():
     assert gspo_loss(empty_N, empty_N, empty_N, sequence_N, clip_low=0.2, clip_high=0.2).shape == (0,)
 
 
-@settings(deadline=None)
 @given(columns)
 def test_cispo_weighs_the_logprob_with_a_clipped_ratio_and_cuts_no_gradient_off(rows):
     logprob_N, old_N, advantage_N, _ = tensors(rows)

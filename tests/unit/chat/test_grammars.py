@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
@@ -154,13 +154,11 @@ def check_a_walk(model: Model, language: list[tuple], data: st.DataObject) -> No
     assert list(replay.fixed) == [fixed for _, _, fixed in expected]
 
 
-@settings(max_examples=60, deadline=None)
 @given(language=words, data=st.data())
 def test_what_is_admissible_forced_and_fixed_is_what_the_words_of_the_language_say(model, language, data):
     check_a_walk(model, language, data)
 
 
-@settings(max_examples=60, deadline=None)
 @given(language=marked_words, data=st.data())
 def test_where_a_marker_token_may_stand_instead_the_text_is_not_fixed(model, language, data):
     check_a_walk(model, language, data)

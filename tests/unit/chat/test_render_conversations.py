@@ -230,7 +230,7 @@ def test_random_conversations_are_laid_down_in_order_and_nothing_is_tokenised_tw
     turn=st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
     cut=st.booleans(),
 )
-@settings(max_examples=10, deadline=None)  # the chat is loaded in the first
+@settings(max_examples=10)
 def test_any_turn_is_followed_by_its_results(chat_of, family, text, turn, cut):
     chat = chat_of(family)
     prompt = chat.open([{"role": "user", "content": "Hi"}], [FIND])

@@ -144,7 +144,7 @@ def test_every_token_that_is_admitted_in_a_counted_string_is_accepted(walker, pa
     assert all(matcher.fork().accept_token(int(token)) for token in admitted[::7])
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(schema=drawn_schemas(), escapes=st.booleans(), seed=st.integers(0, 2**32))
 def test_every_call_that_a_grammar_admits_is_valid_unless_a_keyword_is_named(walker, schema, escapes, seed):
     unheld = find_unheld(schema, excludes=EXCLUDES, escapes=escapes)

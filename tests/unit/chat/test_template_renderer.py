@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from conversations import ANSWER, CALLING, FIND, RESULT, SYSTEM, USER, hostile_texts
 from family_tokenizers import FAMILIES, TEMPLATE, write_tokenizer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -159,7 +159,6 @@ def test_roles_that_are_told_apart_by_text_alone_work_and_their_tags_are_broken_
 
 
 @given(text=hostile_texts, role=st.sampled_from(["system", "user", "tool"]))
-@settings(deadline=None)  # the chat is loaded in the first
 def test_markup_in_a_message_never_becomes_a_special_token(chat_of, text, role):
     chat = chat_of("template")
     control = set(chat.tokenizer.added_tokens_decoder)

@@ -79,14 +79,14 @@ def _size(chat) -> int:
 
 
 @pytest.mark.parametrize("family", ["chatml", "qwen3", "llama-3", "deepseek-v3", "kimi-k2"])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(call=finds(strings))
 def test_a_call_in_json_is_read_back_and_could_have_been_sampled(held, family, call):
     check_call(held(family), call)
 
 
 @pytest.mark.parametrize("family", ["qwen3.5", "glm-4.5", "minimax-m2"])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(call=finds(tame))
 def test_a_call_in_tags_is_read_back_and_could_have_been_sampled(held, family, call):
     check_call(held(family), call)

@@ -64,7 +64,7 @@ def played() -> list[Trajectory]:
     """Many different episodes, the same each time."""
     found: list[Trajectory] = []
 
-    @settings(max_examples=60, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     @given(st.lists(episodes, min_size=2, max_size=2))
     def gather(some: list[Trajectory]) -> None:
         found.extend(some)
@@ -85,7 +85,6 @@ def index(played, tmp_path_factory):
     index.close()
 
 
-@settings(max_examples=40)
 @given(wanted=filters, page=pages)
 def test_a_filter_lets_through_what_plain_python_lets_through(index, played, wanted: Filter, page: Page):
     expected = [one for one in played if lets_through(wanted, one)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from shown_runs import ROOT, client_of, get, make_config, record
 from tokenizers import Tokenizer, decoders, models
@@ -26,7 +26,6 @@ def tokenizer(request) -> tuple[Tokenizer, TokenTexts]:
     return Tokenizer.from_file(str(path)), TokenTexts(path)
 
 
-@settings(max_examples=60)
 @given(text=st.text(max_size=40))
 def test_the_texts_of_the_tokens_of_a_text_are_that_text(tokenizer, text: str):
     plain, shown = tokenizer
@@ -38,7 +37,6 @@ def test_the_texts_of_the_tokens_of_a_text_are_that_text(tokenizer, text: str):
     assert "".join(texts) == text
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_any_row_of_tokens_gives_what_the_tokenizer_gives_where_that_is_text(tokenizer, data: st.DataObject):
     plain, shown = tokenizer

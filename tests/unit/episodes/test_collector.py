@@ -10,7 +10,6 @@ from staged_episodes import made_trajectory, make_task
 
 from mcprl.config import EpisodesConfig
 from mcprl.episodes import Collector
-from mcprl.episodes.attempts import AbandonedGroup
 from mcprl.errors import BadValueError, GroupIncompleteError, ServerLostError
 from mcprl.records import LostEpisode, Task, Trajectory
 
@@ -118,15 +117,6 @@ async def test_the_losses_of_one_group_are_not_those_of_another():
 async def test_an_episode_lost_too_often_is_an_error_that_names_the_last_cause():
     with pytest.raises(GroupIncompleteError, match=r"episode 1 of task a was lost 2 times, last to E-TOOL-011 server"):
         await collect(lose({("a", 1): 9}), "a", max_attempts=2)
-
-
-async def test_a_group_with_an_episode_lost_too_often_is_abandoned_whole_and_the_others_go_on():
-    collector = Collector(Runner(lose({("a", 1): 9})), EpisodesConfig(group_size=3, max_attempts=2))
-    abandoned: list[AbandonedGroup] = []
-    groups = await collector.collect([make_task("a"), make_task("b")], 4, lambda _: None, abandoned.append)
-    assert [(group.task.id, len(group.trajectories)) for group in groups] == [("b", 3)]
-    assert [(group.task_id, len(group.lost)) for group in abandoned] == [("a", 2)]
-    assert "episode 1 of task a was lost 2 times" in abandoned[0].error.what
 
 
 async def test_a_spare_does_not_take_the_place_of_a_member_that_was_lost():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from staged_episodes import Face, FunctionTools, Refusal, call, make_task
 
@@ -327,7 +327,6 @@ weights = st.builds(
 
 
 @given(turns, st.sampled_from(["42", "no idea", None]), goals, weights)
-@settings(deadline=None)
 def test_the_rewards_of_the_turns_add_up_to_that_of_the_episode_exactly(turns, answer, goal, weights):
     async def play() -> None:
         tools = FunctionTools(echo=lambda text: text, refuse=refuse)

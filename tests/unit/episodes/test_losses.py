@@ -110,7 +110,7 @@ def test_losses_that_go_together_with_a_tool_are_named():
     ]
     kept = [made_trajectory("a", n, turns=[made_turn((call("look"), True))]) for n in range(40)]
     health = Health(make_config())
-    health.note_losses([made_group("a", *kept, lost=lost)], ())
+    health.note_losses([made_group("a", *kept, lost=lost)])
     [verdict] = health.judge({})
     assert (verdict.name, verdict.severity) == ("caused faults", Severity.WARN)
     assert verdict.what == "lost turns go together with tool run (8 of 8 turns lost, 0 of 40 without it)"

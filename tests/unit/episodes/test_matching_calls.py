@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise, permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.episodes.matching import pair_in_any_order, pair_in_order
@@ -37,7 +37,6 @@ def every_pairing(table, *, in_order: bool):
 
 
 @given(gain_tables())
-@settings(deadline=None)
 def test_in_order_no_pairing_is_worth_more(table):
     pairs = pair_in_order(table)
     assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(pairs))
@@ -45,7 +44,6 @@ def test_in_order_no_pairing_is_worth_more(table):
 
 
 @given(gain_tables())
-@settings(deadline=None)
 def test_in_any_order_no_pairing_is_worth_more_and_no_call_counts_twice(table):
     pairs = pair_in_any_order(table)
     assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)

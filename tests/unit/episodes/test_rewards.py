@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from staged_episodes import call, made_turn
 
@@ -50,7 +50,6 @@ def every_pairing(expected, made, *, in_any_order: bool):
 
 
 @given(expected_calls.filter(bool), made_calls, weights_drawn, st.booleans())
-@settings(deadline=None)
 def test_no_pairing_of_calls_would_bring_a_higher_reward(expected, made, weights, in_any_order):
     goal = Goal(calls=tuple(expected), in_any_order=in_any_order)
     found = parts(goal, worked(*made), weights=weights)
@@ -82,14 +81,12 @@ def test_parts_without_weight_are_measured_all_the_same():
 
 
 @given(expected_calls, st.lists(made_calls, max_size=4))
-@settings(deadline=None)
 def test_how_calls_are_spread_over_turns_does_not_matter(expected, spread):
     goal = Goal(calls=tuple(expected))
     assert parts(goal, *(worked(*calls) for calls in spread)) == parts(goal, worked(*(c for cs in spread for c in cs)))
 
 
 @given(expected_calls.filter(bool), made_calls, made_calls, st.booleans())
-@settings(deadline=None)
 def test_more_calls_never_come_to_less_but_for_efficiency(expected, made, more, in_any_order):
     goal = Goal(calls=tuple(expected), in_any_order=in_any_order)
     weights = RewardsConfig(efficiency=0)
@@ -202,7 +199,6 @@ def test_too_few_calls_in_all_scale_the_share_of_calls():
 
 
 @given(expected_calls.filter(bool), made_calls, st.integers(0, 3), st.booleans())
-@settings(deadline=None)
 def test_an_injected_failure_counts_neither_for_the_policy_nor_against_it(expected, made, where, in_any_order):
     goal = Goal(calls=tuple(expected), in_any_order=in_any_order, min_calls=2)
     turns = [worked(made_call) for made_call in made]
@@ -255,7 +251,6 @@ full_goals = st.builds(
 
 
 @given(full_goals, weights_drawn)
-@settings(deadline=None)
 def test_a_perfect_episode_is_worth_exactly_one_and_an_idle_one_exactly_nothing(goal, weights):
     calls = [call(e.tool, **e.arguments) for e in goal.calls]
     perfect = parts(
@@ -269,7 +264,6 @@ def test_a_perfect_episode_is_worth_exactly_one_and_an_idle_one_exactly_nothing(
 
 
 @given(full_goals, made_calls, st.floats(0, 1), st.floats(0, 1), weights_drawn, st.floats(-2, 0.4), st.floats(0.5, 2))
-@settings(deadline=None)
 def test_no_reward_is_outside_the_bounds(goal, made, state, grade, weights, low, high):
     weights = weights.model_copy(update={"clip_low": low, "clip_high": high})
     turn = made_turn(*((c, n % 2 == 0) for n, c in enumerate(made)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_evaluations import make_evaluation, make_trajectory, said
 from rich.console import Console
@@ -47,7 +47,6 @@ def hostile_page(name: str) -> str:
 
 
 @given(st.one_of(st.just(HOSTILE), st.text(min_size=1)))
-@settings(max_examples=25)
 def test_a_page_has_no_script_and_asks_for_nothing_whatever_things_are_called(name):
     for tag, attributes in Elements(hostile_page(name)).found:
         assert tag not in {"script", "iframe", "object", "embed", "img", "link", "form", "base", "a"}

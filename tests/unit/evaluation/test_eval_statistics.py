@@ -9,7 +9,7 @@ from itertools import combinations, product
 from statistics import NormalDist
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.evaluation.statistics import (
@@ -63,7 +63,6 @@ def signs_counted(differences: list[Fraction]) -> float:
 
 
 @given(st.lists(st.fractions(-1, 1, max_denominator=6), max_size=8))
-@settings(max_examples=40)
 def test_the_paired_test_counts_every_choice_of_signs(differences):
     assert sign_flip_p(differences) == pytest.approx(signs_counted(differences))
 
@@ -85,7 +84,6 @@ def test_the_paired_test_of_many_tasks_is_exact_and_quick():
 
 
 @given(shares)
-@settings(max_examples=40)
 def test_an_interval_of_shares_holds_its_estimate_and_stays_between_0_and_1(means):
     estimate = share_interval(means, 4 * len(means))
     assert 0.0 <= estimate.low <= estimate.value <= estimate.high <= 1.0
@@ -93,7 +91,6 @@ def test_an_interval_of_shares_holds_its_estimate_and_stays_between_0_and_1(mean
 
 
 @given(shares)
-@settings(max_examples=40)
 def test_an_interval_shrinks_where_as_many_tasks_again_say_the_same(means):
     once, twice = share_interval(means, 4 * len(means)), share_interval(means * 2, 8 * len(means))
     assert twice.high - twice.low < once.high - once.low + 1e-12
@@ -137,7 +134,6 @@ def test_students_quantiles_are_those_of_the_printed_tables(freedom, quantile):
 
 
 @given(st.floats(-8, 8), st.integers(1, 200))
-@settings(max_examples=40)
 def test_students_distribution_is_symmetric_and_exact_where_it_has_a_formula(t, freedom):
     assert student_cdf(t, freedom) + student_cdf(-t, freedom) == pytest.approx(1.0)
     assert student_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-7)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcprl.learners import layout as layout_module
@@ -54,11 +54,9 @@ def seen_by_path(tree: Tree, node: int, place: int) -> list[int]:
     return above + list(range(tree.nodes[node].start, place + 1))
 
 
-any_family = settings(max_examples=60, deadline=None)
 shortest = st.sampled_from([1, 3, 16])
 
 
-@any_family
 @given(families(), shortest)
 @example([(1,) * 5, (1,) * 5, (1,) * 5 + (2,)], 16)
 def test_each_sequence_is_read_back_through_its_places(sequences, shortest_shared):
@@ -69,7 +67,6 @@ def test_each_sequence_is_read_back_through_its_places(sequences, shortest_share
         assert layout.position_BT.flatten()[place_T].tolist() == list(range(len(ids)))
 
 
-@any_family
 @given(families(), shortest)
 def test_a_token_sees_its_own_earlier_tokens_and_nothing_else(sequences, shortest_shared):
     layout = laid_out(sequences, shortest_shared)
@@ -86,7 +83,6 @@ def test_a_token_sees_its_own_earlier_tokens_and_nothing_else(sequences, shortes
     assert used == set(range(layout.token_id_BT.numel())), "a packed token belongs to no sequence"
 
 
-@any_family
 @given(families(), shortest)
 def test_the_nodes_above_a_node_spell_what_comes_before_it(sequences, shortest_shared):
     layout = laid_out(sequences, shortest_shared)
@@ -101,7 +97,6 @@ def test_the_nodes_above_a_node_spell_what_comes_before_it(sequences, shortest_s
         assert any(spelled == ids[: len(spelled)] for ids in sequences)
 
 
-@any_family
 @given(families(), shortest)
 @example([(1,) * 5, (1,) * 5, (1,) * 5 + (2,)], 16)
 def test_a_tree_is_never_larger_than_rows_and_keeps_duplicates_once(sequences, shortest_shared):
@@ -111,14 +106,12 @@ def test_a_tree_is_never_larger_than_rows_and_keeps_duplicates_once(sequences, s
     assert layout.token_id_BT.numel() == once.token_id_BT.numel()
 
 
-@any_family
 @given(families())
 def test_where_every_prefix_is_shared_a_tree_has_a_token_for_each_different_prefix(sequences):
     prefixes = {ids[:stop] for ids in sequences for stop in range(1, len(ids) + 1)}
     assert laid_out(sequences, 1).token_id_BT.numel() == len(prefixes)
 
 
-@any_family
 @given(families())
 def test_a_row_holds_its_sequence_and_padding_behind_it(sequences):
     layout = lay_out_rows(sequences, CPU)

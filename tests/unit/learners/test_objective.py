@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_trajectories import make_trajectory
 from small_models import save_small_model, small_batch, small_config, small_groups, small_learner
@@ -93,7 +93,6 @@ def scored(columns: list[Tensor], chosen: Tensor | None = None) -> Scores:
     return Scores(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_packs_of_any_size_and_order_add_up_to_the_same_loss_and_gradient(data):
     critic = data.draw(st.booleans(), "critic")

@@ -38,7 +38,7 @@ shapes = st.lists(
 
 
 @given(shapes, st.integers(0, 2**31), st.booleans())
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=16)
 def test_ragged_trajectories_of_mixed_temperatures_score_as_if_each_stood_alone(adapted_policy, shapes, seed, tree):
     generator = torch.Generator().manual_seed(seed)
     made = [

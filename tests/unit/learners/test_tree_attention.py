@@ -63,7 +63,6 @@ def trees(draw: st.DrawFn) -> Tree:
     return tree_of(*((draw(lengths), draw(st.integers(-1, number - 1))) for number in range(count)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(trees())
 @example(tree_of((1, -1)))
 @example(tree_of((512, -1), (128, 0), (128, 0), (1, 2)))
@@ -125,7 +124,7 @@ def relative(found: Tensor, true: Tensor) -> float:
     return float((found - true).norm() / true.norm())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trees())
 @example(tree_of((1, -1)))
 @example(tree_of((700, -1), (128, 0), (3, 0), (40, 1)))

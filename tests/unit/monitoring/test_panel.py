@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from episodes_seen import make_trajectory
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -211,7 +211,6 @@ def test_no_line_is_wider_than_the_terminal(width, height):
         assert row(lines, "reward").endswith("-0.100 → -0.100")
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["reward", "kl", "entropy", "success_rate"]), st.floats()), max_size=5))
 def test_no_figure_breaks_the_panel(steps):
     panel = TrainingPanel(CONFIG)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import date, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mcp.server.mcpserver.exceptions import ToolError
 
@@ -17,7 +17,6 @@ from mcprl.world import open_market
 from mcprl.world.facts import Frequency, Period
 
 SEEDS = (7, 11)
-QUICK = settings(max_examples=25, deadline=None)
 _FIGURE = r"\$?(-?[\d,]+(?:\.\d+)?)"
 
 
@@ -62,7 +61,6 @@ def stocks(draw):
     return seed, draw(st.sampled_from([symbol, symbol.lower(), f" {symbol} "]))
 
 
-@QUICK
 @given(stocks())
 def test_a_quote_is_the_markets_and_the_narrower_tools_repeat_it(stock):
     seed, symbol = stock
@@ -82,7 +80,6 @@ def test_a_quote_is_the_markets_and_the_narrower_tools_repeat_it(stock):
     assert close == {"symbol": quote.symbol, "previous_close": quote.previous_close}
 
 
-@QUICK
 @given(stocks())
 def test_both_servers_agree_on_name_market_cap_previous_close_and_news(stock):
     seed, symbol = stock
@@ -99,7 +96,6 @@ def test_both_servers_agree_on_name_market_cap_previous_close_and_news(stock):
     assert told == call("polygon", seed, "polygon_get_news", ticker=symbol, limit=5)[1]["articles"]
 
 
-@QUICK
 @given(stocks(), st.sampled_from(list(Period)), st.integers(1, 8))
 def test_statements_are_the_markets_figure_by_figure(stock, period, limit):
     seed, symbol = stock
@@ -117,7 +113,6 @@ def test_statements_are_the_markets_figure_by_figure(stock, period, limit):
         }
 
 
-@QUICK
 @given(stocks(), st.integers(0, 400), st.integers(0, 120))
 def test_a_daily_series_is_the_markets_and_its_text_shows_the_last_bars(stock, ago, length):
     seed, symbol = stock
@@ -171,7 +166,6 @@ def test_movers_are_the_markets_in_its_order(seed, kind, limit):
     ]
 
 
-@QUICK
 @given(stocks())
 def test_a_company_is_found_by_its_name_and_its_symbol(stock):
     seed, symbol = stock

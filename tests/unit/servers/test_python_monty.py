@@ -159,7 +159,7 @@ def expressions(draw: Any, depth: int = 3) -> str:
     return f"({draw(expressions(depth - 1))} {draw(operators)} {draw(expressions(depth - 1))})"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(expressions(), min_size=5, max_size=20))
 async def test_monty_computes_as_python_does(texts):
     expected: list[object] = []

@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mcp import Client
 
@@ -190,7 +190,6 @@ POSTS = st.tuples(st.just("post"), EPISODES, st.sampled_from(CHANNELS), st.text(
 READS = st.tuples(st.just("read"), EPISODES, st.sampled_from(CHANNELS), st.integers(1, 12))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(POSTS | READS, max_size=15))
 def test_any_interleaving_of_episodes_equals_episodes_alone(actions):
     async def compare():

@@ -9,7 +9,7 @@ from fractions import Fraction
 from zlib import crc32
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.config import RunConfig
@@ -45,7 +45,6 @@ outcomes = st.integers(1, 2**32).map(
 )
 
 
-@settings(deadline=None)
 @given(levels, st.data(), outcomes)
 def test_a_restored_run_deals_exactly_what_the_uninterrupted_one_deals(drawn, data, succeeds):
     per_step = data.draw(st.integers(1, len(drawn)))
@@ -61,7 +60,6 @@ def test_a_restored_run_deals_exactly_what_the_uninterrupted_one_deals(drawn, da
     assert resumed.state() == whole.state()
 
 
-@settings(deadline=None)
 @given(levels, st.data(), outcomes)
 def test_a_step_deals_the_asked_number_of_different_tasks_and_asking_twice_changes_nothing(drawn, data, succeeds):
     per_step = data.draw(st.integers(1, len(drawn)))
@@ -73,7 +71,6 @@ def test_a_step_deals_the_asked_number_of_different_tasks_and_asking_twice_chang
         order.note({task.id: succeeds(task.id, step) for task in dealt})
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(Difficulty), st.lists(st.lists(st.booleans(), min_size=1, max_size=5), max_size=3))

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.errors import TaskFileError
@@ -108,7 +108,6 @@ def test_a_row_without_an_id_gets_one_from_its_question(read):
     assert [task.id for task in again[1:]] == [there.id, here.id]
 
 
-@settings(deadline=None)
 @given(order=st.permutations(range(4)))
 def test_rows_that_share_an_id_are_told_apart_by_what_they_say_and_not_by_their_order(tmp_path_factory, order):
     metadata = {"task_id": "d03"}

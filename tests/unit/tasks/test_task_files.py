@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -326,7 +326,6 @@ tasks = st.builds(
 
 
 # A task has many fields: drawing some is slow on a busy machine, which says nothing about the code.
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(tasks, min_size=1, max_size=3, unique_by=lambda task: task.id))
 def test_what_is_written_is_read_back_the_same_and_fits_the_published_schema(tmp_path_factory, written):
     path = tmp_path_factory.mktemp("written") / "tasks.jsonl"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from desk_wire import Wire, budgeted, clients_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from virtual_clock import run_in_virtual_time
 
@@ -75,7 +75,6 @@ class Till:
             pass
 
 
-@settings(deadline=None)
 @given(st.integers(0, 8), st.sampled_from([0.0, 0.05]), ERRANDS)
 def test_a_budget_is_exact_over_clients_whatever_is_given_back_or_cancelled(allowed, delay_s, errands):
     async def scenario() -> None:

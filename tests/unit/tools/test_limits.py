@@ -8,7 +8,7 @@ import json
 
 import pytest
 from desk_wire import Wire, budgeted, clients_of, rated
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from virtual_clock import run_in_virtual_time
 
@@ -38,7 +38,6 @@ async def pass_at(limits: Limits, delay_s: float, passed: list[float], takes_s: 
 PLANS = st.lists(st.tuples(st.integers(0, 4), st.floats(0, 5), st.floats(0, 4), st.floats(0, 1)), max_size=30)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.sampled_from([0.0, 0.01, 0.3]), PLANS)
 def test_no_period_sees_more_arrivals_than_allowed_from_all_clients_together(calls, delay_s, plans):
     per_s = 1.0
@@ -63,7 +62,6 @@ def test_no_period_sees_more_arrivals_than_allowed_from_all_clients_together(cal
         assert later - earlier >= per_s - 1e-6
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), PLANS)
 def test_clients_of_a_desk_pass_when_callers_in_one_process_would(calls, plans):
     async def passages(limits: list[Limits]) -> list[float]:

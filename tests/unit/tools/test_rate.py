@@ -5,7 +5,7 @@ import asyncio
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from virtual_clock import run_in_virtual_time
 
@@ -39,7 +39,6 @@ def test_a_burst_passes_at_once_and_the_rest_a_period_later():
     assert [when for when, _ in passed] == pytest.approx([0, 0, 0, 10, 10, 10, 20])
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.lists(st.tuples(st.floats(0, 5), st.floats(0, 4), st.floats(0, 1)), max_size=30))
 def test_no_period_sees_more_arrivals_than_allowed_wherever_on_its_way_each_call_arrives(calls, plans):
     per_s = 1.0
@@ -76,7 +75,6 @@ def test_a_slow_call_keeps_its_place_for_two_periods_and_no_longer():
     assert run_in_virtual_time(scenario()) == pytest.approx([2.0, 3.0])
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.sampled_from([0.1, 1.0, 3.0]), st.lists(st.floats(0, 10), min_size=1, max_size=40))
 def test_no_span_of_one_period_holds_more_calls_than_allowed_and_none_waits_for_nothing(calls, per_s, delays_s):
     passed = run_in_virtual_time(passages(RateLimit(RateSettings(calls=calls, per_s=per_s)), delays_s))

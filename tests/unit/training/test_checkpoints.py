@@ -209,7 +209,7 @@ def test_every_one_of_1000_flipped_bits_is_found(checkpoints, record_property):
     assert (found, healed) == (1000, 1000)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(steps=st.sets(st.integers(0, 9), max_size=5), keep=st.integers(0, 4), also=st.sets(st.integers(0, 9)))
 def test_the_newest_and_the_named_ones_are_kept_and_nothing_else(tmp_path_factory, steps, keep, also):
     checkpoints = Checkpoints(tmp_path_factory.mktemp("kept"))

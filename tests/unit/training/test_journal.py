@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_trajectory import make_trajectory
 from trajectory_strategies import trajectories
@@ -68,7 +68,6 @@ def written(tmp_path_factory) -> tuple[bytes, list[Trajectory]]:
 
 
 @given(made=st.lists(trajectories(step=STEP), max_size=5))
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_another_process_reads_the_episodes_that_were_added_in_their_order(tmp_path_factory, made):
     folder = tmp_path_factory.mktemp("journal")
     made = [replace(trajectory, member=member) for member, trajectory in enumerate(made)]
@@ -178,7 +177,6 @@ def test_of_an_episode_that_stands_twice_the_first_counts(tmp_path):
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
 def test_any_prefix_of_a_file_gives_a_prefix_of_its_episodes(tmp_path_factory, written, data):
     whole, made = written
     length = data.draw(st.integers(0, len(whole)))
@@ -193,7 +191,6 @@ def test_any_prefix_of_a_file_gives_a_prefix_of_its_episodes(tmp_path_factory, w
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=100)
 def test_a_flipped_bit_loses_the_line_it_touches_and_no_other_and_is_told(tmp_path_factory, written, data):
     whole, made = written
     bit = data.draw(st.integers(0, 8 * len(whole) - 1))

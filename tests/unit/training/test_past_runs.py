@@ -94,7 +94,7 @@ def test_a_run_without_step_checkpoint_or_episode_failed_to_start(config):
     assert read_run(path).state is RunStatus.STOPPED
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(cut=len('{"step": 0, "reward": 0.0}'))  # all but the end of the line
 @given(cut=st.integers(0, 400))
 def test_a_line_that_is_half_written_does_not_count_yet(tmp_path, cut):

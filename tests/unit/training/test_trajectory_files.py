@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_trajectory import make_trajectory
 from trajectory_strategies import trajectories
@@ -24,7 +24,6 @@ from mcprl.training.trajectory_files import (
 
 
 @given(made=st.lists(trajectories(), max_size=4))
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 def test_trajectories_read_from_parquet_are_those_written(tmp_path_factory, made):
     path = tmp_path_factory.mktemp("trajectories") / "step-00000.parquet"
     write_trajectories(path, made)
@@ -37,7 +36,6 @@ def test_trajectories_read_from_parquet_are_those_written(tmp_path_factory, made
 
 
 @given(made=trajectories())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_a_trajectory_decoded_is_the_one_encoded_and_stands_on_one_line(made):
     encoded = encode_trajectory(made)
     assert b"\n" not in encoded

@@ -8,7 +8,7 @@ from datetime import date, datetime, timedelta
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from worlds import SEEDS, companies
 
@@ -72,7 +72,6 @@ def test_an_article_names_the_companies_of_its_symbols_and_no_others(seed):
             assert f"{market.company(symbol).name} ({symbol})" in article.text
 
 
-@settings(deadline=None)
 @given(companies(), st.data())
 def test_news_of_several_symbols_is_that_of_each_of_them_merged(chosen, data):
     market, company = chosen

@@ -31,7 +31,6 @@ def test_now_is_a_friday_afternoon_in_new_york_during_trading_hours():
     assert dict(status.exchanges) == {"NASDAQ": "open", "NYSE": "open"}
 
 
-@settings(deadline=None)
 @given(companies())
 def test_there_are_260_daily_bars_on_weekdays_up_to_today_and_none_on_holidays(chosen):
     market, company = chosen
@@ -44,7 +43,6 @@ def test_there_are_260_daily_bars_on_weekdays_up_to_today_and_none_on_holidays(c
     assert {date(2024, 7, 4), date(2024, 12, 25), date(2025, 1, 1), date(2025, 6, 19)}.isdisjoint(days)
 
 
-@settings(deadline=None)
 @given(companies())
 def test_a_bar_is_between_its_low_and_its_high_and_days_follow_each_other_closely(chosen):
     market, company = chosen
@@ -59,7 +57,6 @@ def test_a_bar_is_between_its_low_and_its_high_and_days_follow_each_other_closel
         assert abs(after.close / before.close - 1) < 0.25
 
 
-@settings(deadline=None, max_examples=60)
 @given(companies(), st.integers(0, 259), st.sampled_from([Frequency.HOURLY, Frequency.MINUTE]))
 def test_hours_and_minutes_of_a_day_add_up_to_its_bar_exactly(chosen, number, frequency):
     market, company = chosen
@@ -76,7 +73,7 @@ def test_hours_and_minutes_of_a_day_add_up_to_its_bar_exactly(chosen, number, fr
         assert part.volume >= 0
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(companies(), st.integers(0, 259))
 def test_minutes_run_from_the_opening_to_the_close_or_to_now(chosen, number):
     market, company = chosen
@@ -91,7 +88,6 @@ def test_minutes_run_from_the_opening_to_the_close_or_to_now(chosen, number):
     assert [bar.start for bar in hours] == [bar.start for bar in minutes][::60]
 
 
-@settings(deadline=None)
 @given(companies())
 def test_a_quote_agrees_with_the_bars_the_previous_close_the_shares_and_the_statements(chosen):
     market, company = chosen
@@ -120,7 +116,6 @@ def test_a_quote_agrees_with_the_bars_the_previous_close_the_shares_and_the_stat
         assert quote.pe is None
 
 
-@settings(deadline=None)
 @given(markets(), st.integers(-2, 70))
 def test_gainers_and_losers_are_the_quotes_in_order_with_ties_by_symbol(market, limit):
     quotes = [market.quote(company.symbol) for company in market.companies]
@@ -136,7 +131,6 @@ def test_there_are_at_least_ten_gainers_and_ten_losers(seed):
     assert len(market.gainers(10)) == len(market.losers(10)) == 10
 
 
-@settings(deadline=None)
 @given(companies(), st.dates(date(2024, 1, 1), date(2026, 1, 1)), st.dates(date(2024, 1, 1), date(2026, 1, 1)))
 def test_a_range_of_days_holds_the_bars_of_these_days_only(chosen, start, end):
     market, company = chosen
@@ -146,7 +140,6 @@ def test_a_range_of_days_holds_the_bars_of_these_days_only(chosen, start, end):
     )
 
 
-@settings(deadline=None)
 @given(companies(), st.randoms(use_true_random=False))
 def test_symbols_are_known_in_any_case(chosen, random):
     market, company = chosen
@@ -157,7 +150,6 @@ def test_symbols_are_known_in_any_case(chosen, random):
     assert market.news([written], 3) == market.news([company.symbol], 3)
 
 
-@settings(deadline=None)
 @given(markets(), st.text())
 def test_an_unknown_symbol_has_no_facts(market, symbol):
     if symbol.strip().upper() in {company.symbol for company in market.companies}:

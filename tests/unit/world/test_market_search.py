@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from worlds import SEEDS, companies, markets
 
@@ -29,7 +29,6 @@ AWKWARD = (
 )
 
 
-@settings(deadline=None)
 @given(markets(), st.text() | st.sampled_from(AWKWARD) | st.lists(st.sampled_from(AWKWARD)).map(" ".join))
 def test_no_text_breaks_a_search(market, query):
     found = market.documents(query, 5)
@@ -48,7 +47,6 @@ def test_a_query_without_words_finds_nothing(query):
     assert market.answer(query) == ""
 
 
-@settings(deadline=None)
 @given(markets(), st.lists(st.sampled_from(["sector", "revenue", "price", "company", "ratio", "CEO"]), min_size=1))
 def test_a_shorter_list_of_pages_is_the_start_of_a_longer_one(market, words):
     query = " ".join(words)
@@ -58,7 +56,6 @@ def test_a_shorter_list_of_pages_is_the_start_of_a_longer_one(market, words):
     assert market.documents(query, 0) == market.documents(query, -1) == ()
 
 
-@settings(deadline=None)
 @given(
     companies(),
     st.sampled_from(["who is the CEO of {0.name}?", "{0.symbol} headquarters", "when was {0.name} founded"]),
@@ -112,7 +109,6 @@ def test_every_article_is_a_page_with_the_same_address_and_text(seed):
         assert pages[article.url].endswith(article.text)
 
 
-@settings(deadline=None)
 @given(companies(), st.sampled_from(["{0.name}", "{0.symbol}"]), st.sampled_from([str, str.lower, str.upper]))
 def test_an_answer_states_what_the_tools_state(chosen, naming, spelling):
     market, company = chosen
@@ -173,7 +169,6 @@ def test_a_question_that_the_world_cannot_answer_gets_no_answer(question):
     assert market.answer(question.format(market.companies[0].symbol)) == ""
 
 
-@settings(deadline=None)
 @given(markets())
 def test_an_answer_about_the_movers_of_the_day_names_the_first_of_the_list(market):
     up, down = market.gainers(1)[0], market.losers(1)[0]
@@ -181,7 +176,6 @@ def test_an_answer_about_the_movers_of_the_day_names_the_first_of_the_list(marke
     assert f"({down.symbol}): {down.change_percent:+.2f}%" in market.answer("Who is today's worst loser?")
 
 
-@settings(deadline=None)
 @given(companies())
 def test_a_company_is_found_by_its_symbol_its_name_and_the_start_of_either(chosen):
     market, company = chosen

@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from worlds import SEEDS, cents, companies
 
@@ -18,7 +18,6 @@ SUMMED = ("revenue", "gross_profit", "operating_income", "net_income")
 WELL_KNOWN = {"AAPL", "MSFT", "GOOG", "AMZN", "NVDA", "META", "TSLA", "JPM", "WMT", "BRK", "NFLX", "SPY", "QQQ", "KHC"}
 
 
-@settings(deadline=None)
 @given(companies())
 def test_five_fiscal_years_are_the_exact_sums_of_their_twenty_quarters(chosen):
     market, company = chosen
@@ -34,7 +33,6 @@ def test_five_fiscal_years_are_the_exact_sums_of_their_twenty_quarters(chosen):
             assert getattr(year, field) == sum(getattr(quarter, field) for quarter in of_year)
 
 
-@settings(deadline=None)
 @given(companies())
 def test_earnings_a_share_are_net_income_over_shares_to_the_cent(chosen):
     market, company = chosen
@@ -43,7 +41,6 @@ def test_earnings_a_share_are_net_income_over_shares_to_the_cent(chosen):
             assert abs(cents(statement.eps) - 100 * statement.net_income / company.shares) <= 0.5
 
 
-@settings(deadline=None)
 @given(companies())
 def test_a_statement_shrinks_from_revenue_to_net_income_and_ends_a_month_before_now(chosen):
     market, company = chosen
@@ -57,7 +54,6 @@ def test_a_statement_shrinks_from_revenue_to_net_income_and_ends_a_month_before_
     assert timedelta(days=28) < market.today - ends[0] < timedelta(days=92)
 
 
-@settings(deadline=None)
 @given(companies(), st.integers(-3, 10**30))
 def test_a_limit_shortens_the_list_from_its_old_end(chosen, limit):
     market, company = chosen

@@ -7,7 +7,7 @@ import re
 from datetime import date, datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from worlds import SEEDS
 
@@ -44,7 +44,6 @@ def test_each_channel_has_a_history_before_now_newest_first(seed):
         assert workspace.history(channel.id, 0) == workspace.history(channel.id, -1) == ()
 
 
-@settings(deadline=None)
 @given(seeds, st.integers(0, 7), st.sampled_from(["{}", "#{}", " #{} "]), st.sampled_from([str, str.upper, str.title]))
 def test_a_channel_is_found_by_id_name_or_hash_name_in_any_case(seed, number, writing, spelling):
     workspace = open_workspace(seed)
@@ -53,7 +52,6 @@ def test_a_channel_is_found_by_id_name_or_hash_name_in_any_case(seed, number, wr
     assert workspace.find(spelling(channel.id)) == channel
 
 
-@settings(deadline=None)
 @given(seeds, st.text())
 def test_an_unknown_channel_is_not_found(seed, text):
     workspace = open_workspace(seed)
@@ -62,7 +60,6 @@ def test_an_unknown_channel_is_not_found(seed, text):
         assert workspace.find(text) is None
 
 
-@settings(deadline=None)
 @given(seeds, st.lists(st.tuples(st.integers(0, 7), st.text()), max_size=20))
 def test_posts_come_after_everything_else_in_order_and_nobody_else_sees_them(seed, posts):
     workspace, other = open_workspace(seed), open_workspace(seed)

@@ -155,8 +155,7 @@ def lost_episodes(sight: Sight) -> Verdict | None:
     lost, kept = sight.now("episodes_lost_to_infrastructure"), sight.now("episodes")
     if lost is None or kept is None or lost + kept <= 0:
         return None
-    abandoned = sight.now("groups_abandoned")
-    severity = by_size(lost / (lost + kept), warn=0.0 if abandoned else _LOST_WARN, bad=_LOST_BAD)
+    severity = by_size(lost / (lost + kept), warn=_LOST_WARN, bad=_LOST_BAD)
     codes = {name.removeprefix("lost_"): count for name, count in sight.metrics.items() if name.startswith("lost_")}
     if severity is None or not codes:
         return None
@@ -164,8 +163,7 @@ def lost_episodes(sight: Sight) -> Verdict | None:
     return Verdict(
         severity=severity,
         what=f"{lost / (lost + kept):.0%} of episodes were lost to the infrastructure and run again: "
-        f"mostly ({codes[most] / lost:.0%}) to {most}"
-        + (f"; {abandoned:.0f} groups were left out after episodes.max_attempts attempts" if abandoned else ""),
+        f"mostly ({codes[most] / lost:.0%}) to {most}",
         fix=f"`mcprl explain {most}` says what that is and what mends it; the logs of the run say where",
     )
 

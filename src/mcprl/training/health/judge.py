@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mcprl.config import RunConfig
-from mcprl.episodes.attempts import AbandonedGroup
 from mcprl.episodes.losses import LossLedger
 from mcprl.records import Group
 from mcprl.training.health.bars import KL_WARN
@@ -55,9 +54,9 @@ class Health:
         known = {step for step in (past.best_reward_step, past.healthy_step) if step is not None}
         return known | {int(candidate[0]) for candidate in past.candidates}
 
-    def note_losses(self, groups: Sequence[Group], abandoned: Sequence[AbandonedGroup]) -> None:
+    def note_losses(self, groups: Sequence[Group]) -> None:
         """What was played in the step that is judged next, and what was lost."""
-        self._losses.add(groups, abandoned)
+        self._losses.add(groups)
 
     def judge(self, metrics: Mapping[str, float], skipped: str | None = None) -> tuple[Verdict, ...]:
         """The verdicts on the next step, the most severe first; a single one, OK, where nothing is wrong.
