@@ -19,7 +19,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── MissingKeyError          E-TOOL-007   a server needs a key that is not set
     │   ├── BudgetExceededError      E-TOOL-008   the next call would exceed a server's budget
     │   ├── CassetteError            E-TOOL-009   a cassette cannot be read or written
-    │   ├── ToolLimitError           E-TOOL-016   a server lists or describes more than is read of a server
+    │   ├── ToolLimitError           E-LIMIT-001  a server lists or describes more than is read of a server
     │   ├── SandboxMissingError      E-SAND-001   the sandbox that runs a policy's code cannot be built here
     │   ├── UnbridgeableError        E-CHAT-001   the chat template cannot continue a conversation token by token
     │   ├── UnheldSchemaError        E-CHAT-002   a tool's schema asks for what a grammar cannot hold

@@ -237,7 +237,7 @@ class ToolLimitError(ConfigurationError):
     values. Fix: leave the tool out with servers.settings.fmp.deny, or ask its author for a smaller schema.
     """
 
-    code = "E-TOOL-016"
+    code = "E-LIMIT-001"
 
 
 class SandboxMissingError(ConfigurationError):

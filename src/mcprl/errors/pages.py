@@ -24,6 +24,7 @@ GROUPS = {
     "CONF": "Configuration",
     "TASK": "Tasks",
     "TOOL": "Tools and their servers",
+    "LIMIT": "Limits on what servers and files may hold",
     "SAND": "The Python sandbox",
     "CHAT": "Conversations and grammars",
     "SAMP": "The sampler",

@@ -89,5 +89,5 @@ async def test_tools_list_names_the_bomb(name, tmp_path):
     said, _ = await asyncio.wait_for(process.communicate(), 120)
     text = " ".join(said.decode().split())
     assert process.returncode == 2, text
-    assert "E-TOOL-016" in text
+    assert "E-LIMIT-001" in text
     assert what in text

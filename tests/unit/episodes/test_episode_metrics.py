@@ -68,6 +68,7 @@ def test_every_figure_is_the_one_counted_by_hand(groups):
             "stop_turn_limit": 0.25,
             "stop_context_limit": 0.0,
             "stop_deadline": 0.0,
+            "stop_caused_fault": 0.0,
         }
     )
 

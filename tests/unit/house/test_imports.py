@@ -83,7 +83,7 @@ OWNERS = {
     "renderers": ("chat/",),
     "xgrammar": ("chat/grammars.py",),
     "duckdb": ("dashboard/",),
-    "starlette": ("dashboard/",),
+    "starlette": ("dashboard/", "servers/"),
     "wandb": ("monitoring/trackers/wandb_tracker.py",),
     "weave": ("monitoring/trackers/weave_tracker.py",),
     "tensorboard": ("monitoring/trackers/tensorboard_tracker.py",),

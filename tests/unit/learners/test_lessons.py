@@ -64,7 +64,6 @@ def test_the_columns_are_those_of_a_naive_loop(made, tree):
     columns = (pack.sequence_N, before_N, pack.targets.token_id_N, pack.targets.temperature_N)
     own = (pack.columns.sampled_logprob_N, pack.columns.advantage_N)
     assert list(zip(*(c.tolist() for c in (*columns, *own)), strict=True)) == wanted
-    assert layout.token_id_BT.flatten()[pack.last_S].tolist() == [t.token_ids[-1] for t in made]
     assert torch.equal(pack.columns.old_logprob_N, pack.columns.sampled_logprob_N)
     assert pack.columns.carries_loss_N.all()
 

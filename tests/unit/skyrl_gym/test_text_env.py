@@ -118,6 +118,7 @@ def test_a_call_without_an_answer_ends_at_the_episodes_deadline(recipe, tasks):
     assert step["metadata"]["infrastructure_fault"] == "E-EPIS-010"
 
 
+@pytest.mark.process
 def test_a_policy_whose_own_turns_took_the_time_is_scored_and_not_lost(recipe, tasks, monkeypatch):
     env = make(recipe, tasks["note"])
     env.init(prompt_of(tasks["note"]))
@@ -131,6 +132,7 @@ def test_a_policy_whose_own_turns_took_the_time_is_scored_and_not_lost(recipe, t
     assert step["metadata"]["reward_parts"]["unanswered"] == 1.0
 
 
+@pytest.mark.process
 def test_many_threads_play_at_once(recipe, tasks):
     # `meet` answers only when all are there.
     number = 8

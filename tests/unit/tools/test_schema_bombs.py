@@ -61,7 +61,7 @@ def test_a_schema_beyond_a_limit_is_refused_by_name(name):
     error = within_limit(lambda: compile_checks("foreign", [offered(schema)]))
     assert isinstance(error, ToolLimitError)
     assert str(error).startswith(
-        "E-TOOL-016 server 'foreign' describes the arguments of tool 'bomb' with a schema that"
+        "E-LIMIT-001 server 'foreign' describes the arguments of tool 'bomb' with a schema that"
     )
     assert limit in str(error)
     assert "servers.settings.foreign.deny" in error.fix

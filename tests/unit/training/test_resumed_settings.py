@@ -344,6 +344,7 @@ class TestARealRun:
         assert (run / "summary.json").exists()
 
 
+@pytest.mark.process
 async def test_a_run_without_its_journal_folder_can_be_resumed(broken_off, tmp_path):
     shutil.copytree(broken_off, tmp_path, dirs_exist_ok=True)
     run = tmp_path / "outputs" / "critic"
