@@ -35,7 +35,9 @@ Key = tuple[int, str, int]
 def evidence(run: Path) -> dict[str, str]:
     """SHA-256 by name: each tensor and fact of the newest checkpoint, the adapter, each episode, token and step."""
     newest = max((run / "checkpoints").glob("step-?????"))
-    found = {f"checkpoint/{newest.name}/state.json": _digest((newest / "state.json").read_bytes())}
+    state: dict[str, Any] = json.loads((newest / "state.json").read_text())
+    del state["settings"]  # the folder of the run is one of them
+    found = {f"checkpoint/{newest.name}/state.json": _digest(json.dumps(state).encode())}
     for file in sorted(newest.glob("learner-*")):
         found |= _tensors(file) if file.suffix == ".safetensors" else {f"learner/{file.name}": _digest_of_file(file)}
     found["adapter"] = _digest_of_file(run / "adapter" / "adapter_model.safetensors")

@@ -147,7 +147,7 @@ def test_a_task_that_names_an_unknown_tool_stops_training_before_any_model_is_lo
     result = mcprl(
         *("train", HELLO, "--set", f"tasks.train={tasks}", "--set", f"training.outputs={tmp_path / 'runs'}"),
         # A model that does not exist: reaching for it would be another error.
-        *("--set", "model.path=./no-such-model"),
+        *("--set", "model.path=./no-such-model", "--set", "algorithm.warm_start.weight=0"),
     )
     assert result.returncode == 2
     assert "mcprl: E-TOOL-003 no server lists a tool 'find_persn', which task d03 needs" in result.stderr
