@@ -38,7 +38,7 @@ def kind_of(argv: Sequence[str]) -> str | None:
     names = [Path(word).name for word in argv[:4]]
     if "vllm.entrypoints.openai.api_server" in argv:
         return "vllm"
-    if "serve.py" in names and "api" in argv:
+    if "serve.py" in names[:3] and "api" in argv:  # later in a command, it is what a stand-in was given
         return "skyrl"
     if names[:1] == ["gcs_server"]:
         return "ray"
