@@ -28,7 +28,7 @@ import psutil
 
 from crashing.small_runs import small_run
 from mcprl.config import RunConfig
-from mcprl.errors import McprlError
+from mcprl.errors import McprlError, SamplerLostError
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.samplers.vllm import VllmSampler
 from mcprl.training.loop import train
@@ -62,23 +62,31 @@ class Killer:
             self.replaced_s.append(time.monotonic() - self._killed_at)
             self._killed_at = None
         self._finished += 1
-        if self._finished % EPISODES_BETWEEN == 0 and self.engine_kills + self.server_kills < self.kills:
+        if self._finished >= EPISODES_BETWEEN and self.engine_kills + self.server_kills < self.kills:
             self._kill()
 
     def step_finished(self, step: int, metrics: Any, verdicts: Any) -> None:
         say(f"step {step + 1}: {self.engine_kills} kills of the engine, {self.server_kills} of the server")
 
     def _kill(self) -> None:
+        """Kill one of the two processes, if both are alive: episodes also finish after a kill."""
         assert self.sampler is not None
-        server = psutil.Process(self.sampler.pid)
+        try:
+            server = psutil.Process(self.sampler.pid)
+            engines = [p for p in server.children(recursive=True) if any("EngineCore" in word for word in p.cmdline())]
+        except (SamplerLostError, psutil.NoSuchProcess, psutil.ZombieProcess):
+            return
+        if not engines:
+            return
         if (self.engine_kills + self.server_kills) % 3 == 2:
             self.server_kills += 1
             os.kill(server.pid, signal.SIGKILL)
         else:
             self.engine_kills += 1
-            [engine] = [p for p in server.children(recursive=True) if "EngineCore" in p.cmdline()[0]]
-            os.kill(engine.pid, signal.SIGKILL)
+            os.kill(engines[0].pid, signal.SIGKILL)
         self._killed_at = time.monotonic()
+        self._finished = 0
+        say(f"{self.engine_kills} kills of the engine, {self.server_kills} of the server")
 
 
 async def measure(ci: bool, folder: Path) -> dict[str, Any]:
