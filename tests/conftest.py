@@ -174,6 +174,12 @@ def tiny_qwen3() -> Path:
 
 
 @pytest.fixture(scope="session")
+def taught_qwen3() -> Path:
+    """A Qwen3 so small that it loads at once, with a vocabulary of its own, which knows how calls are written."""
+    return _needed(ROOT / ".cache" / "models" / "taught-qwen3")
+
+
+@pytest.fixture(scope="session")
 def skyrl_python() -> Path:
     """The Python of the environment with SkyRL's server."""
     return _needed(ROOT / ".venv-skyrl" / "bin" / "python")

@@ -28,15 +28,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 STEPS = 3
 
 
-@pytest.fixture(scope="module")
-def taught_qwen3(root) -> Path:
-    """A tiny Qwen3 that knows how calls are written."""
-    model = root / ".cache" / "models" / "taught-qwen3"
-    if not model.exists():
-        pytest.skip(".cache/models/taught-qwen3 is missing: run scripts/setup")
-    return model
-
-
 @pytest.fixture
 def begun(root, skyrl_python, taught_qwen3, time_server, tmp_path, monkeypatch) -> subprocess.Popen[str]:
     """The run, a few steps long, in its second step, with an episode of that finished."""

@@ -21,11 +21,8 @@ SOUND_RATE = 1e-3
 
 
 @pytest.fixture
-def recipe(root: Path, tmp_path: Path) -> Path:
+def recipe(taught_qwen3: Path, tmp_path: Path) -> Path:
     """A tiny policy that writes valid calls, and is to learn whom to look up."""
-    model = root / ".cache" / "models" / "taught-qwen3"
-    if not model.exists():
-        pytest.skip(".cache/models/taught-qwen3 is missing: run scripts/setup")
     tasks: list[dict[str, Any]] = [
         {"id": f"at-{name}", "prompt": f"What time is it at {name}'s office?", "tools": ["find_person"], "max_turns": 1}
         | {"calls": [{"tool": "find_person", "arguments": {"name": name}}]}
@@ -36,7 +33,7 @@ def recipe(root: Path, tmp_path: Path) -> Path:
     (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"directory": server}}))
     settings = {
         "name": "run",
-        "model": {"path": str(model), "renderer": "chatml", "dtype": "float32", "context_tokens": 128},
+        "model": {"path": str(taught_qwen3), "renderer": "chatml", "dtype": "float32", "context_tokens": 128},
         "tasks": {"train": str(tmp_path / "tasks.jsonl")},
         "servers": {"file": str(tmp_path / "servers.json")},
         "sampling": {"engine": "transformers", "max_tokens": 10},

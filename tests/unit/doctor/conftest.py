@@ -34,15 +34,6 @@ def model_folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def taught_qwen3(root) -> Path:
-    """A Qwen3 so small that it is loaded in no time, with a vocabulary of its own."""
-    folder = root / ".cache" / "models" / "taught-qwen3"
-    if not folder.exists():
-        pytest.skip(".cache/models/taught-qwen3 is missing: run scripts/setup")
-    return folder
-
-
 @pytest.fixture
 def patient(tmp_path, model_folder) -> Patient:
     return well_patient(tmp_path, model_folder)

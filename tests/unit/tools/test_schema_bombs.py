@@ -7,6 +7,7 @@ import copy
 import json
 import logging
 import random
+import threading
 import time
 
 import pytest
@@ -168,19 +169,19 @@ async def test_a_list_that_is_too_long_is_refused(tmp_path):
 
 
 async def test_compiling_that_takes_longer_than_a_start_may_is_a_failed_start(tmp_path, monkeypatch):
-    going_on = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    begun, released = threading.Event(), threading.Event()
 
     def slow(server, tools):
-        loop.call_soon_threadsafe(going_on.set)
-        time.sleep(1.0)
+        begun.set()
+        released.wait(60)
         return compile_checks(server, tools)
 
     monkeypatch.setattr("mcprl.tools.toolbox.compile_checks", slow)
     with pytest.raises(ServerStartError, match=r"the schemas of server .foreign. were not read within 0\.5 s"):
         async with Toolbox([spec(listed("fine", {"type": "object"}), start_deadline_s=0.5)], log_dir=tmp_path):
             pass
-    assert going_on.is_set()
+    released.set()
+    assert begun.is_set()
 
 
 async def test_results_are_held_to_output_schemas_in_time(tmp_path, caplog):
