@@ -1,5 +1,6 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup check test coverage bench docs
+QUICK := not process and not slow and not full and not alone
 export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
@@ -16,10 +17,10 @@ check: ## Lint, format and types: seconds
 	.venv/bin/pyright
 
 test: ## The tests that start no process: at most 4 minutes, before each commit
-	OMP_NUM_THREADS=1 .venv/bin/pytest -m "not process and not alone" -n 2 --dist loadfile --no-loadscope-reorder -q
+	OMP_NUM_THREADS=1 .venv/bin/pytest -m "$(QUICK)" -n 2 --dist loadfile --no-loadscope-reorder -q
 
-coverage: ## The same tests with coverage
-	OMP_NUM_THREADS=1 .venv/bin/pytest -m "not process and not alone" -n 2 --dist loadfile --no-loadscope-reorder -q --cov
+coverage: ## The tests that start no process, with coverage: at least 90%
+	OMP_NUM_THREADS=1 .venv/bin/pytest -m "not process and not full and not alone" -n 2 --dist loadfile --no-loadscope-reorder -q --cov
 
 bench: ## Measure every promise at the size of the gate
 	scripts/promises --all

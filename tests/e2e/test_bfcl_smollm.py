@@ -32,6 +32,7 @@ class Nobody:
     def step_finished(self, step, metrics, verdicts): ...
 
 
+@pytest.mark.full
 @pytest.mark.process
 async def test_an_untrained_model_is_judged_on_every_task_also_on_one_that_does_not_fit(smollm2, tmp_path):
     settings = (

@@ -77,6 +77,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.full
 def test_a_run_whose_trainer_and_then_whose_server_is_killed_has_a_whole_account(begun, root, tmp_path):
     run = tmp_path / "hello-skyrl"
     server = server_processes(begun)

@@ -16,7 +16,7 @@ from mcprl.training.loop import train
 from mcprl.training.run import open_run
 from mcprl.training.trajectory_files import read_trajectories
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900), pytest.mark.full]
 
 
 class Listener:

@@ -102,6 +102,7 @@ def test_a_killed_run_is_resumed_by_one_process_at_a_time_and_ends_like_one_that
         assert float(re.search(r'"duration_s": ([\d.e-]+)', line)[1]) in took
 
 
+@pytest.mark.full
 def test_a_flipped_bit_in_the_newest_checkpoint_is_told_and_the_one_before_it_leads_to_the_same_weights(
     whole_run, tmp_path
 ):

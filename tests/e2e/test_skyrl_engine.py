@@ -116,9 +116,10 @@ def trajectory(completion: Completion, member: int) -> Trajectory:
 class Script:
     """The events, one after another."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
+    def __init__(self, config: RunConfig, folder: Path, *, lose: bool) -> None:
         self.config = config
         self.folder = folder
+        self.lose = lose
         self.seen = Seen()
 
     async def run(self) -> Seen:
@@ -129,11 +130,12 @@ class Script:
             self.seen.scores["fresh"] = await learner.score(self.seen.sampled)
             await self.compare(engine, learner)
             await self.ask_for_old_weights(engine, sampler)
-            await self.lose_the_server(engine, learner)
-            assert engine.server is not None
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("TINKER_API_KEY", engine.server.key)
-                await self.forget_the_session(engine.server.url, engine.server.key)
+            if self.lose:
+                await self.lose_the_server(engine, learner)
+                assert engine.server is not None
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setenv("TINKER_API_KEY", engine.server.key)
+                    await self.forget_the_session(engine.server.url, engine.server.key)
         return self.seen
 
     async def sample(self, sampler: SkyrlSampler) -> None:
@@ -321,7 +323,15 @@ def largest_difference(ours: Columns, theirs: Columns) -> float:
 
 @pytest.fixture(scope="module")
 def seen(tiny_qwen3, skyrl_python, tmp_path_factory) -> Seen:
-    return asyncio.run(Script(configured(tiny_qwen3, skyrl_python), tmp_path_factory.mktemp("engines")).run())
+    config = configured(tiny_qwen3, skyrl_python)
+    return asyncio.run(Script(config, tmp_path_factory.mktemp("engines"), lose=False).run())
+
+
+@pytest.fixture(scope="module")
+def seen_to_be_lost(tiny_qwen3, skyrl_python, tmp_path_factory) -> Seen:
+    """With a server that is killed and a session that is forgotten: three minutes more."""
+    config = configured(tiny_qwen3, skyrl_python)
+    return asyncio.run(Script(config, tmp_path_factory.mktemp("engines"), lose=True).run())
 
 
 def test_a_seed_draws_the_same_turn_again(seen):
@@ -364,28 +374,38 @@ def test_an_older_version_is_not_sampled_from(seen):
     assert seen.versions[:2] == [2, MAX_TOKENS]
 
 
-def test_an_update_that_the_server_does_not_live_through_is_made_again_and_is_the_same(seen):
-    assert seen.generations["after the kill"] == 1
-    assert seen.versions[2] == 4
-    assert largest_difference(seen.scores["killed"], seen.scores["undisturbed"]) < 1e-5
-    assert largest_difference(seen.scores["killed"], seen.scores["skyrl"]) > 1e-4
+@pytest.mark.full
+def test_an_update_that_the_server_does_not_live_through_is_made_again_and_is_the_same(seen_to_be_lost):
+    assert seen_to_be_lost.generations["after the kill"] == 1
+    assert seen_to_be_lost.versions[2] == 4
+    assert largest_difference(seen_to_be_lost.scores["killed"], seen_to_be_lost.scores["undisturbed"]) < 1e-5
+    assert largest_difference(seen_to_be_lost.scores["killed"], seen_to_be_lost.scores["skyrl"]) > 1e-4
 
 
-def test_an_update_saves_nothing_but_what_the_sampler_needs_and_a_checkpoint_saves_one_state(seen):
+@pytest.mark.full
+def test_an_update_saves_nothing_but_what_the_sampler_needs_and_a_checkpoint_saves_one_state(seen_to_be_lost):
     # The reference follows the policy after each update here, and takes its weights from a state.
-    assert seen.saves["of two updates"] == {"state reference": 2, "sampler transient": 2}
-    assert seen.saves["of a checkpoint"] == {"state v4": 1}
+    assert seen_to_be_lost.saves["of two updates"] == {"state reference": 2, "sampler transient": 2}
+    assert seen_to_be_lost.saves["of a checkpoint"] == {"state v4": 1}
 
 
-def test_a_session_that_the_server_forgot_goes_on_from_the_newest_version(seen):
-    assert seen.generations["after it was forgotten"] == 1
-    assert largest_difference(seen.scores["after it was forgotten"], seen.scores["before it was forgotten"]) < 1e-6
+@pytest.mark.full
+def test_a_session_that_the_server_forgot_goes_on_from_the_newest_version(seen_to_be_lost):
+    assert seen_to_be_lost.generations["after it was forgotten"] == 1
+    assert (
+        largest_difference(
+            seen_to_be_lost.scores["after it was forgotten"], seen_to_be_lost.scores["before it was forgotten"]
+        )
+        < 1e-6
+    )
 
 
-def test_gradients_that_a_forgotten_adapter_left_behind_move_nothing(seen):
-    scores = seen.scores
+@pytest.mark.full
+def test_gradients_that_a_forgotten_adapter_left_behind_move_nothing(seen_to_be_lost):
+    scores = seen_to_be_lost.scores
     assert largest_difference(scores["after a step by what was left"], scores["after a step by momentum"]) < 1e-6
 
 
-def test_the_server_keeps_the_states_that_checkpoints_name_and_no_others(seen):
-    assert seen.states_kept["after saving"] == 2  # the newest, and the reference's
+@pytest.mark.full
+def test_the_server_keeps_the_states_that_checkpoints_name_and_no_others(seen_to_be_lost):
+    assert seen_to_be_lost.states_kept["after saving"] == 2  # the newest, and the reference's

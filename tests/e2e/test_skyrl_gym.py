@@ -150,6 +150,7 @@ def experiment(tiny_qwen3, tmp_path_factory) -> dict[str, Any]:
     return run_program("experiment", recipe, write_dataset_of(recipe))
 
 
+@pytest.mark.full
 def test_the_entry_point_is_skyrls_experiment_with_skyrls_generator_and_our_environment(experiment):
     assert experiment["is_skyrls_experiment"]
     assert experiment["is_skyrls_generator"]

@@ -30,7 +30,7 @@ from mcprl.skyrl.server import SkyrlServer
 sys.path.append(str(Path(__file__).resolve().parents[1] / "security"))
 from second_user import Listeners, as_stranger, listeners, web_requests
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900), pytest.mark.full]
 
 START_S = 600.0
 ANSWER_S = 120.0

@@ -73,6 +73,7 @@ def test_every_tracker_is_told_of_every_episode_and_nothing_is_said_of_it(
     record_property("requests", len(server.requests))
 
 
+@pytest.mark.full
 def test_a_run_whose_trackers_all_hang_makes_every_step_and_ends(tiny_qwen3, tmp_path, monkeypatch, record_property):
     with stand_in("hang") as server:
         recipe = write_recipe(tmp_path, server, monkeypatch)

@@ -22,7 +22,11 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing: run scripts/setup"),
 ]
 
-ISOLATIONS = list(Isolation) if likely_isolation() is Isolation.OWN_USER else [Isolation.USER_NAMESPACE]
+ISOLATIONS = (
+    [Isolation.OWN_USER, pytest.param(Isolation.USER_NAMESPACE, marks=pytest.mark.full)]
+    if likely_isolation() is Isolation.OWN_USER
+    else [Isolation.USER_NAMESPACE]
+)
 # `mcprl serve python` with an isolation of our choice, and limits that end programs sooner.
 SERVER = """
 import sys

@@ -128,6 +128,7 @@ async def test_a_server_that_was_started_by_hand_asks_for_a_token_or_is_named_by
     assert any("lists" in finding.measured for finding in found), found
 
 
+@pytest.mark.full
 async def test_the_processes_of_a_learner_listen_on_loopback_only_and_strangers_do_not_disturb_them(tmp_path):
     from small_models import save_small_model, small_config, small_groups
 
@@ -155,6 +156,7 @@ async def test_the_processes_of_a_learner_listen_on_loopback_only_and_strangers_
     assert after == before
 
 
+@pytest.mark.full
 def test_ray_listens_on_loopback_only_and_runs_nothing_without_its_token(tmp_path):
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is missing: pip install 'mcprl[ray]'")

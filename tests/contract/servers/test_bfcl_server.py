@@ -73,6 +73,7 @@ async def test_gold_calls_solve_tasks_of_all_categories_over_stdio_one_server_an
         await assert_gold_solves(toolbox, OVER_STDIO, at_once=2)
 
 
+@pytest.mark.slow
 async def test_gold_calls_solve_all_800_tasks_through_one_server_that_keeps_episodes_apart(tmp_path):
     settings = server_settings().model_copy(update={"isolation": "shared"})
     spec = ServerSpec(name="bfcl", make=make_server, settings=settings)

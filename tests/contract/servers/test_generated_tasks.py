@@ -133,12 +133,17 @@ def some_variants(place: int, task: Task, tasks: Sequence[Task], symbols: Sequen
     return (variants[start:] + variants[:start])[:FEWEST_VARIANTS]
 
 
-@pytest.mark.timeout(600)
-async def test_every_wrong_variant_of_every_task_is_worth_less_than_its_solution(tasks, tmp_path, record_property):
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.full), 5])
+async def test_every_wrong_variant_of_every_task_is_worth_less_than_its_solution(
+    tasks, every, tmp_path, record_property
+):
+    """Of all tasks before a release, and of each fifth task and the first of each family in the gate."""
     symbols = [company.symbol for company in open_market(WORLD).companies]
     places = asyncio.Semaphore(AT_ONCE)
     as_good: list[tuple[str, str, float]] = []
     played: Counter[str] = Counter()
+    firsts = {family_of(task): task.id for task in reversed(tasks)}
+    tried = [(n, task) for n, task in enumerate(tasks) if n % every == 0 or task.id in firsts.values()]
 
     async def play_variants(place: int, task: Task) -> None:
         for variant in some_variants(place, task, tasks, symbols):
@@ -149,10 +154,10 @@ async def test_every_wrong_variant_of_every_task_is_worth_less_than_its_solution
                 as_good.append((task.id, variant.flaw, trial.reward))
 
     async with servers_in_this_process(tmp_path, cache_s=3600) as toolbox:
-        await run_all(play_variants(place, task) for place, task in enumerate(tasks))
+        await run_all(play_variants(place, task) for place, task in tried)
     record_property("variants_played", played.total())
     assert as_good == []
-    assert len(played) == len(tasks)
+    assert len(played) == len(tried) >= len(tasks) / every
     assert min(played.values()) >= FEWEST_VARIANTS
 
 

@@ -212,6 +212,7 @@ def test_no_damage_to_a_real_call_makes_the_parser_raise(name, arguments, data):
     assert_recordable(parse_tool_calls(text[:start] + data.draw(st.text(max_size=5)) + text[stop:])[1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("shape", TAGGED)
 def test_time_grows_with_the_text_and_not_with_its_square(shape, record_property):

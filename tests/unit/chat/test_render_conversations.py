@@ -210,6 +210,7 @@ def check_that_all_was_laid_down(
     assert text is None
 
 
+@pytest.mark.slow
 def test_random_conversations_are_laid_down_in_order_and_nothing_is_tokenised_twice(chat_of, record_property):
     turns = 0
     for number in range(CONVERSATIONS):

@@ -114,6 +114,7 @@ def test_code_that_is_not_there_is_named(root: Path):
         Sources(root).digest(promise)
 
 
+@pytest.mark.slow
 def test_all_digests_of_this_repository_are_made_quickly():
     promises = [promise for promise in read_promises(ROOT / "promises.toml") if promise.keeps_figure]
     sources, started = Sources(ROOT), time.process_time()

@@ -74,6 +74,7 @@ def kinds_of(trajectory: Trajectory, tokenizer: Any) -> list[str]:
     return kinds
 
 
+@pytest.mark.slow
 def test_observations_and_template_tokens_carry_exactly_zero_gradient(tiny_model, tokenizer, make_learner):
     learner = make_learner(microbatch=4, share_prefix=False)
     made = [

@@ -77,6 +77,7 @@ def held(tiny_model: Any, grammars: Grammars) -> list[Trajectory]:
     ]
 
 
+@pytest.mark.slow
 def test_what_was_sampled_is_what_the_grammar_says_and_has_tokens_of_every_kind(held, tokenizer):
     turns = [tokenizer.decode(turn.sampled_ids[:-1]) for turn in (*held[0].turns, *held[1].turns)]
     assert len(turns) == 3

@@ -46,6 +46,7 @@ def marked(made: list[Trajectory]) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(float(100 * row + place) for place in range(len(t.token_ids))) for row, t in enumerate(made))
 
 
+@pytest.mark.slow
 @given(ragged, st.booleans())
 def test_the_columns_are_those_of_a_naive_loop(made, tree):
     batch = batch_of([*made, made[0]])

@@ -31,6 +31,7 @@ def published(tuning: str, dtype: str, batch: Batch, folder: Path) -> tuple[RunC
     return config, learner, place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_whole_weights_are_published_in_the_dtype_that_the_sampler_computes_in(dtype, tiny_model, tmp_path):
     batch = ragged_batch(tiny_model)
@@ -51,6 +52,7 @@ def test_whole_weights_are_published_in_the_dtype_that_the_sampler_computes_in(d
         assert max(differences) < TOLERANCE[dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_a_publication_has_the_size_that_was_planned(tuning, dtype, tiny_model, tmp_path):

@@ -58,6 +58,7 @@ def test_episodes_earn_in_each_turn_what_the_locks_pay_and_end_where_the_records
     assert stops == {StopReason.ANSWERED, StopReason.TURN_LIMIT}
 
 
+@pytest.mark.slow
 async def test_grpo_comes_near_the_best_return(tmp_path: Path, record_property):
     moments = await learn(tmp_path, "grpo", 0, updates=UPDATES)
     share = fmean(moment.mean_return for moment in moments[-5:]) / best_mean_return()
@@ -67,6 +68,7 @@ async def test_grpo_comes_near_the_best_return(tmp_path: Path, record_property):
     assert max(moment.parity for moment in moments) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "ppo_turn"])
 async def test_a_value_head_comes_to_foresee_returns_while_its_policy_learns(
     algorithm: str, tmp_path: Path, record_property
@@ -81,6 +83,7 @@ async def test_a_value_head_comes_to_foresee_returns_while_its_policy_learns(
     assert fmean(moment.mean_return for moment in moments[-5:]) > 0.7 * best_mean_return()
 
 
+@pytest.mark.slow
 async def test_an_adapter_learns_the_same_task(tmp_path: Path):
     moments = await learn(tmp_path, "grpo", 0, updates=15, tuning="lora")
     assert moments[0].mean_return < 0.3 * best_mean_return()

@@ -124,6 +124,7 @@ def relative(found: Tensor, true: Tensor) -> float:
     return float((found - true).norm() / true.norm())
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trees())
 @example(tree_of((1, -1)))
@@ -161,6 +162,7 @@ def attend_to(trees: Sequence[Tree], *, gradient: bool) -> None:
         assert relative(found.detach(), true.detach()) < 1e-5
 
 
+@pytest.mark.slow
 def test_one_graph_with_gradients_and_one_without_serve_every_tree(flex_graphs):
     """At 8 torch would stop compiling, and attend without a kernel. The first sizes are those of the heads, 2 and 4."""
     every = [

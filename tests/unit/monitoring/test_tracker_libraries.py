@@ -182,7 +182,9 @@ async def test_wandb_offline_asks_nobody_and_its_own_sync_sends_the_same_later(t
 @pytest.mark.process
 @needs_wandb
 @needs_weave
-@pytest.mark.parametrize("fault", ["refused", "500", "429", "cut", "slow"])
+@pytest.mark.parametrize(
+    "fault", ["500", "slow", *(pytest.param(fault, marks=pytest.mark.full) for fault in ("refused", "429", "cut"))]
+)
 async def test_wandb_and_weave_are_spoken_of_once_whatever_the_fault(tmp_path, server, monkeypatch, fault):
     if fault == "refused":
         for name in ("WANDB_BASE_URL", "WF_TRACE_SERVER_URL"):

@@ -194,6 +194,7 @@ def test_a_checkpoint_of_another_format_is_skipped_with_both_formats_named(check
     assert [damaged.why for damaged in skipped] == ["is of format 2, and this mcprl reads format 1"]
 
 
+@pytest.mark.slow
 def test_every_one_of_1000_flipped_bits_is_found(checkpoints, record_property):
     whole = save(checkpoints, 1)
     files = [path for path in sorted(whole.path.rglob("*")) if path.is_file()]
