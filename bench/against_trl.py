@@ -45,8 +45,8 @@ from learner_workload import (
     peak_mb,
     run_side,
 )
-from mcprl.algorithms import make_batch
-from mcprl.learners import TorchLearner
+from mcprl.learning import TorchLearner
+from mcprl.learning.algorithms import make_batch
 from mcprl.records import Batch, Update
 from pages import write_between_markers
 from servers.harness import exit_status, missed_bars, say

@@ -24,17 +24,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mcprl.evaluation.bfcl.gold import gold_calls
-from mcprl.evaluation.bfcl.scripted import play_calls
-from mcprl.evaluation.bfcl.suite import BfclMultiTurn, make_suite, server_settings
-from mcprl.evaluation.harness import evaluate
-from mcprl.evaluation.requests import Wishes, make_request
+from mcprl.evaluation.harness import Wishes, evaluate, make_request
 from mcprl.evaluation.results import Evaluation
 from mcprl.evaluation.statistics import Estimate
 from mcprl.records import LostEpisode, Task, ToolCall, Trajectory
-from mcprl.servers.bfcl.simulators import Simulators
-from mcprl.servers.bfcl.wheel import Entry, entry_of, gold_answers, wheel_module
 from mcprl.tools import ServerSpec, Toolbox
+from mcprl_suites.bfcl.scripted import play_calls
+from mcprl_suites.bfcl.simulators import Simulators
+from mcprl_suites.bfcl.suite import BfclMultiTurn, gold_calls, make_suite, server_settings
+from mcprl_suites.bfcl.wheel import Entry, entry_of, gold_answers, wheel_module
 from servers.harness import say
 
 CI_TASKS = 40

@@ -28,11 +28,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from mcprl.redact import SECRETS
+from mcprl.secrets import SECRETS
 from mcprl.tools.cassettes.cassette import Cassette
-from mcprl.tools.cassettes.importing import ImportRules, import_recordings
+from mcprl.tools.cassettes.importing import ImportRules, find_faults, import_recordings, replay
 from mcprl.tools.cassettes.recordings import RecordedCall, read_recordings
-from mcprl.tools.cassettes.verifying import find_faults, replay
 from servers.harness import say
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -31,7 +31,7 @@ from typing import Any
 import httpx2
 
 from mcprl.chat import Chat, load_chat
-from mcprl.chat.reading import ParsedTurn
+from mcprl.chat.parsing import ParsedTurn
 from mcprl.config import LearnerConfig, RunConfig, ServerSettings
 from mcprl.episodes import Collector, EpisodeRunner
 from mcprl.goals import Contains, Goal
@@ -39,8 +39,7 @@ from mcprl.records import Task, ToolCall
 from mcprl.samplers import Completion, Sampler, SampleRequest
 from mcprl.samplers.transformers import TransformersSampler
 from mcprl.samplers.vllm import VllmSampler
-from mcprl.samplers.vllm_server import BASE_NAME
-from mcprl.samplers.vllm_turns import GENERATE_PATH, generate_body
+from mcprl.samplers.vllm_server import BASE_NAME, GENERATE_PATH, generate_body
 from mcprl.seeds import derive_seed
 from mcprl.tools import Toolbox
 from servers.harness import http_spec, run_bench, say

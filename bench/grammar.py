@@ -30,17 +30,17 @@ from typing import Any
 
 import jsonschema
 
-from mcprl.algorithms import make_batch, mask_shares
-from mcprl.chat.turn_grammars import TurnGrammars
 from mcprl.concurrency import run_all
 from mcprl.config import RunConfig
 from mcprl.episodes import EpisodeRunner
-from mcprl.learners import TorchLearner
+from mcprl.episodes.stage import Stage, open_stage
+from mcprl.grammar.masks import TurnGrammars
+from mcprl.learning import TorchLearner
+from mcprl.learning.algorithms import make_batch, mask_shares
 from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Group, Task, Trajectory, Turn
 from mcprl.samplers import SampleRequest
 from mcprl.tasks import load_preamble, load_tasks
-from mcprl.training.run import Stage, open_stage
 from servers.harness import run_bench, say
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "finance-cpu.yaml"

@@ -1,10 +1,10 @@
 """How much disk an install takes: the base, and each extra on top of it.
 
 Sizes are those that installers wrote down: the sum over the RECORD of every distribution that the requirements of
-pyproject.toml reach, and for the base also the files of mcprl. Not counted are Python, pip, and compiled byte code. The
-distributions are those of the environment that runs this script; nothing is downloaded. So torch is the build that is
-installed: a CUDA build is larger. What an extra asks for and the environment lacks is named, and the size of that extra
-is then a lower bound (`incomplete`).
+pyproject.toml reach, and the files of mcprl and of those of its own packages that an extra installs. Not counted are
+Python, pip, and compiled byte code. The distributions are those of the environment that runs this script; nothing is
+downloaded. So torch is the build that is installed: a CUDA build is larger. What an extra asks for and the environment
+lacks is named, and the size of that extra is then a lower bound (`incomplete`).
 
 `base_mb` is the base install and `NAME_mb` what an extra adds to it, in millions of bytes. `--against PYTHON` also sums
 up a clean environment with the base install, named by its interpreter: `clean_mb`.
@@ -23,12 +23,11 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from dependency_closure import Closure, closure, requirements, user_extras
+from dependency_closure import Closure, closure, package_folder, requirements, user_extras
 
 MB = 1e6
 MAX_BASE_MB = 300
 SHOWN = 3
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "mcprl"
 # Run by another interpreter, which may not have mcprl's requirements to import anything with.
 SUM_ALL = """
 import json
@@ -46,15 +45,17 @@ def size_bytes(distribution: metadata.Distribution) -> int:
     return sum(file.size or 0 for file in distribution.files or [] if file.suffix != ".pyc")
 
 
-def package_bytes() -> int:
-    """mcprl itself, as its wheel has it: it is installed editable here, so there is no RECORD of its files."""
-    return sum(path.stat().st_size for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc")
+def package_bytes(name: str) -> int:
+    """A package of mcprl's own, as its wheel has it: here it is installed editable, without a RECORD of its files."""
+    source = package_folder(name) / "src" / name.replace("-", "_")
+    return sum(path.stat().st_size for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc")
 
 
 def sizes_mb(part: Closure, without: Closure | None = None) -> dict[str, float]:
     """Megabytes by distribution, the heaviest first, leaving out what another closure has already."""
     known = without.found if without else {}
     sizes = {name: size_bytes(found) / MB for name, found in part.found.items() if name not in known}
+    sizes |= {name: package_bytes(name) / MB for name in part.own}
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
@@ -85,7 +86,7 @@ def main() -> int:
     figures: dict[str, object] = {}
     incomplete: list[str] = []
     print("| install | packages | MB | heaviest |\n|---|---|---|---|")
-    sizes = sizes_mb(base) | {"mcprl": package_bytes() / MB}
+    sizes = sizes_mb(base) | {"mcprl": package_bytes("mcprl") / MB}
     sizes = dict(sorted(sizes.items(), key=lambda item: -item[1]))
     figures["base_mb"] = round(sum(sizes.values()), 1)
     print_row("base", sum(sizes.values()), sizes, base.missing)

@@ -50,15 +50,13 @@ from learner_workload import (
     peak_mb,
     run_side,
 )
-from mcprl.algorithms import make_batch
 from mcprl.config import RunConfig
-from mcprl.learners.crew import Solo
-from mcprl.learners.lessons import Pack, plain_lessons
-from mcprl.learners.optimisation import Optimisation
-from mcprl.learners.packing import Packer
-from mcprl.learners.policy import Policy
-from mcprl.learners.replay import Replayer
-from mcprl.learners.updating import make_update
+from mcprl.learning.algorithms import make_batch
+from mcprl.learning.models import Policy
+from mcprl.learning.optimizer import Optimisation
+from mcprl.learning.packing import Pack, Packer, Replayer, plain_examples
+from mcprl.learning.process_group import SingleProcess
+from mcprl.learning.update import make_update
 from mcprl.records import Group
 from pages import write_between_markers
 from servers.harness import exit_status, missed_bars, say
@@ -107,8 +105,8 @@ def packer_of(config: RunConfig) -> Packer:
 
 def group_pack(config: RunConfig, work: Work) -> Pack:
     trajectories = work.trajectories()
-    lessons = plain_lessons(trajectories, [t.sampled for t in trajectories])
-    return packer_of(config).pack(lessons)
+    examples = plain_examples(trajectories, [t.sampled for t in trajectories])
+    return packer_of(config).pack(examples)
 
 
 def shared_tree(config: RunConfig, policy: Policy) -> Learn:
@@ -162,8 +160,8 @@ def sharing(size: tuple[int, int], dtype: str, rounds: int, rows: int) -> dict[s
     return figures
 
 
-class ModelClock(Solo):
-    """A crew of one that counts the processor seconds of forward and backward."""
+class ModelClock(SingleProcess):
+    """A processes of one that counts the processor seconds of forward and backward."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
@@ -192,7 +190,7 @@ class Overhead:
         self.policy = load_policy_with_adapter(self.config)
         self.optimisation = Optimisation(self.policy, self.config)
         self.packer = packer_of(self.config)
-        self.crew = ModelClock(self.policy)
+        self.processes = ModelClock(self.policy)
 
     def bare(self, pack: Pack) -> Tensor:
         self.policy.zero_grad(set_to_none=True)
@@ -202,7 +200,7 @@ class Overhead:
 
     def update(self, group: Group) -> None:
         batch = make_batch(0, [group], self.config.algorithm)
-        parts = (self.policy, self.optimisation, self.packer, self.crew)
+        parts = (self.policy, self.optimisation, self.packer, self.processes)
         tally = make_update(batch, self.config, *parts, version=0)
         tally.metrics(self.config.algorithm)
 
@@ -215,12 +213,12 @@ class Overhead:
         sampled = iter(logprob_N.tolist())
         masks = [t.sampled for t in work.trajectories()]
         group = work.group([tuple(next(sampled) if own else 0.0 for own in mask) for mask in masks])
-        self.crew.spent_s = 0.0
+        self.processes.spent_s = 0.0
         clock = Clock()
         self.update(group)
         update_s = clock.read()["cpu_s"]
-        say(f"bare {bare_s:.2f} CPU s, update {update_s:.2f}, forward and backward in it {self.crew.spent_s:.2f}")
-        return {"bare": bare_s, "update": update_s, "inside": self.crew.spent_s}
+        say(f"bare {bare_s:.2f} CPU s, update {update_s:.2f}, forward and backward in it {self.processes.spent_s:.2f}")
+        return {"bare": bare_s, "update": update_s, "inside": self.processes.spent_s}
 
 
 def overhead(size: tuple[int, int], dtype: str, count: int) -> dict[str, float]:

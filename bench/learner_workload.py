@@ -21,13 +21,12 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from mcprl.config import AlgorithmConfig, LearnerConfig, ModelConfig, RunConfig, ServersConfig, TasksConfig
-from mcprl.learners.loading import load_policy
-from mcprl.learners.policy import Policy
+from mcprl.learning.models import Policy, load_policy
 from mcprl.records import Group, Trajectory
 from servers.harness import say
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests" / "unit" / "learners"))
+sys.path.append(str(ROOT / "tests" / "unit" / "learning"))
 
 from made_trajectories import make_groups, make_trajectory, randomise_adapter  # noqa: E402
 

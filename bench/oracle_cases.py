@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcprl import algorithms as ours
+from mcprl.learning import algorithms as ours
 from mcprl.records import StopReason, Trajectory
 
 __all__ = ["Case", "make_cases", "of_mcprl", "of_plain_python"]

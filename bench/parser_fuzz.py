@@ -33,9 +33,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mcprl.chat.problems import Problem
-from mcprl.chat.reading import JSON_FAMILIES, read_text
-from mcprl.chat.thinking import Thinking
+from mcprl.chat.parsing import JSON_FAMILIES, Problem, Thinking, read_text
 from mcprl.records import ToolCall
 from servers.harness import run_bench, say
 
@@ -59,7 +57,7 @@ SPEED_BARS = {
 }
 
 
-class Tally:
+class UpdateMetrics:
     """What came of the turns."""
 
     def __init__(self) -> None:
@@ -90,10 +88,10 @@ class Tally:
                 self.problems[Problem.of(call.problem).name] += 1
 
 
-def read_texts(count: int) -> Tally:
+def read_texts(count: int) -> UpdateMetrics:
     fuzz = Fuzz(SEED, [*SAMPLED, *(turn for family in WRITERS for turn in written_turns(family))])
     ways = [(family, thinking) for family in ("chatml", "llama-3") for thinking in Thinking]
-    tally = Tally()
+    tally = UpdateMetrics()
     for number in range(count):
         family, thinking = ways[number % len(ways)]
         tally.read(lambda text, f=family, t=thinking: read_text(text, f, t)[1], fuzz.next())
@@ -102,8 +100,8 @@ def read_texts(count: int) -> Tally:
     return tally
 
 
-def read_ids(readers: dict[str, FamilyReader], count: int) -> Tally:
-    tally = Tally()
+def read_ids(readers: dict[str, FamilyReader], count: int) -> UpdateMetrics:
+    tally = UpdateMetrics()
     for family, it in readers.items():
         turns = [it.encode(turn) for turn in written_turns(family)]
         markers = {token_id for turn in turns for token_id in turn} & set(it.tokenizer.added_tokens_decoder)

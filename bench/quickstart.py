@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from newcomer.page import read_blocks
-from newcomer.place import ROOT, build_wheel, make_place
+from newcomer.place import ROOT, build_wheels, make_place
 from newcomer.walk import Walk, walk
 from servers.harness import say
 
@@ -34,9 +34,9 @@ RUN = "outputs/hello-cpu"
 def take(folder: Path) -> tuple[Walk, dict[str, Any]]:
     """Go through the quickstart in a new folder: what happened, and the figures of it."""
     started = time.monotonic()
-    wheel = build_wheel(folder / "dist")
+    wheels = build_wheels(folder / "dist")
     built_s = time.monotonic() - started
-    environment = make_place(folder, wheel)
+    environment = make_place(folder, wheels)
     install_s = time.monotonic() - started - built_s
     say(f"install: {install_s:.0f} s")
     made = walk(read_blocks(PAGE), folder, environment)

@@ -36,13 +36,11 @@ from typing import Any
 import psutil
 
 from mcprl.errors import SandboxLostError
-from mcprl.servers.python.bubblewrap import Isolation, likely_isolation
-from mcprl.servers.python.launch import Kind, Launch, choose_launch
-from mcprl.servers.python.limits import Limits
-from mcprl.servers.python.monty import MontyEngine
-from mcprl.servers.python.process import WorkerProcess
-from mcprl.servers.python.programs import Failed, Program, Ran, Step
-from mcprl.servers.python.sandbox import Sandbox
+from mcprl_market.python.launch import Isolation, Kind, Launch, choose_launch, likely_isolation
+from mcprl_market.python.monty import MontyEngine
+from mcprl_market.python.process import WorkerProcess
+from mcprl_market.python.programs import Failed, Limits, Program, Ran, Step
+from mcprl_market.python.sandbox import Sandbox
 from servers.harness import percentile, run_bench, say
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"

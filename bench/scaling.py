@@ -1,18 +1,16 @@
-"""Does the cost model of `mcprl plan` predict what a machine does? And what are its constants here?
+"""Does `mcprl plan` predict what a machine does? And what are its constants here?
 
 Episodes are played through Ray workers by `workers.py`, which costs what real ones cost but for the model: real tool
 servers, real relaying, a sampler that answers at once. Small collections are measured, each in a process of its own,
-the constants of `mcprl.planning` fitted to them, and with these a collection is predicted that is larger than all of
+and the constants of `mcprl.checks.plan` fitted to them. With these a collection is predicted that is larger than all of
 them: 1,000 episodes at once with tools of one second through 4 workers. Then that one is measured. The errors are
 relative to what was measured: `wall_error`, `driver_cpu_error`, `worker_cpu_error`, `driver_memory_error`,
 `worker_memory_error`; `cpu_error` and `memory_error` are those of driver and workers together, `worst` is the largest
 of `wall_error`, `cpu_error` and `memory_error`.
 
-    --fit     only fit, and print the constants
-    --check   fit, predict and measure (what happens without an option, too)
-    --ci      small: fitted to 52 and 100 episodes, held against 200
-    --write   besides, the rates of sampler and learner on this CPU, from a short run of recipes/hello-cpu.yaml; writes
-              src/mcprl/planning/measured.json and the figures in docs/scaling.md
+    --ci      small: fitted to 52 and 100 episodes, compared with 200
+    --write   also measure the rates of sampler and learner on this CPU, in a short run of recipes/hello-cpu.yaml; write
+              src/mcprl/checks/measured.json and the figures in docs/scaling.md
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy
 
-from mcprl.durable import write_file
-from mcprl.planning import Cluster, Constants, EpisodeShape, Forecast, Rate, Workload, forecast, model_size
-from mcprl.planning.measured import MEASURED_FILE
+from mcprl.checks.plan import MEASURED_FILE, Constants, Figure, Plan, make_plan, model_size, read_constants
+from mcprl.files import write_file
 from mcprl.recipe import load_recipe
+from mcprl.tasks import load_tasks
 from servers.harness import exit_status, missed_bars, say
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +43,6 @@ HELLO = ROOT / "recipes" / "hello-cpu.yaml"
 BEGIN, END = "<!-- figures: bench/scaling.py --write -->", "<!-- end of figures -->"
 SPEED_BARS = {"worst": ("<=", 0.15)}
 TOOL_S = 1.0
-AT_ONCE = Rate(tokens_per_s=1e15, source="a sampler that answers at once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +72,13 @@ CI_FIT = (
 CI_CHECK = Size(episodes=200, workers=2, turns=4)
 HOW = "least squares over {sizes} collections of {low} to {high} episodes at once, {turns} turns, tools of 1 s"
 UNITS = {
-    "driver_episode_s": "CPU s an episode",
-    "driver_turn_s": "CPU s a turn",
-    "worker_episode_s": "CPU s an episode",
-    "worker_turn_s": "CPU s a turn",
+    "driver_turn_s": "CPU s per turn",
+    "worker_turn_s": "CPU s per turn",
     "driver_base_bytes": "bytes",
-    "driver_episode_bytes": "bytes an episode alive",
-    "worker_base_bytes": "bytes a worker",
-    "worker_episode_bytes": "bytes an episode alive",
-    "relayed_turn_bytes": "bytes a turn",
-    "relayed_token_bytes": "bytes a token",
-    "trajectory_token_bytes": "bytes a token",
+    "driver_episode_bytes": "bytes per live episode",
+    "worker_base_bytes": "bytes per worker",
+    "worker_episode_bytes": "bytes per live episode",
+    "trajectory_token_bytes": "bytes per token",
     "cpu_parameters": "parameters",
     "cpu_sampler_tokens_per_s": "sampled tokens/s",
     "cpu_learner_tokens_per_s": "tokens/s",
@@ -112,83 +105,55 @@ def fitted(rows: Sequence[Sequence[float]], measured: Sequence[float]) -> list[f
 
 
 def fit(sizes: Sequence[Size], measured: Sequence[Any]) -> dict[str, float]:
-    """The constants of driver, workers and relaying."""
-    played = list(zip(sizes, measured, strict=True))
-    cpu_rows = [(size.episodes, size.episodes * size.turns) for size in sizes]
-    driver_episode, driver_turn = fitted(cpu_rows, [seen.driver_cpu_s for seen in measured])
-    worker_episode, worker_turn = fitted(cpu_rows, [seen.worker_cpu_s for seen in measured])
+    """The constants of driver and workers."""
+    turns = [(size.episodes * size.turns,) for size in sizes]
+    (driver_turn,) = fitted(turns, [seen.driver_cpu_s for seen in measured])
+    (worker_turn,) = fitted(turns, [seen.worker_cpu_s for seen in measured])
     driver_base, driver_alive = fitted([(1, size.episodes) for size in sizes], [seen.driver_rss for seen in measured])
     worker_rows = [(size.workers, size.episodes) for size in sizes]
     worker_base, worker_alive = fitted(worker_rows, [seen.worker_rss for seen in measured])
-    # A conversation is its prompt and as many tokens more in every turn; each turn relays it as it stands then, and the
-    # whole of it comes back in the end.
-    prompt, turn = fitted(cpu_rows, [seen.tokens for seen in measured])
-    relay_rows = [
-        (
-            size.episodes * size.turns,
-            size.episodes * size.turns * (prompt + turn * (size.turns - 1) / 2) + seen.tokens,
-        )
-        for size, seen in played
-    ]
-    relayed_turn, relayed_token = fitted(relay_rows, [seen.relayed_bytes for seen in measured])
     return {
-        "driver_episode_s": driver_episode,
         "driver_turn_s": driver_turn,
-        "worker_episode_s": worker_episode,
         "worker_turn_s": worker_turn,
         "driver_base_bytes": driver_base,
         "driver_episode_bytes": driver_alive,
         "worker_base_bytes": worker_base,
         "worker_episode_bytes": worker_alive,
-        "relayed_turn_bytes": relayed_turn,
-        "relayed_token_bytes": relayed_token,
     }
 
 
-def predict(size: Size, found: Mapping[str, float], cores: int) -> Forecast:
-    """What the model says of a collection on a machine that driver and workers share. Nothing is learned."""
-    zeros = dict.fromkeys((field.name for field in fields(Constants)), 0.0)
-    shape = EpisodeShape(
-        turns=size.turns, prompt_tokens=1, turn_tokens=1, observation_tokens=1, calls=size.turns, tool_s=TOOL_S
-    )
-    workload = Workload(
-        episode=shape,
-        steps=1,
-        tasks_per_step=size.episodes,
-        group_size=1,
-        max_concurrent=size.episodes,
-        staleness=0,
-        forward_passes=0,
-        microbatch=1,
-        share_prefix=False,
-        max_sequences=1,
-        relayed=True,
-        weights_bytes=None,
-        servers=(),
-    )
-    cluster = Cluster(
-        engine="torch",
+def predict(size: Size, constants: Constants) -> Plan:
+    """The plan of a step that is this collection. Sampler and learner take no time."""
+    overrides = {
+        "training.tasks_per_step": size.episodes // 2,
+        "episodes.group_size": 2,
+        "episodes.max_concurrent": size.episodes,
+        "workers.kind": "ray",
+        "workers.count": size.workers,
+    }
+    config = load_recipe(HELLO, [f"{name}={value}" for name, value in overrides.items()])
+    figures = {"turns": size.turns, "calls": size.turns, "tool_s": TOOL_S}
+    known = {**figures, "sampler_tokens_per_s": 1e15, "learner_tokens_per_s": 1e15}
+    return make_plan(
+        config,
+        load_tasks(config.tasks.train),
+        (),
         gpus=0,
-        sampler_units=1,
-        learner_units=1,
-        sampler=AT_ONCE,
-        learner=AT_ONCE,
-        workers=size.workers,
-        cores=cores,
+        known={name: Figure(value=value, source="bench") for name, value in known.items()},
+        constants=constants,
     )
-    return forecast(workload, cluster, Constants(**{**zeros, **found}))
 
 
-def compared(size: Size, expected: Forecast, seen: Any) -> dict[str, Any]:
-    """Prediction and measurement side by side, and the relative errors."""
-    assert expected.worker_cpu_s is not None
-    assert expected.worker_bytes is not None
+def compared(size: Size, expected: Plan, seen: Any, cores: int) -> dict[str, Any]:
+    """Prediction and measurement side by side, and the relative errors. Driver and workers share the cores."""
+    cpu_s = {part.name: part.busy_s * part.units for part in expected.parts}
+    wall_s = max(expected.collect_s, (cpu_s["driver"] + cpu_s["workers"]) / cores)
     pairs = {
-        "wall": (expected.collect_s, seen.seconds),
-        "driver_cpu": (expected.driver_cpu_s, seen.driver_cpu_s),
-        "worker_cpu": (expected.worker_cpu_s, seen.worker_cpu_s),
-        "driver_memory": (expected.driver_bytes, seen.driver_rss),
-        "worker_memory": (expected.worker_bytes, seen.worker_rss),
+        "wall": (wall_s, seen.seconds),
+        "driver_cpu": (cpu_s["driver"], seen.driver_cpu_s),
+        "worker_cpu": (cpu_s["workers"], seen.worker_cpu_s),
+        "driver_memory": (expected.memory_bytes["driver"], seen.driver_rss),
+        "worker_memory": (expected.memory_bytes["workers"], seen.worker_rss),
     }
     for both in ("cpu", "memory"):
         parts = pairs[f"driver_{both}"], pairs[f"worker_{both}"]
@@ -229,15 +194,15 @@ def play_all(sizes: Sequence[Size]) -> list[SimpleNamespace]:
         say(
             f"{size.episodes} episodes, {size.workers} workers, {size.turns} turns: {seen.seconds:.2f} s, processor "
             f"{seen.driver_cpu_s:.2f} + {seen.worker_cpu_s:.2f} s, memory {seen.driver_rss >> 20} + "
-            f"{seen.worker_rss >> 20} MiB, {seen.relayed_bytes} bytes relayed, {seen.tokens} tokens"
+            f"{seen.worker_rss >> 20} MiB"
         )
     return found
 
 
 def engine_constants(folder: Path) -> dict[str, float]:
     """Rates of sampler and learner, and the size of a trajectory, from a short run on this machine's CPU."""
-    from mcprl.training.past_runs import find_runs
-    from mcprl.training.trajectory_files import encode_trajectory, read_trajectories
+    from mcprl.runs.past_runs import find_runs
+    from mcprl.runs.trajectories import encode_trajectory, read_trajectories
 
     command = [sys.executable, "-m", "mcprl", "train", str(HELLO), "--set", "training.steps=3"]
     command += ["--set", "sampling.constrain=off", "--set", "algorithm.warm_start.weight=0"]  # rates of RL alone
@@ -309,7 +274,7 @@ def figures(written: Mapping[str, Any]) -> str:
         "",
         f"{check['episodes']:,} episodes at once, {check['turns']} calls of {check['tool_s']:g} s each, "
         f"through {check['workers']} workers: {check['cpu_ms_per_episode']:.1f} ms of processor time and "
-        f"{check['memory_kib_per_episode']:,.0f} KiB of memory an episode, driver, workers and tool servers together.",
+        f"{check['memory_kib_per_episode']:,.0f} KiB of memory per episode, driver, workers and tool servers together.",
         "",
         "| | Predicted | Measured | Error |",
         "|---|---:|---:|---:|",
@@ -330,8 +295,7 @@ def figures(written: Mapping[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for option, meaning in (("fit", "only fit"), ("check", "fit, predict, measure"), ("ci", "the small size")):
-        parser.add_argument(f"--{option}", action="store_true", help=meaning)
+    parser.add_argument("--ci", action="store_true", help="the small size")
     parser.add_argument("--write", action="store_true", help="write the constants, and the figures of the page")
     parser.add_argument("--play", metavar="JSON", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -340,12 +304,9 @@ def main() -> int:
         return 0
     sizes, largest = (CI_FIT, CI_CHECK) if arguments.ci else (FIT, CHECK)
     found = fit(sizes, play_all(sizes))
-    if arguments.fit:
-        print(json.dumps(found), flush=True)
-        return 0
-    expected = predict(largest, found, os.cpu_count() or 1)
+    expected = predict(largest, replace(read_constants(), **found))
     (seen,) = play_all([largest])
-    checked = compared(largest, expected, seen)
+    checked = compared(largest, expected, seen, os.cpu_count() or 1)
     if arguments.write:
         with tempfile.TemporaryDirectory(prefix="mcprl-bench-") as folder:
             write({**found, **engine_constants(Path(folder))}, sizes, checked)

@@ -45,7 +45,7 @@ from crashing.evidence import Account, differences, evidence
 from crashing.nurseries import Nursery, open_nursery
 from crashing.places import PLACES, Place
 from crashing.small_runs import VARIANTS
-from mcprl.training.checkpoints import Checkpoints
+from mcprl.runs.checkpoints import Checkpoints
 from mcprl.training.shutdown import EXIT_STOPPED
 from servers.harness import run_bench, say
 from soaking.left_behind import left_behind
@@ -54,10 +54,10 @@ HERE = Path(__file__).resolve().parent
 SEED = 5
 SIGNALS, CI_SIGNALS = 20, 4
 AGAIN_S = 0.5
-UPDATE = "mcprl.learners.optimisation:Optimisation.step"
+UPDATE = "mcprl.learning.optimizer:Optimisation.step"
 # What takes a minute, and where the first of two signals is sent meanwhile.
 SECOND_SIGNALS = (
-    ("mcprl.training.checkpoints:Checkpoints.commit", "mcprl.training.saving:write_state", "after"),
+    ("mcprl.runs.checkpoints:Checkpoints.commit", "mcprl.training.loop:write_state", "after"),
     (UPDATE, "mcprl.training.loop:make_batch", "after"),
     ("mcprl.samplers.transformers:TransformersSampler._sample", "mcprl.episodes.loop:lease_for", "after"),
 )
@@ -75,9 +75,9 @@ STARTING = tuple(
     Place(phase="starting", call=call, when=when)
     for call, when in (
         ("mcprl.training.run:RunFolder.create", "after"),
-        ("mcprl.training.run:require_tools", "after"),
-        ("mcprl.episodes.player:load_chat", "before"),
-        ("mcprl.training.run:make_sampler", "after"),
+        ("mcprl.episodes.stage:require_tools", "after"),
+        ("mcprl.episodes.stage:load_chat", "before"),
+        ("mcprl.episodes.stage:make_sampler", "after"),
         ("mcprl.training.run:open_learner", "before"),
         ("mcprl.training.run:_forecast", "before"),
     )

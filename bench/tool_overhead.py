@@ -33,7 +33,7 @@ from mcprl.config import ServerSettings
 from mcprl.processes import ChildProcess, free_port, search_path
 from mcprl.records import ToolCall
 from mcprl.tools import Toolbox
-from mcprl.tools.transports.launch import port_answers
+from mcprl.tools.session import port_answers
 from servers.harness import HERE, http_spec, run_bench, say, stdio_spec
 
 RUNS = 5

@@ -33,7 +33,7 @@ from mcprl.episodes import Collector, RunsEpisodes
 from mcprl.records import LostEpisode, Task, Trajectory
 from servers.harness import exit_status, missed_bars, say
 from working.killing import killed, two_nodes
-from working.measuring import Measured, measured
+from working.measuring import Measured, measured, relayed_bytes
 from working.playing import arrivals, by_name, make_config, make_tasks, open_local, open_workers
 
 __all__ = ["Measured", "play"]
@@ -67,18 +67,18 @@ async def play(*, episodes: int, workers: int, tool_s: float, turns: int) -> Mea
     with tempfile.TemporaryDirectory(prefix="mcprl-bench-") as name:
         folder = Path(name)
         config = make_config(folder, workers=workers, at_once=episodes, tool_s=tool_s)
-        async with open_workers(config, folder / "logs") as crew:
+        async with open_workers(config, folder / "logs") as runner:
             say(f"{workers} workers run")
-            await collect(crew, config, make_tasks(4 * workers, 1))
-            relayed = crew.relayed_bytes
+            await collect(runner, config, make_tasks(4 * workers, 1))
+            tasks = make_tasks(episodes, turns)
             started = time.perf_counter()
-            async with measured(lambda: crew.pids) as usage:
-                played, _ = await collect(crew, config, make_tasks(episodes, turns))
+            async with measured(lambda: runner.pids) as usage:
+                played, _ = await collect(runner, config, tasks)
                 seconds = time.perf_counter() - started
             return Measured(
                 seconds=seconds,
                 **asdict(usage),
-                relayed_bytes=crew.relayed_bytes - relayed,
+                relayed_bytes=relayed_bytes(tasks, played),
                 calls=sum(len(turn.observations) for each in played for turn in each.turns),
                 tokens=sum(len(each.token_ids) for each in played),
             )
@@ -91,11 +91,11 @@ async def measure_kills(ci: bool, folder: Path) -> dict[str, Any]:
         config = make_config(folder, workers=4, at_once=16, tool_s=0.25, address=address)
         async with open_local(config, folder / "local") as runner:
             expected, _ = await collect(runner, config, tasks)
-        crew = await stack.enter_async_context(open_workers(config, folder / "logs"))
+        workers = await stack.enter_async_context(open_workers(config, folder / "logs"))
         say("4 workers run on 2 nodes")
         started = time.perf_counter()
-        async with killed(crew, every_s=KILL_EVERY_S) as dead:
-            played, heard = await collect(crew, config, tasks)
+        async with killed(workers, every_s=KILL_EVERY_S) as dead:
+            played, heard = await collect(workers, config, tasks)
         seconds = time.perf_counter() - started
     names = Counter((t.task_id, t.member) for t in heard if isinstance(t, Trajectory))
     wanted, got = by_name(expected), by_name(played)
@@ -116,10 +116,10 @@ async def measure_scaling(ci: bool, folder: Path) -> dict[str, Any]:
         place = folder / str(workers)
         place.mkdir()
         config = make_config(place, workers=workers, at_once=AT_ONCE_EACH * workers, tool_s=1.0)
-        async with open_workers(config, place / "logs") as crew:
-            await collect(crew, config, make_tasks(4 * workers, 1))
+        async with open_workers(config, place / "logs") as runner:
+            await collect(runner, config, make_tasks(4 * workers, 1))
             started = time.perf_counter()
-            await collect(crew, config, tasks)
+            await collect(runner, config, tasks)
             seconds.append(time.perf_counter() - started)
         say(f"{workers} workers: {seconds[-1]:.1f} s")
     doublings = [round(one / two, 3) for one, two in itertools.pairwise(seconds)]
@@ -134,8 +134,8 @@ async def measure_rate(ci: bool, folder: Path) -> dict[str, Any]:
     calls, per_s, periods = (40, 4.0, 3) if ci else (100, 5.0, 6)
     turns = 4
     config = make_config(folder, workers=4, at_once=4 * calls, tool_s=0.0, rate=(calls, per_s))
-    async with open_workers(config, folder / "logs") as crew:
-        await collect(crew, config, make_tasks(calls * (periods + 1) // turns, turns))
+    async with open_workers(config, folder / "logs") as runner:
+        await collect(runner, config, make_tasks(calls * (periods + 1) // turns, turns))
     came = arrivals(folder)
     most = max(bisect.bisect_left(came, begin + per_s) - place for place, begin in enumerate(came))
     # Without the first period, in which all come at once.

@@ -32,7 +32,7 @@ from mcprl.records import (
     Turn,
     Weights,
 )
-from mcprl.training.folder import RunFolder, StepRecord
+from mcprl.runs.folder import RunFolder, StepRecord
 
 STEPS, GROUP_SIZE = 12, 4
 CITIES = {

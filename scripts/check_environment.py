@@ -29,31 +29,46 @@ def complaints_of_pip(unwanted: set[str]) -> list[str]:
 
 
 def complaints_about_extras(extras: list[str], unwanted: set[str]) -> list[str]:
-    """What mcprl's requirements under these extras find missing, following mcprl's references to itself."""
+    """What mcprl's requirements under these extras find missing, following mcprl's references to itself and to its own
+    packages.
+    """
     found: list[str] = []
-    todo, seen = list(extras), set()
+    todo = [("mcprl", extra) for extra in extras]
+    seen: set[tuple[str, str]] = set()
     while todo:
-        extra = todo.pop()
-        seen.add(extra)
-        for text in metadata.requires("mcprl") or []:
-            requirement = Requirement(text)
-            if not (requirement.marker and requirement.marker.evaluate({"extra": extra})):
-                continue
+        package, extra = todo.pop()
+        if (package, extra) in seen:
+            continue
+        seen.add((package, extra))
+        for requirement in asked(package, extra):
             if requirement.name == "mcprl":
-                todo += requirement.extras - seen
+                todo += [("mcprl", name) for name in requirement.extras]
             elif requirement.name not in unwanted:
-                found += complaint(requirement)
+                found += complaint(package, requirement)
+                todo += [(requirement.name, "")] if requirement.name.startswith("mcprl-") else []
     return found
 
 
-def complaint(requirement: Requirement) -> list[str]:
+def asked(package: str, extra: str) -> list[Requirement]:
+    """What a package requires under an extra; without one, what it always requires."""
+    try:
+        texts = metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        return []  # whoever requires it was told
+    found = [Requirement(text) for text in texts]
+    if not extra:
+        return [each for each in found if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return [each for each in found if each.marker and each.marker.evaluate({"extra": extra})]
+
+
+def complaint(package: str, requirement: Requirement) -> list[str]:
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
-        return [f"mcprl requires {requirement.name}, which is not installed. Fix: scripts/setup --lock."]
+        return [f"{package} requires {requirement.name}, which is not installed. Fix: scripts/setup --lock."]
     if requirement.specifier.contains(version, prereleases=True):
         return []
-    return [f"mcprl requires {requirement}, but {version} is installed. Fix: scripts/setup --lock."]
+    return [f"{package} requires {requirement}, but {version} is installed. Fix: scripts/setup --lock."]
 
 
 def main() -> None:

@@ -31,57 +31,7 @@ class Public:
     rest: str = ""
 
 
-# In the order of the data: what a run is made of, who plays, who learns, what is left, who judges.
-MODULES = (
-    Public("mcprl"),
-    Public("mcprl.records"),
-    Public("mcprl.goals"),
-    Public("mcprl.recipe"),
-    Public(
-        "mcprl.config", only=("RunConfig",), rest="Its sections are classes too: [Configuration](configuration.md)."
-    ),
-    Public(
-        "mcprl.errors",
-        only=("McprlError", "ConfigurationError", "InfrastructureError", "Fault"),
-        rest="Every other error derives from these: [Errors](errors.md).",
-    ),
-    Public("mcprl.seeds"),
-    Public("mcprl.verdicts"),
-    Public("mcprl.protocol"),
-    Public("mcprl.tasks"),
-    Public("mcprl.tools"),
-    Public("mcprl.servers"),
-    Public("mcprl.world"),
-    Public("mcprl.chat", extra="chat"),
-    Public("mcprl.chat.constraints", extra="chat"),
-    Public("mcprl.chat.grammars", extra="torch"),
-    Public("mcprl.samplers"),
-    Public("mcprl.samplers.scripted"),
-    Public("mcprl.episodes"),
-    Public("mcprl.episodes.rewards"),
-    Public("mcprl.algorithms", extra="torch"),
-    Public("mcprl.learners", extra="torch"),
-    Public("mcprl.skyrl_gym", extra="skyrl-gym"),
-    Public("mcprl.planning"),
-    Public("mcprl.training.run", extra="torch"),
-    Public("mcprl.training.loop", extra="torch"),
-    Public("mcprl.training.watching"),
-    Public("mcprl.training.health"),
-    Public("mcprl.training.past_runs"),
-    Public("mcprl.training.metric_names"),
-    Public("mcprl.training.trajectory_files"),
-    Public("mcprl.training.token_files"),
-    Public("mcprl.evaluation.suites"),
-    Public("mcprl.evaluation.harness", extra="chat"),
-    Public("mcprl.evaluation.results"),
-    Public("mcprl.evaluation.comparing"),
-    Public("mcprl.evaluation.statistics"),
-    Public("mcprl.doctor"),
-    Public("mcprl.doctor.checks"),
-    Public("mcprl.doctor.findings"),
-    Public("mcprl.monitoring.doctor_table"),
-    Public("mcprl.monitoring.transcript"),
-)
+MODULES = (Public("mcprl"),)
 
 
 # --- reading the source

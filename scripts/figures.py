@@ -4,8 +4,8 @@ An entry has the figure of one promise: its name, value and bar, whether the bar
 if files were changed or new), the seconds it took, and `code`, a digest of all that it depends on:
 
   - the bench script or the test file, with the conftest.py files above the latter,
-  - what these import, and what that imports, in bench/, tests/, scripts/ and src/mcprl/, also inside of functions,
-  - files that these name in a text, as "echo.py" or "mcprl.learners.worker": programs that are started,
+  - what these import, and what that imports, in bench/, tests/, scripts/, src/ and packages/, also inside of functions,
+  - files that these name in a text, as "echo.py" or "mcprl.learning.worker": programs that are started,
   - what the promise names with `code`, and what that imports,
   - the command itself.
 
@@ -51,9 +51,9 @@ BAR = re.compile(r"(<=|>=|<|>|==)\s*([-+0-9.eE]+)$")
 COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
 SIMPLE = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Raise, ast.Assert)  # without a block
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
-NAMED_MODULE = re.compile(r"""["'](mcprl(?:\.\w+)+)["':]""")
+NAMED_MODULE = re.compile(r"""["'](mcprl(?:_\w+)?(?:\.\w+)+)["':]""")
 NAMED_FILE = re.compile(r"""["'/](\w+\.py)["']""")
-NOT_CODE = {"__pycache__", "node_modules", "static"}  # src/mcprl/dashboard/static is built from dashboard/
+NOT_CODE = {"__pycache__", "node_modules", "static"}  # the dashboard's static/ is built from its web/
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +248,8 @@ class Sources:
         """Where a name is looked up: as at run time, but with all folders of tests on the path."""
         if first == "mcprl":
             return [self.root / "src"]
+        if first.startswith("mcprl_"):
+            return [path.parent for path in self.root.glob(f"packages/*/src/{first}")]
         if first in sys.stdlib_module_names:
             return []
         if (first, beside) not in self._found:
@@ -261,7 +263,7 @@ class Sources:
         beside = file.with_name(name)
         if beside.is_file():
             return [beside]
-        is_in_package = file.is_relative_to(self.root / "src")
+        is_in_package = any(file.is_relative_to(self.root / folder) for folder in ("src", "packages"))
         return [] if is_in_package else self._helpers.get(name, [])
 
     @cached_property

@@ -44,7 +44,7 @@ def kind_of(argv: Sequence[str]) -> str | None:
         return "ray"
     if names[:1] == ["chromium"] and not any(word.startswith("--type=") for word in argv):
         return "chromium"
-    if "mcprl.learners.worker" in argv or ("mcprl" in names and {"train", "resume"} & set(argv[1:5])):
+    if "mcprl.learning.worker" in argv or ("mcprl" in names and {"train", "resume"} & set(argv[1:5])):
         return "trainer"
     return None
 

@@ -22,33 +22,52 @@ CLI_FILE = FROZEN / "cli_options.txt"
 # Every other module may change in any version. What a page of the documentation imports has to be in here.
 PUBLIC_MODULES = (
     "mcprl",
-    "mcprl.algorithms",
+    "mcprl.learning.algorithms",
     "mcprl.chat",
-    "mcprl.chat.constraints",
-    "mcprl.chat.grammars",
+    "mcprl.grammar.calls",
+    "mcprl.grammar.masks",
     "mcprl.config",
-    "mcprl.doctor",
-    "mcprl.doctor.checks",
-    "mcprl.doctor.findings",
+    "mcprl.checks.doctor",
+    "mcprl.checks.doctor.checks",
+    "mcprl.checks.doctor.examination",
     "mcprl.episodes",
     "mcprl.episodes.rewards",
     "mcprl.errors",
     "mcprl.goals",
-    "mcprl.learners",
-    "mcprl.monitoring.doctor_table",
-    "mcprl.monitoring.transcript",
-    "mcprl.planning",
+    "mcprl.learning",
+    "mcprl.cli.doctor",
+    "mcprl.cli.try_",
     "mcprl.protocol",
     "mcprl.recipe",
     "mcprl.records",
     "mcprl.samplers",
-    "mcprl.samplers.scripted",
+    "mcprl.samplers.sampler",
     "mcprl.seeds",
-    "mcprl.skyrl_gym",
+    "mcprl_skyrl_gym",
     "mcprl.tasks",
     "mcprl.tools",
-    "mcprl.training.health",
+    "mcprl.checks.health",
 )
+# Names of public modules that only other parts of mcprl use; they may change in any version.
+INSIDE = {
+    "mcprl.checks.doctor.examination": {
+        *("Check", "Examination", "MemoryNeeds", "Opened", "checkpoint_bytes", "examine", "gpu_memories", "hub_folder"),
+        *("in_words", "memory_needs", "needed_gpus", "passed"),
+    },
+    "mcprl.cli.doctor": {"command"},
+    "mcprl.cli.try_": {"command"},
+    "mcprl.config": {"NOT_REPRODUCIBLE"},
+    "mcprl.episodes.rewards": {
+        *("meets", "numbers_in", "pair_in_any_order", "pair_in_order", "require_judge", "require_scorable"),
+        "why_unusable",
+    },
+    "mcprl.errors": {"did_you_mean"},
+    "mcprl.grammar.masks": {"TurnGrammars"},
+    "mcprl.protocol": {"retry_after_s"},
+    "mcprl.recipe": {"sections", "settings"},
+    "mcprl.samplers.sampler": {"AlwaysOpen", "Completion", "SampleRequest", "Sampler"},
+    "mcprl.verdicts": {"mean"},
+}
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign | ast.AnnAssign
 # Methods without a public name that callers use all the same.
 SPOKEN = {"__init__", "__call__", "__enter__", "__aenter__", "__iter__", "__aiter__", "__len__", "__getitem__"}
@@ -56,23 +75,29 @@ SPOKEN = {"__init__", "__call__", "__enter__", "__aenter__", "__iter__", "__aite
 
 def module_path(module: str) -> Path | None:
     """The file of a module of mcprl; None where there is none."""
-    base = SOURCE.joinpath(*module.split("."))
-    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+    for source in (SOURCE, *sorted(ROOT.glob("packages/*/src"))):
+        base = source.joinpath(*module.split("."))
+        for path in (base.with_suffix(".py"), base / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
 
 
 @cache
 def module_tree(module: str) -> ast.Module:
     path = module_path(module)
     if path is None:
-        raise SystemExit(f"no module {module} in src/. Fix: correct PUBLIC_MODULES in scripts/public_api.py.")
+        raise SystemExit(
+            f"no module {module} in src/ or packages/. Fix: correct PUBLIC_MODULES in scripts/public_api.py."
+        )
     return ast.parse(path.read_text())
 
 
 def exported(module: str) -> list[str]:
-    """The names in the `__all__` of a module."""
+    """The names in the `__all__` of a module that are for everyone."""
     for node in module_tree(module).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            return sorted(ast.literal_eval(node.value))
+            return sorted(set(ast.literal_eval(node.value)) - INSIDE.get(module, set()))
     raise SystemExit(f"{module} is public and has no __all__. Fix: list its names there.")
 
 
@@ -97,7 +122,7 @@ def find(module: str, name: str) -> tuple[str, Definition] | None:
     for node in statements(module_tree(module)):
         if isinstance(node, Definition) and name in defined_names(node):
             return module, node
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "mcprl":
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("mcprl"):
             for alias in node.names:
                 if (alias.asname or alias.name) == name and module_path(node.module):
                     return find(node.module, alias.name)
@@ -201,9 +226,8 @@ def command_lines(command: Any, path: str) -> Iterator[str]:
     yield path
     shown = [p for p in command.params if p.name != "help" and not getattr(p, "hidden", False)]
     yield from (f"  {option_line(parameter)}" for parameter in shown)
-    for name, child in sorted(getattr(command, "commands", {}).items()):
-        if not child.hidden:
-            yield from command_lines(child, f"{path} {name}")
+    for name in sorted(command.list_commands(None)) if hasattr(command, "list_commands") else ():
+        yield from command_lines(command.get_command(None, name), f"{path} {name}")
 
 
 def cli_text() -> str:

@@ -1,8 +1,8 @@
 """What a release needs: interfaces that are frozen, packages that were tried, licences that are known, an SBOM.
 
     scripts/release freeze      write down the public names and the options of the commands
-    scripts/release build       the sdist and the wheel, into dist/
-    scripts/release check       build them, look into them, try the wheel on each Python that is found, and see that
+    scripts/release build       the sdists and the wheels of mcprl and of packages/, into dist/
+    scripts/release check       build them, look into them, try the wheels on each Python that is found, and see that
                                 every figure of full size is one of this code
     scripts/release licences    hold the licences of all dependencies against scripts/licences.toml
     scripts/release sbom        write dist/mcprl-VERSION.cdx.json: what a clean install holds
@@ -27,6 +27,8 @@ from release_licences import check_licences
 from release_packages import (
     PYTHONS,
     ROOT,
+    all_trials,
+    base_trials,
     build,
     clean_environment,
     content_faults,
@@ -36,7 +38,6 @@ from release_packages import (
     run,
     say,
     tool,
-    trials,
     try_wheel,
     version,
 )
@@ -79,16 +80,20 @@ def build_packages() -> int:
     if faults and ".dev" not in number:
         raise SystemExit(f"{number} is not built: see above.")
     for package in build(DIST):
-        print(f"{package.relative_to(ROOT)}  {package.stat().st_size / 1e6:.2f} MB")
+        for archive in (package.sdist, package.wheel):
+            print(f"{archive.relative_to(ROOT)}  {archive.stat().st_size / 1e6:.2f} MB")
     return 0
 
 
 def check(pythons: list[str], every: bool) -> int:
     """Build, look inside, try. A fault does not keep the rest from being looked at."""
     number = version()
-    sdist, wheel = build(DIST)
-    faults = content_faults(sdist, wheel) + readme_faults(sdist, wheel) + figure_faults()
-    say(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB; {sdist.name}: {sdist.stat().st_size / 1e6:.2f} MB")
+    packages = build(DIST)
+    faults = [fault for package in packages for fault in content_faults(package)]
+    faults += readme_faults(packages) + figure_faults()
+    for package in packages:
+        for archive in (package.sdist, package.wheel):
+            say(f"{archive.name}: {archive.stat().st_size / 1e6:.2f} MB")
     tried: list[str] = []
     not_found: list[str] = []
     for minor in pythons:
@@ -98,9 +103,11 @@ def check(pythons: list[str], every: bool) -> int:
             say(f"Python {minor}: not found, not tried")
             continue
         exact = python_version(python)
-        say(f"Python {exact}: a clean environment")
-        environment = clean_environment(python, wheel)
-        faults += [f"Python {exact}: {fault}" for fault in try_wheel(environment, trials(number))]
+        say(f"Python {exact}: clean environments, with mcprl alone and with all packages")
+        base = clean_environment(python, "base", packages[:1])
+        found = try_wheel(base, base_trials(number))
+        found += try_wheel(clean_environment(python, "all", packages), all_trials(number))
+        faults += [f"Python {exact}: {fault}" for fault in found]
         tried.append(exact)
     if not tried or (every and not_found):
         faults.append(f"not tried on Python {', '.join(not_found)}. Fix: install it, or put it on PATH")
@@ -129,13 +136,13 @@ def licences() -> int:
 
 
 def sbom(extras: str) -> int:
-    """From an environment that holds the wheel and nothing else, so that no tool of ours is listed."""
+    """From an environment that holds the wheels and nothing else, so that no tool of ours is listed."""
     number = version()
-    _, wheel = build(DIST)
+    packages = build(DIST)
     python = find_python(PYTHONS[0])
     if python is None:
         raise SystemExit(f"no Python {PYTHONS[0]}. Fix: install it, or put it on PATH.")
-    environment = clean_environment(python, wheel, extras)
+    environment = clean_environment(python, "sbom", packages[:1], extras)
     file = DIST / f"mcprl-{number}{'-' + extras.replace(',', '-') if extras else ''}.cdx.json"
     command = [tool("cyclonedx-py"), "environment", str(environment / "bin/python"), "--output-reproducible"]
     command += ["--pyproject", str(ROOT / "pyproject.toml"), "--of", "JSON", "--validate", "-o", str(file)]
@@ -179,7 +186,7 @@ def main() -> int:
     command.add_argument("--python", action="append", choices=PYTHONS, help="only this version; may be repeated")
     command.add_argument("--every", action="store_true", help="fail where one of the versions is not found")
     command = commands.add_parser("sbom")
-    command.add_argument("--extras", default="", help="of an install with these, such as servers,dashboard")
+    command.add_argument("--extras", default="", help="of an install with these, such as market,dashboard")
     options = parser.parse_args()
     if options.command == "check":
         return check(options.python or list(PYTHONS), options.every)

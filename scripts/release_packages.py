@@ -1,4 +1,4 @@
-"""Builds the packages of a release, looks into them, and tries the wheel in clean environments."""
+"""Builds mcprl and the packages in packages/ for a release, looks into them, and tries them in clean environments."""
 
 from __future__ import annotations
 
@@ -12,40 +12,61 @@ import tempfile
 import time
 import tomllib
 import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache/release"
-PAGES = ROOT / "src/mcprl/dashboard/static/index.html"
+PAGES = ROOT / "packages/dashboard/src/mcprl_dashboard/static/index.html"
 PYTHONS = ("3.11", "3.12", "3.13")
 # An environment of their own: their dependencies are none of mcprl's. hatchling builds without asking an index again.
 TOOLS = ("build==1.6.1", "hatchling==1.33.0", "twine==7.0.0", "cyclonedx-bom==7.5.0", "pip-audit==2.10.1")
 NEVER_SHIPPED = re.compile(r"(^|/)(\.env|\.venv[^/]*|\.cache|node_modules|outputs|__pycache__)(/|$)")
 TRY_S = 300
-RECIPE = """\
+# What the trials find in their folder. `mcprl init project` writes the tasks of the first recipe.
+FILES = {
+    "recipe.yaml": """\
 name: smoke
 model: {path: ./model}
 servers: {file: servers.json}
+tasks: {train: project/tasks/train.jsonl}
+""",
+    "servers.json": """\
+{"mcpServers": {"directory": {"command": "mcprl", "args": ["serve", "directory"]}}}
+""",
+    "market.yaml": """\
+name: smoke
+model: {path: ./model}
+servers: {file: market.json}
 tasks: {train: "mcprl:market/train.jsonl"}
-"""
-SERVERS = """\
+""",
+    "market.json": """\
 {"mcpServers": {
   "directory": {"command": "mcprl", "args": ["serve", "directory"]},
   "fmp": {"command": "mcprl", "args": ["serve", "fmp", "--world", "7"]}
 }}
-"""
+""",
+}
 IMPORT = """
 from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
 import mcprl
+assert find_spec("torch") is None, "torch is installed: the base install is not the base"
+assert find_spec("mcprl_market") is None, "mcprl_market is installed: the base install is not the base"
+assert (files("mcprl") / "py.typed").is_file(), "no py.typed"
+print("version", mcprl.__version__)
+"""
+IMPORT_ALL = """
+from importlib.metadata import version
+from pathlib import Path
+import mcprl_dashboard, mcprl_market, mcprl_skyrl_gym, mcprl_suites.bfcl
 from mcprl.recipe import load_recipe
 from mcprl.tasks import load_tasks
-assert find_spec("torch") is None, "torch is installed: the base install is not the base"
-assert (files("mcprl") / "py.typed").is_file(), "no py.typed"
-tasks = load_tasks(load_recipe(Path("recipe.yaml")).tasks.train)
-print(mcprl.__version__, "with", len(tasks), "tasks")
+names = ("mcprl", "mcprl-dashboard", "mcprl-market", "mcprl-skyrl-gym", "mcprl-suites")
+tasks = load_tasks(load_recipe(Path("market.yaml")).tasks.train)
+print(*{version(name) for name in names}, "with", len(tasks), "tasks")
 """
 
 
@@ -58,17 +79,40 @@ class Trial:
     prints: str
 
 
-def trials(version: str) -> list[Trial]:
+@dataclass(frozen=True)
+class Package:
+    """A package that was built: the folder of its pyproject.toml, its sdist, and the wheel made from that."""
+
+    folder: Path
+    sdist: Path
+    wheel: Path
+
+
+def base_trials(version: str) -> list[Trial]:
     """What the base install promises: servers, tasks and recipes; and a name for what it lacks."""
     return [
-        Trial(("python", "-c", IMPORT), 0, f"{version} with 400 tasks"),
+        Trial(("python", "-c", IMPORT), 0, f"version {version}"),
         Trial(("mcprl", "--help"), 0, "Usage: mcprl"),
-        Trial(("mcprl", "tools", "list", "recipe.yaml"), 0, "fmp_get_quote(symbol)"),
+        Trial(("mcprl", "init", "project"), 0, "project"),
+        Trial(("mcprl", "tools", "list", "recipe.yaml"), 0, "find_person"),
         Trial(("mcprl", "tools", "call", "recipe.yaml", "find_person", "name=Ana"), 0, "America/Lima"),
         Trial(("mcprl", "train", "recipe.yaml", "--dry-run"), 0, "name: smoke"),
-        Trial(("mcprl", "dashboard"), 2, "mcprl[dashboard]"),
+        Trial(("mcprl", "train", "market.yaml", "--dry-run"), 2, "mcprl[market]"),
+        Trial(("mcprl", "dashboard"), 2, "E-CONF-004"),
         Trial(("mcprl", "train", "recipe.yaml"), 2, "mcprl["),
         Trial(("mcprl", "try", "recipe.yaml"), 2, "mcprl["),
+    ]
+
+
+def all_trials(version: str) -> list[Trial]:
+    """What all the packages together promise: their commands and servers are there."""
+    return [
+        Trial(("python", "-c", IMPORT_ALL), 0, f"{version} with 400 tasks"),
+        Trial(("mcprl", "tools", "list", "market.yaml"), 0, "fmp_get_quote(symbol)"),
+        Trial(("mcprl", "train", "market.yaml", "--dry-run"), 0, "name: smoke"),
+        Trial(("mcprl", "dashboard", "--help"), 0, "Usage: mcprl dashboard"),
+        Trial(("mcprl", "serve", "bfcl", "--help"), 0, "Usage: mcprl serve bfcl"),
+        Trial(("mcprl", "tasks", "generate", "--help"), 0, "Usage: mcprl tasks generate"),
     ]
 
 
@@ -84,15 +128,33 @@ def run(command: list[str], fix: str) -> str:
     return result.stdout
 
 
+def folders() -> list[Path]:
+    """The folders of all packages: mcprl's is the root."""
+    return [ROOT, *(file.parent for file in sorted(ROOT.glob("packages/*/pyproject.toml")))]
+
+
 def version() -> str:
-    """The version of pyproject.toml, where the package says the same of itself."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    """The version of pyproject.toml, where every package says the same, and asks for the same of the others."""
+    projects = {folder: tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in folders()}
+    number = projects[ROOT]["version"]
     said = re.search(r'__version__ = "(.+)"', (ROOT / "src/mcprl/__init__.py").read_text())
-    if said is None or said[1] != project["version"]:
-        raise SystemExit(f"pyproject.toml says {project['version']}, mcprl.__version__ another. Fix: make them one.")
-    if "dev" not in project["version"] and f"## [{project['version']}]" not in (ROOT / "CHANGELOG.md").read_text():
-        raise SystemExit(f"CHANGELOG.md has no section [{project['version']}]. Fix: write it.")
-    return project["version"]
+    if said is None or said[1] != number:
+        raise SystemExit(f"pyproject.toml says {number}, mcprl.__version__ another. Fix: make them one.")
+    for folder, project in projects.items():
+        if faults := version_faults(project, number):
+            raise SystemExit(f"{folder.relative_to(ROOT)}/pyproject.toml: {', '.join(faults)}. Fix: {number} in all.")
+    if "dev" not in number and f"## [{number}]" not in (ROOT / "CHANGELOG.md").read_text():
+        raise SystemExit(f"CHANGELOG.md has no section [{number}]. Fix: write it.")
+    return number
+
+
+def version_faults(project: Mapping[str, Any], number: str) -> list[str]:
+    """Where a package has another version than mcprl, or asks for another one of mcprl or of a package of its own."""
+    faults = [] if project["version"] == number else [f"the version is {project['version']}"]
+    extras = project.get("optional-dependencies", {}).values()
+    asked = [*project["dependencies"], *(text for extra in extras for text in extra)]
+    own = [text for text in asked if re.match(r"mcprl(-[a-z-]+)?(\[[a-z-]+\])?==", text)]
+    return faults + [f"it asks for {text}" for text in own if text.split("==")[1] != number]
 
 
 def tool(name: str) -> str:
@@ -107,40 +169,50 @@ def tool(name: str) -> str:
     return str(folder / "bin" / name)
 
 
-def build(folder: Path) -> tuple[Path, Path]:
-    """The sdist, and the wheel made from that sdist: whoever builds from source gets the same."""
+def build(folder: Path) -> list[Package]:
+    """Of each package the sdist, and the wheel made from that sdist: whoever builds from source gets the same."""
     if not PAGES.is_file():
         raise SystemExit("the dashboard's pages are not built. Fix: scripts/setup dashboard.")
     folder.mkdir(parents=True, exist_ok=True)
-    for old in [*folder.glob("mcprl-*.whl"), *folder.glob("mcprl-*.tar.gz")]:
+    for old in [*folder.glob("mcprl[-_]*.whl"), *folder.glob("mcprl[-_]*.tar.gz")]:
         old.unlink()
-    command = [tool("python"), "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    run(command, "see above")
-    return next(folder.glob("mcprl-*.tar.gz")), next(folder.glob("mcprl-*.whl"))
+    made: list[Package] = []
+    for project in folders():
+        command = [tool("python"), "-m", "build", "--no-isolation", "--outdir", str(folder), str(project)]
+        run(command, "see above")
+        name = package_source(project).name
+        made.append(Package(project, next(folder.glob(f"{name}-*.tar.gz")), next(folder.glob(f"{name}-*.whl"))))
+    return made
 
 
-def content_faults(sdist: Path, wheel: Path) -> list[str]:
-    """What is missing from the packages, and what should not be in them."""
-    with tarfile.open(sdist) as archive:
+def package_source(project: Path) -> Path:
+    """The one importable package of a project: src/mcprl, packages/market/src/mcprl_market."""
+    (source,) = (path.parent for path in project.glob("src/*/__init__.py"))
+    return source
+
+
+def content_faults(package: Package) -> list[str]:
+    """What is missing from the archives of a package, and what should not be in them."""
+    with tarfile.open(package.sdist) as archive:
         in_sdist = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(package.wheel) as archive:
         in_wheel = set(archive.namelist())
-    package = ROOT / "src"
-    files = {str(f.relative_to(package)) for f in (package / "mcprl").rglob("*") if f.is_file()}
+    source = package_source(package.folder)
+    files = {str(file.relative_to(source.parent)) for file in source.rglob("*") if file.is_file()}
     wanted = {name for name in files if "__pycache__" not in name}
     lost = sorted(f"src/{name}" for name in wanted if f"src/{name}" not in in_sdist)
-    found = [f"the sdist lacks {len(lost)} files, such as {lost[0]}"] if lost else []
+    found = [f"{package.sdist.name} lacks {len(lost)} files, such as {lost[0]}"] if lost else []
     lost = sorted(wanted - in_wheel)
-    found += [f"the wheel lacks {len(lost)} files, such as {lost[0]}"] if lost else []
-    found += (
-        [f"the wheel has no licence: {wheel.name}"] if not any(n.endswith("licenses/LICENSE") for n in in_wheel) else []
-    )
+    found += [f"{package.wheel.name} lacks {len(lost)} files, such as {lost[0]}"] if lost else []
+    if not any(name.endswith("licenses/LICENSE") for name in in_wheel):
+        found.append(f"{package.wheel.name} has no licence")
     return found + [f"{name} is shipped" for name in sorted(in_sdist | in_wheel) if NEVER_SHIPPED.search(name)]
 
 
-def readme_faults(sdist: Path, wheel: Path) -> list[str]:
-    """What keeps an index from showing the README."""
-    command = [tool("twine"), "check", "--strict", str(sdist), str(wheel)]
+def readme_faults(packages: Sequence[Package]) -> list[str]:
+    """What keeps an index from showing the READMEs."""
+    archives = [str(archive) for package in packages for archive in (package.sdist, package.wheel)]
+    command = [tool("twine"), "check", "--strict", *archives]
     result = subprocess.run(command, capture_output=True, text=True)
     return [f"twine check: {result.stdout.strip()}"] if result.returncode else []
 
@@ -163,12 +235,16 @@ def python_version(python: str) -> str:
     return result.stdout.strip() if result.returncode == 0 else ""
 
 
-def clean_environment(python: str, wheel: Path, extras: str = "") -> Path:
-    """A new environment with the wheel and nothing else, not even pip."""
-    folder = CACHE / f"clean-{python_version(python)}{'-' + extras.replace(',', '-') if extras else ''}"
+def clean_environment(python: str, name: str, packages: Sequence[Package], extras: str = "") -> Path:
+    """A new environment with these packages, the first with its extras, and nothing else, not even pip."""
+    folder = CACHE / f"clean-{python_version(python)}-{name}"
     run([python, "-m", "venv", "--clear", "--without-pip", str(folder)], "see above")
     pip = [tool("pip"), "--python", str(folder / "bin/python")]
-    run([*pip, "install", "--quiet", f"{wheel}[{extras}]" if extras else str(wheel)], "reach a package index")
+    first, *others = [str(package.wheel) for package in packages]
+    wanted = [f"{first}[{extras}]" if extras else first, *others]
+    # An extra may ask for another of the packages that were built.
+    links = ["--find-links", str(packages[0].wheel.parent)]
+    run([*pip, "install", "--quiet", *links, *wanted], "reach a package index")
     run([*pip, "check"], "the requirements in pyproject.toml contradict each other")
     return folder
 
@@ -178,8 +254,8 @@ def try_wheel(environment: Path, expected: list[Trial]) -> list[str]:
     faults: list[str] = []
     variables = {"PATH": f"{environment / 'bin'}:/usr/bin:/bin", "HOME": str(Path.home()), "NO_COLOR": "1"}
     with tempfile.TemporaryDirectory(prefix="mcprl-release-") as place:
-        (Path(place) / "recipe.yaml").write_text(RECIPE)
-        (Path(place) / "servers.json").write_text(SERVERS)
+        for name, text in FILES.items():
+            (Path(place) / name).write_text(text)
         for trial in expected:
             started = time.monotonic()
             shown = " ".join(word if "\n" not in word else "…" for word in trial.command)

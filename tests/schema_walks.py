@@ -17,7 +17,7 @@ import xgrammar as xgr
 from jsonschema import Draft202012Validator
 from transformers import AutoTokenizer
 
-from mcprl.chat.schema_limits import Unheld, as_grammar_schema, find_unheld
+from mcprl.grammar.schemas import Unheld, as_grammar_schema, find_unheld
 
 EXCLUDES = ("</", "<t", "<|", "\\ud", "\\uD")
 _BEGIN, _END = "<tool_call>", "</tool_call>"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mcprl.records import Batch, Group
-from mcprl.training.folder import StepRecord
-from mcprl.training.timeline import Span
+from mcprl.runs.folder import Span, StepRecord
 from mcprl.verdicts import Verdict
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from safetensors import safe_open
 
 from mcprl.records import Trajectory
-from mcprl.training.token_files import read_token_notes
-from mcprl.training.trajectory_files import encode_trajectory, read_trajectories
+from mcprl.runs.trajectories import encode_trajectory, read_token_notes, read_trajectories
 from servers.harness import say
 
 __all__ = [

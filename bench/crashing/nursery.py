@@ -24,13 +24,13 @@ from crashing.places import arm, place_called
 from crashing.small_runs import small_run
 from crashing.speaking import calling_tools
 from mcprl.records import LostEpisode, Trajectory
-from mcprl.training.folder import RunFolder
-from mcprl.training.journal import EpisodeJournal
+from mcprl.runs.folder import RunFolder
+from mcprl.runs.journal import EpisodeJournal
+from mcprl.runs.resuming import find_standing
 from mcprl.training.loop import train
-from mcprl.training.resuming import find_standing
 from mcprl.training.run import open_run
 
-_ALSO_IMPORTED = ("mcprl.samplers.vllm", "mcprl.learners.torch_learner", "transformers.models.qwen3.modeling_qwen3")
+_ALSO_IMPORTED = ("mcprl.samplers.vllm", "mcprl.learning.torch_learner", "transformers.models.qwen3.modeling_qwen3")
 _LONGEST_S = 600
 
 

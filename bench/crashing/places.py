@@ -20,7 +20,7 @@ from typing import Any
 __all__ = ["PLACES", "Place", "arm", "place_called"]
 
 _TRAINING = "mcprl.training"
-_TORCH_LEARNER = "mcprl.learners.torch_learner:TorchLearner"
+_TORCH_LEARNER = "mcprl.learning.torch_learner:TorchLearner"
 _TRANSFORMERS = "mcprl.samplers.transformers:TransformersSampler"
 
 
@@ -28,7 +28,7 @@ _TRANSFORMERS = "mcprl.samplers.transformers:TransformersSampler"
 class Place:
     """A call to be killed at, in at most its `latest`-th time, counted from the start of the process.
 
-    Place(phase="updating", call="mcprl.learners.optimisation:Optimisation.step", when="before", latest=3)
+    Place(phase="updating", call="mcprl.learning.optimizer:Optimisation.step", when="before", latest=3)
     """
 
     phase: str
@@ -54,10 +54,10 @@ PLACES: tuple[Place, ...] = (
     Place(phase="mid-journal", call=f"{_TRAINING}.journal:EpisodeJournal.add", when="after", latest=8),
     *_both("updating", f"{_TORCH_LEARNER}._read", 2),
     Place(phase="updating", call=f"{_TRAINING}.loop:make_batch", when="after", latest=2),
-    *_both("updating", "mcprl.learners.optimisation:Optimisation.step", 4),
-    Place(phase="updating", call="mcprl.learners.reference:Reference.follow", when="after", latest=2),
+    *_both("updating", "mcprl.learning.optimizer:Optimisation.step", 4),
+    Place(phase="updating", call="mcprl.learning.models:Reference.follow", when="after", latest=2),
     Place(phase="mid-save", call=f"{_TRAINING}.checkpoints:Checkpoints.begin", when="after"),
-    Place(phase="mid-save", call="mcprl.learners.state:save_file", when="after"),
+    Place(phase="mid-save", call="mcprl.learning.optimizer:save_file", when="after"),
     *_both("mid-save", f"{_TRAINING}.saving:write_state"),
     Place(phase="mid-save", call=f"{_TRAINING}.checkpoints:sync_file", when="before", latest=3),
     *_both("mid-save", f"{_TRAINING}.checkpoints:write_file"),

@@ -1,6 +1,6 @@
 """Writes the folder of a run that never was: as many episodes as wanted, in every file that a real run writes.
 
-The Parquet files are built column by column and have the schema of `mcprl.training.trajectory_files`; a test reads them
+The Parquet files are built column by column and have the schema of `mcprl.runs.trajectories`; a test reads them
 back with it. Rewards rise over the steps, as they should.
 """
 

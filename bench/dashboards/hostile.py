@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mcprl.records import FinishReason, Observation, StopReason, ToolCall, Trajectory, Turn
-from mcprl.training.trajectory_files import read_trajectories, write_trajectories
+from mcprl.runs.trajectories import read_trajectories, write_trajectories
 
 __all__ = ["ATTACKS", "TASK_ID", "add_hostile_episodes", "hostile_trajectories"]
 

@@ -1,4 +1,4 @@
-"""A place as a newcomer has it: the recipes, the model and a third-party server, and mcprl from its wheel."""
+"""A place as a newcomer has it: the recipes, the model and a third-party server, and mcprl from its wheels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-__all__ = ["ROOT", "build_wheel", "make_place"]
+__all__ = ["ROOT", "build_wheels", "make_place"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _UV = Path(sys.executable).with_name("uv")
@@ -20,14 +20,15 @@ _PINS = ROOT / "requirements" / "constraints.txt"
 _BESIDE_PINS = ("torch", "triton")  # which come from elsewhere where there is a GPU
 
 
-def build_wheel(folder: Path) -> Path:
-    """The wheel of this checkout."""
-    _run([str(_UV), "build", "--quiet", "--wheel", "--out-dir", str(folder), str(ROOT)])
-    return next(folder.glob("mcprl-*.whl"))
+def build_wheels(folder: Path) -> list[Path]:
+    """The wheels of this checkout that the hello recipe and the quickstart need: mcprl, and the dashboard."""
+    for project in (ROOT, ROOT / "packages" / "dashboard"):
+        _run([str(_UV), "build", "--quiet", "--wheel", "--out-dir", str(folder), str(project)])
+    return sorted(folder.glob("*.whl"))
 
 
-def make_place(folder: Path, wheel: Path) -> dict[str, str]:
-    """Install the wheel and what is pinned, nothing else; the variables of a shell in which that is active.
+def make_place(folder: Path, wheels: Sequence[Path]) -> dict[str, str]:
+    """Install the wheels and what is pinned, nothing else; the variables of a shell in which that is active.
 
     Of the checkout there are the recipes, what `scripts/setup` fetched besides mcprl, and no source.
     """
@@ -35,7 +36,7 @@ def make_place(folder: Path, wheel: Path) -> dict[str, str]:
     _run([str(_UV), "venv", "--quiet", "--python", sys.executable, str(environment)])
     install = [str(_UV), "pip", "install", "--quiet", "--no-deps", "--python", str(environment / "bin" / "python")]
     beside = [f"{name}=={Version(metadata.version(name)).public}" for name in _BESIDE_PINS]
-    _run([*install, "-r", str(_PINS), *beside, str(wheel)])
+    _run([*install, "-r", str(_PINS), *beside, *map(str, wheels)])
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     (folder / ".cache").mkdir()
     (folder / ".cache" / "models").symlink_to(ROOT / ".cache" / "models")

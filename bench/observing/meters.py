@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mcprl.config import RunConfig
-from mcprl.monitoring.trackers.delivery import Delivery
-from mcprl.monitoring.trackers.opening import Trackers
+from mcprl.runs.folder import RunFolder
+from mcprl.runs.journal import EpisodeJournal
+from mcprl.tracking.delivery import Delivery, Trackers
 from mcprl.training import loop
-from mcprl.training.folder import RunFolder
-from mcprl.training.journal import EpisodeJournal
 from mcprl.training.run import open_run
 
 __all__ = ["Spent", "StepMeter", "run_metered"]

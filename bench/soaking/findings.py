@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crashing.evidence import all_trajectories, log_line, played_again, recorded_twice
-from mcprl.training.journal import EpisodeJournal
+from mcprl.runs.journal import EpisodeJournal
 from soaking.course import Course, Life, Moment
 from soaking.soak_runs import MAX_STALENESS
 

@@ -25,9 +25,9 @@ from crashing.small_runs import small_run
 from crashing.speaking import calling_tools
 from mcprl.cli.running import run_to_the_end
 from mcprl.processes.guard import GUARD
-from mcprl.training.checkpoints import Checkpoints
-from mcprl.training.folder import RunFolder
-from mcprl.training.resuming import find_standing
+from mcprl.runs.checkpoints import Checkpoints
+from mcprl.runs.folder import RunFolder
+from mcprl.runs.resuming import find_standing
 
 __all__: list[str] = []
 

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from crashing.nursery import log_finished
 from mcprl.cli import main, running
-from mcprl.monitoring.console import TrainingConsole
+from mcprl.cli.console import TrainingConsole
 from mcprl.processes.guard import GUARD
+from mcprl.runs.summary import Summary
 from mcprl.training.run import Run
-from mcprl.training.summary import Summary
 
 __all__: list[str] = []
 

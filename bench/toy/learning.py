@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from mcprl.algorithms import make_batch
 from mcprl.config import (
     AlgorithmConfig,
     CriticConfig,
@@ -22,7 +21,8 @@ from mcprl.config import (
     TasksConfig,
     TrainingConfig,
 )
-from mcprl.learners import TorchLearner
+from mcprl.learning import TorchLearner
+from mcprl.learning.algorithms import make_batch
 from mcprl.records import StopReason, Weights
 from mcprl.seeds import derive_seed
 from toy.locks import TASKS, best_return

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from random import Random
 from typing import Any
 
-from mcprl.episodes.workers import RayWorkers
+from mcprl.episodes.ray_workers import RayWorkers
 
 __all__ = ["killed", "two_nodes"]
 

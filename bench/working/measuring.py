@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import psutil
 
-__all__ = ["Measured", "Usage", "measured"]
+from mcprl.episodes.ray_actor import Request, Response
+from mcprl.records import Task, Trajectory
+from mcprl.samplers import Completion, SampleRequest
+
+__all__ = ["Measured", "Usage", "measured", "relayed_bytes"]
 
 _LOOK_S = 0.5
 
@@ -72,6 +77,40 @@ async def measured(workers: Callable[[], Sequence[int]]) -> AsyncGenerator[Usage
         look()
         usage.driver_cpu_s = _cpu_s([_process(os.getpid())]) - driver_before
         usage.worker_cpu_s = _cpu_s(_trees(workers())) - workers_before
+
+
+def relayed_bytes(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> int:
+    """What these episodes sent between driver and workers: task, requests and responses of each turn, trajectory.
+
+    Computed from the episodes, without Ray's own headers, so that nothing is counted while the time is measured.
+    """
+    sizes = {task.id: _size(task) for task in tasks}
+    total = 0
+    for each in trajectories:
+        total += sizes[each.task_id] + _size(each)
+        for number, turn in enumerate(each.turns):
+            begin, end = each.turn_index.index(number), len(each.turn_index) - each.turn_index[::-1].index(number)
+            request = SampleRequest(
+                prompt_ids=each.token_ids[:begin],
+                max_tokens=1,
+                temperature=each.temperature,
+                stop=(),
+                stop_token_ids=each.stop_token_ids,
+                seed=0,
+                grammar=each.grammar,
+            )
+            completion = Completion(
+                token_ids=each.token_ids[begin:end],
+                logprobs=each.logprobs[begin:end],
+                finish=turn.finish,
+                weights_versions=each.weights_version[begin:end],
+            )
+            total += _size(Request(number, "sample", (request,))) + _size(Response(number, completion))
+    return total
+
+
+def _size(message: object) -> int:
+    return len(pickle.dumps(message, protocol=5))
 
 
 def _process(pid: int) -> psutil.Process:

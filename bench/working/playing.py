@@ -17,12 +17,12 @@ from tokenizers import Tokenizer
 
 from mcprl.config import RunConfig
 from mcprl.episodes import RunsEpisodes
-from mcprl.episodes.player import open_kit
-from mcprl.episodes.workers import RayWorkers, open_desk
+from mcprl.episodes.ray_workers import RayWorkers, make_shared_limits
+from mcprl.episodes.stage import open_kit
 from mcprl.goals import ExpectedCall, Goal
 from mcprl.records import Task, Trajectory
 from mcprl.samplers import SampleRequest
-from mcprl.samplers.scripted import ScriptedSampler
+from mcprl.samplers.sampler import ScriptedSampler
 from mcprl.tools import open_toolbox
 
 __all__ = ["arrivals", "by_name", "make_config", "make_tasks", "open_local", "open_workers", "without_times"]
@@ -85,12 +85,12 @@ async def open_local(config: RunConfig, logs: Path) -> AsyncGenerator[RunsEpisod
 @asynccontextmanager
 async def open_workers(config: RunConfig, logs: Path) -> AsyncGenerator[RayWorkers]:
     """Workers on Ray, with the scripted sampler in this process."""
-    desk = open_desk(config)
+    limits = make_shared_limits(config)
     async with AsyncExitStack() as stack:
-        toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs, limits=desk))
+        toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs, limits=limits))
         sampler = ScriptedSampler(_script(config))
         yield await stack.enter_async_context(
-            RayWorkers(config, sampler=sampler, desk=desk, toolbox=toolbox, logs=logs)
+            RayWorkers(config, sampler=sampler, limits=limits, toolbox=toolbox, logs=logs)
         )
 
 

@@ -3,8 +3,72 @@
 Data flows one way, and the folders read in that order:
 
     Task ──▶ Episode ──▶ Trajectory ──▶ Batch ──▶ Update
+
+    import mcprl
+
+    summary = mcprl.train("recipe.yaml")
+    evaluation = mcprl.evaluate("recipe.yaml", adapter="outputs/hello/adapter")
+
+A name is imported when it is first used: `import mcprl` takes milliseconds and needs no torch.
 """
 
-__all__ = ["__version__"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mcprl.api import evaluate, train
+    from mcprl.config import RunConfig
+    from mcprl.errors import ConfigurationError, InfrastructureError, McprlError
+    from mcprl.goals import Goal
+    from mcprl.recipe import load_recipe
+    from mcprl.records import Batch, Group, Observation, Task, ToolCall, Trajectory, Turn, Update
+    from mcprl.tasks import load_tasks, write_tasks
+    from mcprl.tools import Toolbox
+
+__all__ = [
+    "Batch",
+    "ConfigurationError",
+    "Goal",
+    "Group",
+    "InfrastructureError",
+    "McprlError",
+    "Observation",
+    "RunConfig",
+    "Task",
+    "ToolCall",
+    "Toolbox",
+    "Trajectory",
+    "Turn",
+    "Update",
+    "__version__",
+    "evaluate",
+    "load_recipe",
+    "load_tasks",
+    "train",
+    "write_tasks",
+]
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    **dict.fromkeys(("Batch", "Group", "Observation", "Task", "ToolCall", "Trajectory", "Turn", "Update"), "records"),
+    **dict.fromkeys(("ConfigurationError", "InfrastructureError", "McprlError"), "errors"),
+    **dict.fromkeys(("evaluate", "train"), "api"),
+    **dict.fromkeys(("load_tasks", "write_tasks"), "tasks"),
+    "Goal": "goals",
+    "RunConfig": "config",
+    "Toolbox": "tools",
+    "load_recipe": "recipe",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'mcprl' has no attribute {name!r}")
+    return getattr(import_module(f"mcprl.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

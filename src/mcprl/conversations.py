@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
-from mcprl.canonical import canonical_json, is_unicode
+from mcprl.files import canonical_json, is_unicode
 
 __all__ = ["WrittenAnswer", "WrittenCall", "answers_in", "calls_in", "is_answer", "text_of"]
 

@@ -1,6 +1,6 @@
 """How success is checked: what must be answered, which calls it takes, and what must be true of the world afterwards.
 
-A goal only says what is wanted. `mcprl.episodes.checks` judges it.
+A goal only says what is wanted. `mcprl.episodes.rewards` judges it.
 """
 
 from __future__ import annotations

@@ -22,14 +22,158 @@ from jsonschema.exceptions import best_match as untyped_best_match  # pyright: i
 from jsonschema.protocols import Validator
 from jsonschema.validators import Draft202012Validator, validator_for
 from jsonschema.validators import extend as untyped_extend  # pyright: ignore[reportUnknownVariableType]
+from pydantic_core import SchemaError, SchemaValidator, core_schema
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, specification_with
 
-from mcprl.bounds import MAX_ENUM_VALUES, MAX_EXPANSIONS, MAX_SCHEMA_BYTES, MAX_STEPS, OverLimitError, Steps, measure
-from mcprl.patterns import LINEAR, schema_search
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_LISTING_BYTES",
+    "MAX_PROPERTIES",
+    "MAX_SCHEMA_BYTES",
+    "MAX_TOOLS",
+    "BadSchemaError",
+    "Checking",
+    "GrammarWork",
+    "OverLimitError",
+    "SchemaCheck",
+    "Steps",
+    "bounded",
+    "find_problems",
+    "is_found",
+    "measure",
+    "schema_search",
+    "why_no_pattern",
+]
 
-__all__ = ["BadSchemaError", "Checking", "SchemaCheck", "bounded", "find_problems"]
+
+MAX_TOOLS = 1000
+"""Tools of one server that are on offer."""
+MAX_LISTING_BYTES = 8 * 1024 * 1024
+"""All tools that one server lists, as JSON."""
+MAX_SCHEMA_BYTES = 512 * 1024
+"""One schema, as JSON."""
+MAX_DEPTH = 100
+"""Objects and arrays inside each other."""
+MAX_ENUM_VALUES = 10_000
+"""Values of one `enum`."""
+MAX_EXPANSIONS = 10_000
+"""Schemas that hold for one value once every `$ref`, `allOf`, `anyOf` and the like is written out."""
+MAX_STEPS = 50_000
+"""Keywords looked at while one value is checked, or places while one schema is rewritten for a grammar."""
+MAX_PATTERN_BYTES = 256 * 1024
+"""The compiled form of one regular expression."""
+MAX_PROPERTIES = 500
+"""Properties of one object in a grammar: the compiler's time grows with their square."""
+MAX_COUNTED_CHARS = 4096
+"""Characters in all patterns and lengths of one schema in a grammar, counts written out: up to 20 ms each."""
+_MAX_TOGETHER = 4
+
+
+class OverLimitError(ValueError):
+    """Something from outside exceeds a limit. The message names the limit, as in 'is nested more than 100 deep'."""
+
+
+class Steps:
+    """Work that may go on for so many steps."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most = self._left = most
+        self._what = what
+
+    def spend(self, steps: int = 1) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise OverLimitError(f"takes more than {self._most} steps to {self._what}")
+
+
+class GrammarWork:
+    """What rewriting and compiling schemas into one grammar may take; `together`: of several schemas."""
+
+    def __init__(self, *, together: bool = False) -> None:
+        times = _MAX_TOGETHER if together else 1
+        self.steps = Steps(times * MAX_STEPS, "rewrite for a grammar")
+        self._chars_left = self._chars = times * MAX_COUNTED_CHARS
+
+    def count_chars(self, chars: int) -> None:
+        """Of a pattern that goes into the grammar."""
+        self._chars_left -= chars
+        if self._chars_left < 0:
+            raise OverLimitError(f"makes a grammar count more than {self._chars} characters of patterns and lengths")
+
+
+def measure(value: Any, *, most_bytes: int, most_depth: int = MAX_DEPTH) -> int:
+    """About how many bytes a JSON value takes. Raises OverLimitError if they are too many or nested too deeply.
+
+    >>> measure({"type": "object"}, most_bytes=100)
+    20
+    """
+    size = 0
+    pending: list[tuple[Any, int]] = [(value, 1)]
+    while pending:
+        part, depth = pending.pop()
+        if depth > most_depth:
+            raise OverLimitError(f"is nested more than {most_depth} deep")
+        if isinstance(part, Mapping):
+            members = cast("Mapping[str, Any]", part)
+            size += 2 + sum(len(name) + 4 for name in members)
+            pending.extend((member, depth + 1) for member in members.values())
+        elif isinstance(part, list | tuple):
+            items = cast("list[Any]", part)
+            size += 2 + len(items)
+            pending.extend((item, depth + 1) for item in items)
+        elif isinstance(part, str):
+            size += len(part) + 2
+        else:
+            size += 4
+        if size > most_bytes:
+            raise OverLimitError(f"is longer than {most_bytes} bytes")
+    return size
+
+
+LINEAR = jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES)
+"""The engine, for validators of jsonschema_rs."""
+
+
+def is_found(pattern: str, text: str) -> bool:
+    """Whether the pattern is found anywhere in the text.
+
+    >>> is_found("^[A-Z]{4}$", "VLKN"), is_found("^[A-Z]{4}$", "It is VLKN.")
+    (True, False)
+    """
+    # Half of a surrogate pair is no character that a pattern could mean.
+    return _searcher(pattern).isinstance_python(text.encode("utf-8", "replace").decode())
+
+
+def why_no_pattern(pattern: str) -> str | None:
+    """What is wrong with a pattern, or None."""
+    try:
+        _searcher(pattern)
+    except SchemaError as error:
+        reason = str(error).strip().splitlines()[-1].removeprefix("error: ").strip()
+        return f"{pattern!r} is no usable regular expression: {reason}"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def schema_search(pattern: str) -> Callable[[str], bool] | None:
+    """What finds a pattern of a JSON schema in a text. None if the engine cannot do the pattern in linear time.
+
+    >>> schema_search("^(a+)+$")("a" * 36 + "!"), schema_search("^(?!a)")
+    (False, None)
+    """
+    try:
+        is_valid = jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=LINEAR).is_valid
+    except ValueError:
+        return None
+    return lambda text: is_valid(text.encode("utf-8", "replace").decode())
+
+
+@lru_cache(maxsize=4096)
+def _searcher(pattern: str) -> SchemaValidator:
+    return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+
 
 # Typed here because the library is not.
 _best_match = cast("Callable[[Iterable[ValidationError]], ValidationError | None]", untyped_best_match)
@@ -42,6 +186,8 @@ _MAX_FAST = 1_000_000
 _MAX_PATTERN_STEPS = 4000
 _COUNT = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 _CHARS_PER_STEP = 10
+# Keywords inside keywords. Python stops at about 250 of them; if it does so inside a library in Rust, that is a panic.
+_MAX_KEYWORD_DEPTH = 150
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE = ("not", "if", "then", "else")
 _IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
@@ -60,6 +206,7 @@ class Checking:
     def __init__(self, steps: Steps, *, knows_unevaluated: bool = True) -> None:
         self.steps = steps
         self.assumed = 0
+        self.depth = 0
         self.knows_unevaluated = knows_unevaluated
         self._enums: dict[int, frozenset[str]] = {}
 
@@ -123,13 +270,19 @@ def _counted(name: str, check: _Keyword) -> _Keyword:
     def counting(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         checking = _checking.get()
         checking.steps.spend()
-        assumed = checking.assumed
-        errors = check(validator, value, instance, schema) or ()
-        if name in _MAY_BLAME_A_MATCH:
-            errors = list(errors)
-            if checking.assumed != assumed:
-                return
-        yield from errors
+        if checking.depth == _MAX_KEYWORD_DEPTH:
+            raise RecursionError("a schema that refers to itself again and again")
+        checking.depth += 1
+        try:
+            assumed = checking.assumed
+            errors = check(validator, value, instance, schema) or ()
+            if name in _MAY_BLAME_A_MATCH:
+                errors = list(errors)
+                if checking.assumed != assumed:
+                    return
+            yield from errors
+        finally:
+            checking.depth -= 1
 
     def skipping(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         if _checking.get().knows_unevaluated:

@@ -11,8 +11,7 @@ from dashboards.hostile import hostile_trajectories
 from dashboards.side_files import metrics_of
 from mcprl.goals import Contains, Goal
 from mcprl.records import Batch, Group, Task
-from mcprl.training.folder import RunFolder, StepRecord
-from mcprl.training.timeline import Span
+from mcprl.runs.folder import RunFolder, Span, StepRecord
 from mcprl.verdicts import Severity, Verdict
 
 __all__ = ["kept_run", "record_a_step"]

@@ -21,9 +21,8 @@ import pytest
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
 from mcprl.errors import McprlError
 from mcprl.records import Weights
-from mcprl.samplers.vllm_process import VllmProcess
-from mcprl.samplers.vllm_server import server_argv
-from mcprl.samplers.vllm_whole_weights import put_whole_weights
+from mcprl.samplers.vllm import put_whole_weights
+from mcprl.samplers.vllm_server import VllmProcess, server_argv
 
 __all__ = ["MAX_SEQUENCES", "SharedVllm"]
 

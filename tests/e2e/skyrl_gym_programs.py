@@ -24,9 +24,9 @@ from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 from transformers import AutoTokenizer
 
 from mcprl.recipe import load_recipe
-from mcprl.skyrl_gym import close_stages, register
-from mcprl.skyrl_gym.rows import task_of_extras
-from mcprl.skyrl_gym.stages import StageKey, stage_of
+from mcprl_skyrl_gym import close_stages, register
+from mcprl_skyrl_gym.rows import task_of_extras
+from mcprl_skyrl_gym.stages import StageKey, stage_of
 
 
 class ScriptedEngine:
@@ -135,7 +135,7 @@ def generate(recipe, dataset, scripts):
 def experiment(recipe, dataset):
     from skyrl.train.entrypoints import main_base
 
-    from mcprl.skyrl_gym import trainer
+    from mcprl_skyrl_gym import trainer
 
     read = main_base.PromptDataset
     # SkyRL filters prompts in eight processes, each of which imports torch.

@@ -8,9 +8,8 @@ from mcprl.records import StopReason, turns_by_message
 
 pytest.importorskip("bfcl_eval", reason="needs the wheel: pip install --no-deps bfcl-eval==2026.3.23 mpmath")
 
-from mcprl.evaluation.bfcl.suite import BfclMultiTurn
-from mcprl.evaluation.harness import Request, evaluate
-from mcprl.evaluation.requests import Wishes, make_request
+from mcprl.evaluation.harness import Request, Wishes, evaluate, make_request
+from mcprl_suites.bfcl.suite import BfclMultiTurn
 
 # The first has a short prompt, about 2,000 tokens; that of the second has more than the context.
 PLAYED = ("multi_turn_base_100", "multi_turn_base_157")

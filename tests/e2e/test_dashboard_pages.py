@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: 
 
 from dashboards.generated_runs import make_run  # noqa: E402
 from dashboards.hostile import TASK_ID, add_hostile_episodes  # noqa: E402
-from mcprl.training.folder import RunFolder  # noqa: E402
+from mcprl.runs.folder import RunFolder  # noqa: E402
 
 pytestmark = pytest.mark.process
 

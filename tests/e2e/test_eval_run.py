@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mcprl.cli.eval import command
 from mcprl.evaluation.results import read_evaluation
-from mcprl.training.trajectory_files import read_trajectories
+from mcprl.runs.trajectories import read_trajectories
 
 pytestmark = pytest.mark.process
 

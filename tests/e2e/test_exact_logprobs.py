@@ -21,15 +21,13 @@ from shared_vllm import SharedVllm
 from transformers import AutoModelForCausalLM
 
 from mcprl.chat import Chat, load_chat
-from mcprl.chat.constraints import make_grammar
-from mcprl.chat.grammars import Grammars, load_grammars
 from mcprl.config import LearnerConfig, ModelConfig
 from mcprl.errors import GrammarError, InadmissibleTokenError, McprlError
-from mcprl.learners.layout import lay_out_tree
-from mcprl.learners.lessons import make_pack, plain_lessons
-from mcprl.learners.policy import Policy
-from mcprl.learners.replay import Replayer
-from mcprl.learners.tree_attention import TREE_ATTENTION
+from mcprl.grammar.calls import make_grammar
+from mcprl.grammar.masks import Grammars, load_grammars
+from mcprl.learning.attention import TREE_ATTENTION
+from mcprl.learning.models import Policy
+from mcprl.learning.packing import Replayer, lay_out_tree, make_pack, plain_examples
 from mcprl.records import FinishReason, StopReason, Trajectory, Turn
 from mcprl.samplers import Completion, SampleRequest
 from mcprl.samplers.transformers import TransformersSampler
@@ -309,7 +307,7 @@ def test_the_learner_scores_the_same_tokens_the_same(sampled, model, grammars, r
         own = [t.sampled for t in part]
         layout = lay_out_tree([t.token_ids for t in part], torch.device("cpu"))
         admissible = Replayer(grammars).admissible(part, own)
-        pack = make_pack(plain_lessons(part, own), layout, admissible, torch.device("cpu"))
+        pack = make_pack(plain_examples(part, own), layout, admissible, torch.device("cpu"))
         sampled_N = torch.tensor([p for t in part for p, s in zip(t.logprobs, t.sampled, strict=True) if s])
         with torch.inference_mode():
             errors.append((learner(pack).logprob_N - sampled_N).abs())

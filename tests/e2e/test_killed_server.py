@@ -11,10 +11,10 @@ from shared_vllm import MAX_SEQUENCES
 
 from mcprl.recipe import load_recipe
 from mcprl.records import LostEpisode
+from mcprl.runs.trajectories import read_trajectories
 from mcprl.tools import ServerConnection
 from mcprl.training.loop import train
 from mcprl.training.run import open_run
-from mcprl.training.trajectory_files import read_trajectories
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900), pytest.mark.full]
 

@@ -98,7 +98,7 @@ def observed(tiny_qwen3, adapters, tmp_path_factory) -> Observed:
 
 async def observe(model: Path, adapters: list[Weights], log: Path) -> Observed:
     seen = Observed()
-    noticed, logger = Noticed(), logging.getLogger("mcprl.samplers.vllm_supervisor")
+    noticed, logger = Noticed(), logging.getLogger("mcprl.samplers.vllm_server")
     logger.addHandler(noticed)
     sampler = VllmSampler(
         ModelConfig(path=str(model), dtype="float32", context_tokens=256),

@@ -7,7 +7,7 @@ SmolLM2 in vLLM and two MCP servers; and what the run says about itself. The mac
 import pytest
 
 from mcprl.recipe import load_recipe
-from mcprl.training.trajectory_files import read_trajectories
+from mcprl.runs.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.process, pytest.mark.alone, pytest.mark.timeout(2400)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import sys
 from collections import Counter
@@ -61,6 +62,20 @@ async def test_episodes_of_killed_workers_come_back_once_and_are_those_of_this_p
     most = max(bisect.bisect_left(came, begin + per_s) - place for place, begin in enumerate(came))
     assert 0.9 * calls <= most <= calls
     assert {path.name for path in (tmp_path / "logs").iterdir()} >= {f"worker-{number}" for number in range(4)}
+
+
+async def test_a_cancelled_episode_ends_on_its_worker_while_a_tool_call_is_under_way(cluster, tiny_qwen3, tmp_path):
+    config = make_config(tmp_path, workers=1, at_once=1, tool_s=100.0, address=cluster)
+    [task] = make_tasks(1, 1)
+    async with open_workers(config, tmp_path / "logs") as workers:
+        run = asyncio.ensure_future(workers.run(task, step=0, member=0, attempt=0))
+        async with asyncio.timeout(60):
+            while not arrivals(tmp_path):  # noqa: ASYNC110 - a process of its own writes the file
+                await asyncio.sleep(0.05)
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
+        assert len(workers.pids) == 1
 
 
 async def test_a_server_that_does_not_start_on_a_worker_is_named_by_its_own_error(cluster, tiny_qwen3, tmp_path):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from mcprl.runs.trajectories import read_trajectories
 from mcprl.scaffold import write_project
-from mcprl.training.trajectory_files import read_trajectories
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 

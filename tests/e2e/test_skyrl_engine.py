@@ -24,7 +24,6 @@ from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mcprl.algorithms import make_batch
 from mcprl.config import (
     AlgorithmConfig,
     LearnerConfig,
@@ -37,8 +36,9 @@ from mcprl.config import (
 )
 from mcprl.errors import UnfitEngineError
 from mcprl.goals import Goal
-from mcprl.learners import TorchLearner
-from mcprl.learners.skyrl_learner import SkyrlLearner
+from mcprl.learning import TorchLearner
+from mcprl.learning.algorithms import make_batch
+from mcprl.learning.skyrl_learner import SkyrlLearner
 from mcprl.records import Batch, Columns, FinishReason, Group, StopReason, Task, Trajectory, Turn, Weights
 from mcprl.samplers import Completion, SampleRequest
 from mcprl.samplers.skyrl import SkyrlSampler

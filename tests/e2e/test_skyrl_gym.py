@@ -43,7 +43,7 @@ def run_program(*arguments: object) -> dict[str, Any]:
 
 
 def write_dataset_of(recipe: Path) -> Path:
-    from mcprl.skyrl_gym import write_dataset
+    from mcprl_skyrl_gym import write_dataset
 
     path = recipe.with_name("train.parquet")
     write_dataset(load_recipe(recipe), path)
@@ -154,7 +154,7 @@ def experiment(tiny_qwen3, tmp_path_factory) -> dict[str, Any]:
 def test_the_entry_point_is_skyrls_experiment_with_skyrls_generator_and_our_environment(experiment):
     assert experiment["is_skyrls_experiment"]
     assert experiment["is_skyrls_generator"]
-    assert experiment["registered"] == "mcprl.skyrl_gym.env:McpTextEnv"
+    assert experiment["registered"] == "mcprl_skyrl_gym.env:McpTextEnv"
     assert experiment["rows"] == 2
 
 

@@ -21,8 +21,7 @@ import httpx2
 import psutil
 import pytest
 
-from mcprl.config import LearnerConfig, ModelConfig
-from mcprl.config.engines import SkyrlConfig
+from mcprl.config import LearnerConfig, ModelConfig, SkyrlConfig
 from mcprl.errors import UnfitEngineError
 from mcprl.skyrl.serve import KEY_HEADER
 from mcprl.skyrl.server import SkyrlServer

@@ -19,7 +19,7 @@ from tracking_stand_in import StandIn, stand_in
 
 from crashing.small_runs import small_run
 from mcprl.config import TrackingConfig
-from mcprl.training.trajectory_files import read_trajectories
+from mcprl.runs.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 

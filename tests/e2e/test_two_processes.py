@@ -22,12 +22,12 @@ from transformers import PreTrainedTokenizerFast
 
 from mcprl.config import RunConfig
 from mcprl.errors import LearnerLostError, OtherStateError
-from mcprl.learners import TorchLearner
-from mcprl.learners.spread_learner import SpreadLearner
-from mcprl.learners.updating import minibatches_of
+from mcprl.learning import TorchLearner
+from mcprl.learning.distributed import DistributedLearner
+from mcprl.learning.update import minibatches_of
 from mcprl.records import Batch, Update, Weights
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "learners"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "learning"))
 from small_models import save_small_model, small_batch, small_config, small_groups
 
 pytestmark = pytest.mark.process
@@ -116,7 +116,7 @@ def alive(pid: int) -> bool:
 async def require_the_same_when_resumed(config: RunConfig, state: Path, folder: Path, found: list[Update]) -> None:
     """New processes that load the state after the first update make the second and third bit for bit, and refuse in
     words to be others than those that wrote it."""
-    async with SpreadLearner(config, folder=folder / "resumed" / "weights", grammars=None) as learner:
+    async with DistributedLearner(config, folder=folder / "resumed" / "weights", grammars=None) as learner:
         first = await learner.load_state(state)
         again = [
             Update(step=0, weights=first, metrics={}, ratios=()),
@@ -145,7 +145,7 @@ async def test_two_processes_move_the_weights_as_one_does(case, model_folder, tm
     expected = await updates(alone, config, range(3))
     state = tmp_path / "state"
     state.mkdir()
-    async with SpreadLearner(config, folder=tmp_path / "two" / "weights", grammars=None) as learner:
+    async with DistributedLearner(config, folder=tmp_path / "two" / "weights", grammars=None) as learner:
         forecast = await learner.state_bytes()
         found = await updates(learner, config, range(1))
         await learner.save_state(state)
@@ -189,7 +189,7 @@ async def test_two_processes_undo_an_update_beyond_the_cap_as_one_does(sharding,
         return before, undone, after, await learner.update(small_batch(config, groups, readings=after))
 
     alone = await jump(TorchLearner(config, folder=tmp_path / "one" / "weights", grammars=None))
-    async with SpreadLearner(config, folder=tmp_path / "two" / "weights", grammars=None) as learner:
+    async with DistributedLearner(config, folder=tmp_path / "two" / "weights", grammars=None) as learner:
         before, undone, after, again = await jump(learner)
     assert after == before
     assert (undone.metrics["update_undone"], undone.weights.version) == (1.0, 0)
@@ -199,7 +199,7 @@ async def test_two_processes_undo_an_update_beyond_the_cap_as_one_does(sharding,
 
 async def test_the_death_of_a_process_in_an_update_is_told_at_once_and_leaves_nothing_running(model_folder, tmp_path):
     config = small_config(model_folder("llama"), learning_rate=1e-3, processes=2, microbatch=1)
-    async with SpreadLearner(config, folder=tmp_path / "weights", grammars=None) as learner:
+    async with DistributedLearner(config, folder=tmp_path / "weights", grammars=None) as learner:
         pids = learner.pids
         os.kill(pids[1], signal.SIGSTOP)  # the other one now waits for it in the middle of the update
         update = asyncio.create_task(learner.update(small_batch(config)))

@@ -1,4 +1,4 @@
-"""The built wheel in an environment of its own: what it installs trains the hello recipe for one update.
+"""The built wheels in an environment of their own: what they install trains the hello recipe for one update.
 
 The whole quickstart, timed, is tests/e2e/test_quickstart.py, which `scripts/promises --full` runs.
 """
@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from mcprl.recipe import load_recipe
-from mcprl.training.trajectory_files import read_trajectories
-from newcomer.place import build_wheel, make_place
+from mcprl.runs.trajectories import read_trajectories
+from newcomer.place import build_wheels, make_place
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
 
@@ -39,7 +39,7 @@ class Trained:
 @pytest.fixture(scope="module")
 def trained(smollm2, time_server, tmp_path_factory) -> Trained:
     folder = tmp_path_factory.mktemp("wheel")
-    environment = make_place(folder, build_wheel(folder / "dist"))
+    environment = make_place(folder, build_wheels(folder / "dist"))
     command = ["mcprl", "train", "recipes/hello-cpu.yaml", "--set", "training.steps=1"]
     command += ["--set", f"episodes.group_size={GROUP}"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)

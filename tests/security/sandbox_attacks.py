@@ -20,8 +20,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mcprl.servers.python.limits import Limits
-from mcprl.servers.python.programs import Failed, Outcome, Program, Step
+from mcprl_market.python.programs import Failed, Limits, Outcome, Program, Step
 
 __all__ = [
     "ATTACKS",

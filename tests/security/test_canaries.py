@@ -22,10 +22,10 @@ from mcprl.errors import McprlError, ServerStartError
 from mcprl.goals import Goal
 from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Group, Observation, StopReason, Task, ToolCall, Trajectory, Turn
+from mcprl.runs.folder import RunFolder
+from mcprl.runs.trajectories import read_trajectories
 from mcprl.tools import ServerSpec, Toolbox, load_server_specs
 from mcprl.tools.cassettes.cassette import Cassette
-from mcprl.training.folder import RunFolder
-from mcprl.training.trajectory_files import read_trajectories
 from step_records import step_record
 
 pytestmark = pytest.mark.process

@@ -14,8 +14,8 @@ from sandbox_attacks import BLAMES, NEIGHBOR_ATTACKS
 from mcprl.config import RetrySettings, ServerSettings
 from mcprl.errors import Fault, InfrastructureError
 from mcprl.records import Observation, ToolCall
-from mcprl.servers.python.bubblewrap import Isolation, likely_isolation
 from mcprl.tools import ServerSpec, Toolbox, ToolLease
+from mcprl_market.python.launch import Isolation, likely_isolation
 
 pytestmark = [
     pytest.mark.process,
@@ -31,9 +31,9 @@ ISOLATIONS = (
 SERVER = """
 import sys
 from mcprl.servers import run
-from mcprl.servers.python import launch, server
-from mcprl.servers.python.bubblewrap import Isolation
-from mcprl.servers.python.limits import Limits
+from mcprl_market.python import launch, server
+from mcprl_market.python.launch import Isolation
+from mcprl_market.python.programs import Limits
 launch.likely_isolation = lambda: Isolation(sys.argv[1])
 server.Limits = lambda: Limits(cpu_s=1, deadline_s=4.0, memory_bytes=512 * 1024 * 1024)
 run(server.make_server(world=None), transport="stdio", port=0)

@@ -19,12 +19,10 @@ import pytest
 from sandbox_attacks import ATTACKS, BOMBS, LIMITS, PATIENT, Host, attacked_host, program
 
 from mcprl.processes import CHILD_MARK
-from mcprl.servers.python.bubblewrap import Isolation, likely_isolation
-from mcprl.servers.python.launch import Kind, Launch, framed
-from mcprl.servers.python.limits import Limits
-from mcprl.servers.python.process import Ending, WorkerProcess
-from mcprl.servers.python.programs import Failed, FailureKind, Ran
-from mcprl.servers.python.sandbox import Sandbox
+from mcprl_market.python.launch import Isolation, Kind, Launch, framed, likely_isolation
+from mcprl_market.python.process import Ending, WorkerProcess
+from mcprl_market.python.programs import Failed, FailureKind, Limits, Ran
+from mcprl_market.python.sandbox import Sandbox
 
 pytestmark = [
     pytest.mark.process,
@@ -294,10 +292,10 @@ async def test_a_program_finds_nothing_of_one_beside_it():
 
 SERVER = """
 import asyncio, sys
-from mcprl.servers.python.launch import choose_launch
-from mcprl.servers.python.limits import Limits
-from mcprl.servers.python.programs import Program, Step
-from mcprl.servers.python.sandbox import Sandbox
+from mcprl_market.python.launch import choose_launch
+from mcprl_market.python.programs import Limits
+from mcprl_market.python.programs import Program, Step
+from mcprl_market.python.sandbox import Sandbox
 
 async def main():
     limits = Limits(cpu_s=600, deadline_s=600.0)
@@ -318,9 +316,9 @@ asyncio.run(main())
 STARTING_SERVER = """
 import asyncio
 from mcprl.processes.guard import GUARD
-from mcprl.servers.python.launch import choose_launch
-from mcprl.servers.python.limits import Limits
-from mcprl.servers.python.sandbox import Sandbox
+from mcprl_market.python.launch import choose_launch
+from mcprl_market.python.programs import Limits
+from mcprl_market.python.sandbox import Sandbox
 
 async def main():
     launch = choose_launch(Limits(), allow_unsafe=False)

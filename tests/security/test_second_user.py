@@ -24,7 +24,7 @@ from mcprl.protocol import TOKEN_HEADER
 from mcprl.records import ToolCall
 from mcprl.tools import ServerSpec, Toolbox
 
-for name in ("learners", "doctor"):
+for name in ("learning", "doctor"):
     sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / name))
 
 pytestmark = [
@@ -62,7 +62,7 @@ def only(found: Any) -> Any:
 
 def test_the_dashboard_shows_nothing_to_another_user_or_page(tmp_path):
     (tmp_path / "outputs").mkdir()
-    program = "import sys, pathlib; from mcprl.dashboard import serve; serve(pathlib.Path(sys.argv[1]))"
+    program = "import sys, pathlib; from mcprl_dashboard.serving import serve; serve(pathlib.Path(sys.argv[1]))"
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "outputs")], stdout=-1, text=True) as process:
         try:
             assert process.stdout is not None
@@ -132,12 +132,12 @@ async def test_a_server_that_was_started_by_hand_asks_for_a_token_or_is_named_by
 async def test_the_processes_of_a_learner_listen_on_loopback_only_and_strangers_do_not_disturb_them(tmp_path):
     from small_models import save_small_model, small_config, small_groups
 
-    from mcprl.learners.spread_learner import SpreadLearner
+    from mcprl.learning.distributed import DistributedLearner
 
     model = save_small_model(tmp_path, "qwen3", vocabulary=67)
     config = small_config(model, processes=2, sharding="fsdp2")
     trajectories = [t for group in small_groups(vocabulary=67) for t in group.trajectories]
-    async with SpreadLearner(config, folder=tmp_path / "weights", grammars=None) as learner:
+    async with DistributedLearner(config, folder=tmp_path / "weights", grammars=None) as learner:
         before = await learner.score(trajectories)
         found = listeners([os.getpid()])
         ports = [address for address in found.tcp if address[0] in LOOPBACK]

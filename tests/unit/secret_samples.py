@@ -8,7 +8,7 @@ import json
 import re
 from urllib.parse import quote, quote_plus
 
-from mcprl.redact import SecretRegistry
+from mcprl.secrets import SecretRegistry
 
 KEY = "3f9a8b7c6d5e4f3a2b1c0d9e8f7a6b5c"
 AWKWARD = "p\"a\\s/s w+ö<r>&d=1'2%3€4\n5"

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from mcprl.config import RunConfig
 from mcprl.errors import BadValueError, ConfigFileError, ConfigurationError, UnknownKeyError
-from mcprl.recipe import load_recipe
+from mcprl.recipe import load_recipe, settings
 from mcprl.records import Difficulty
-from mcprl.settings import settings
 
 BASE = """\
 name: trial

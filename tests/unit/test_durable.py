@@ -14,8 +14,8 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from mcprl.durable import storage_faults, sync_file, sync_folder, write_file
 from mcprl.errors import StorageError
+from mcprl.files import storage_faults, sync_file, sync_folder, write_file
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.algorithms import learnable_tokens, make_batch
 from mcprl.config import AlgorithmConfig
 from mcprl.goals import Goal
+from mcprl.learning.algorithms import learnable_tokens, make_batch
 from mcprl.records import Batch, FinishReason, Group, StopReason, Task, Trajectory, Turn
 
 TASK = Task(id="greet", prompt=({"role": "user", "content": "Hi"},), goal=Goal(answer="Hello"))

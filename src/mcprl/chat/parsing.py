@@ -9,27 +9,114 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import wraps
 from itertools import accumulate
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from mcprl.canonical import is_unicode
-from mcprl.chat.problems import Problem
+from renderers.base import ParsedToolCall, Renderer, Tokenizer, ToolCallParseStatus
+
+from mcprl.files import is_unicode
 from mcprl.records import ToolCall
 
 __all__ = [
     "CALL_OPENING",
+    "JSON_FAMILIES",
     "MAX_CALLS",
+    "ParsedTurn",
+    "Problem",
+    "Thinking",
+    "TurnReader",
     "call_of",
     "checked_call",
     "excerpt",
+    "is_whole",
+    "parse_llama_calls",
     "parse_tool_calls",
+    "read_text",
     "read_value",
     "skip_space",
+    "split_thinking",
     "uncollected",
     "unusable_call",
 ]
+
+
+class Problem(StrEnum):
+    """A kind of problem. Its value is the sentence, with places in braces for what differs from call to call.
+
+    >>> said = Problem.UNCLOSED.say(closing="</tool_call>")
+    >>> said
+    'the call has no closing </tool_call>'
+    >>> Problem.of(said).name
+    'UNCLOSED'
+    """
+
+    UNCLOSED = "the call has no closing {closing}"
+    NOT_JSON = "the call is not valid JSON: {why}"
+    TEXT_AFTER_JSON = "after the JSON of the call comes {found}, where only {allowed} may follow"
+    NOT_AN_OBJECT = 'the call must be a JSON object with "name" and "{arguments}"'
+    NO_NAME = "the call names no tool{where}"
+    MISPLACED_ARGUMENTS = 'the arguments must stand in "{arguments}", and the call has {found}'
+    ARGUMENTS_NOT_AN_OBJECT = "the arguments must be a JSON object{where}"
+    TOO_DEEP = "the call is nested too deeply: {limit} levels at most"
+    NUMBER_TOO_LONG = "the call holds a number of too many digits"
+    NOT_FINITE = "the call holds a number that is infinite or none, which JSON does not have"
+    HALF_CHARACTER = "the call holds half of a surrogate pair, which is no character"
+    TOO_MANY = "a turn may hold {limit} calls at most: what comes after them is not read"
+    # Of the families whose calls `renderers` reads:
+    MALFORMED = "the call is not written as this model writes calls: see the instructions above the tools"
+    UNREADABLE = "the turn cannot be read: it is nested too deeply, or holds a number of too many digits"
+
+    def say(self, **details: object) -> str:
+        """The sentence about one call."""
+        return self.value.format(**details)
+
+    @classmethod
+    def of(cls, sentence: str) -> Self:
+        """The kind of a sentence that `say` made."""
+        return next(kind for kind in cls if sentence.startswith(kind.partition("{")[0]))
+
+
+_CLOSE = "</think>"
+_OPENED_BY_THE_TURN = re.compile(r"\s*<think>")
+
+
+class Thinking(StrEnum):
+    """How a turn begins.
+
+    NONE: the prompt has closed thinking, or the model has none. OPTIONAL: the model may open it itself, with `<think>`.
+    OPEN: the prompt ends in `<think>`, so that the turn begins inside.
+    """
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    OPEN = "open"
+
+
+def split_thinking(text: str, thinking: Thinking, *, call_opening: str | None) -> tuple[str, str]:
+    """Split the text of a turn into its thinking and the rest.
+
+    The first `</think>` ends thinking, so a call drafted before it is thought of and never carried out. Where there is
+    none, the first `call_opening` ends it; without that too, all of the text is thinking. A turn that begins with
+    `<think>` thinks whatever the prompt asked for: under NONE too, what a model thinks is no answer.
+
+    >>> split_thinking("Ana, then. </think>Lima.", Thinking.OPEN, call_opening="<tool_call>")
+    ('Ana, then. ', 'Lima.')
+    """
+    opened = _OPENED_BY_THE_TURN.match(text)
+    if opened is None and thinking is not Thinking.OPEN:
+        return "", text
+    start = opened.end() if opened else 0
+    closed = text.find(_CLOSE, start)
+    if closed >= 0:
+        return text[start:closed], text[closed + len(_CLOSE) :]
+    called = text.find(call_opening, start) if call_opening is not None else -1
+    end = called if called >= 0 else len(text)
+    return text[start:end], text[end:]
+
 
 _Given = ParamSpec("_Given")
 _Read = TypeVar("_Read")
@@ -220,3 +307,228 @@ def _nesting(written: str) -> int:
     *before, _ = brackets.split(b"[]")
     steps = accumulate(len(piece) - 2 * piece.count(b"]") for piece in before)
     return levels + max(steps, default=-1) + 1
+
+
+_TAG = "<|python_tag|>"
+_LLAMA_ARGUMENTS = ("parameters", "arguments")
+_BEGINS_LIKE_A_CALL = re.compile(r'\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"')
+_BETWEEN_CALLS = re.compile(r"[\s;]*")
+
+
+@uncollected
+def parse_llama_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    """Split a turn into its prose and its calls: one of the two is empty.
+
+    >>> parse_llama_calls('{"name": "find_person", "parameters": {"name": "Ana"}}')
+    ('', (ToolCall(name='find_person', arguments={'name': 'Ana'}, problem=None),))
+    """
+    start = skip_space(text, 0)
+    tagged = text.startswith(_TAG, start)
+    start = skip_space(text, start + len(_TAG)) if tagged else start
+    if not tagged and not text.startswith("{", start):
+        return text.strip(), ()
+    first = read_value(text, start)
+    if not tagged and not _is_call(first, text, start):
+        return text.strip(), ()
+    return "", tuple(_read_calls(text, start, first))
+
+
+def _is_call(first: tuple[object, int] | str, text: str, start: int) -> bool:
+    if isinstance(first, str):
+        return _BEGINS_LIKE_A_CALL.match(text, start) is not None
+    return "name" in cast("dict[str, Any]", first[0])
+
+
+def _read_calls(text: str, start: int, first: tuple[object, int] | str) -> list[ToolCall]:
+    calls: list[ToolCall] = []
+    read = first
+    while not isinstance(read, str):
+        value, end = read
+        calls.append(call_of(value, decoded_from=text[start:end], arguments_in=_LLAMA_ARGUMENTS))
+        start = cast("re.Match[str]", _BETWEEN_CALLS.match(text, end)).end()
+        if start == len(text):
+            return calls
+        if not text.startswith("{", start):
+            problem = Problem.TEXT_AFTER_JSON.say(found=excerpt(text, start), allowed="another call")
+            return [*calls[:-1], unusable_call(problem, calls[-1].name)]
+        too_many = len(calls) == MAX_CALLS
+        read = Problem.TOO_MANY.say(limit=MAX_CALLS) if too_many else read_value(text, start)
+    return [*calls, unusable_call(read)]
+
+
+# Nothing in these is matched in two ways (`*+` and `++` give back nothing), which keeps the time linear.
+_FUNCTION = re.compile(
+    r"\s*+<function=[^>]++>\s*+"
+    r"(?:<parameter=[^>]++>(?:(?!</parameter>).)*+</parameter>\s*+)*+"
+    r"(?:</function>\s*+)?+",
+    re.DOTALL,
+)
+_INVOKES = re.compile(
+    r"\s*+(?:<invoke name=\"[^\"]++\">\s*+"
+    r"(?:<parameter name=\"[^\"]++\">(?:(?!</parameter>|</invoke>).)*+</parameter>\s*+)*+"
+    r"</invoke>\s*+)*+",
+    re.DOTALL,
+)
+
+
+def _pairs(mark: str = "") -> re.Pattern[str]:
+    """A name, then keys and values. The tags of some families end in a mark of their own."""
+    key = f"<arg_key{mark}>(?:(?!</arg_key{mark}>).)*+</arg_key{mark}>"
+    value = f"<arg_value{mark}>(?:(?!</arg_value{mark}>).)*+</arg_value{mark}>"
+    return re.compile(rf"[^<]*+(?:<tool_sep{mark}>\s*+)?+(?:{key}\s*+{value}\s*+)*+", re.DOTALL)
+
+
+_SYNTAXES = {
+    **dict.fromkeys(("qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"), _FUNCTION),
+    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _FUNCTION),
+    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), _pairs()),
+    **dict.fromkeys(("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"), _pairs()),
+    "hy3": _pairs(":opensource"),
+    "minimax-m2": _INVOKES,
+}
+
+
+def is_whole(family: str, call: str) -> bool:
+    """Whether all of a call is a call, in a family that writes arguments in tags; true in any other.
+
+    >>> is_whole("glm-4.5", "send<arg_key>to</arg_key><arg_value>Ana</arg_value>")
+    True
+    >>> is_whole("glm-4.5", "send<arg_key>to</arg_key><arg_value>Ana")
+    False
+    """
+    syntax = _SYNTAXES.get(family)
+    return syntax is None or syntax.fullmatch(call) is not None
+
+
+ToolSpec = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """A sampled turn as text and calls. `text` is the whole turn, `prose` what is left without thinking and calls.
+
+    ParsedTurn(
+        text='Let me see. <tool_call>{"name": "find_person", "arguments": {"name": "Ana"}}</tool_call><|im_end|>',
+        prose="Let me see.",
+        calls=(ToolCall(name="find_person", arguments={"name": "Ana"}),),
+    )
+    """
+
+    text: str
+    prose: str
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _JsonCalls:
+    """How a family writes calls as text: `opening` is what a call begins with wherever it stands, if anything."""
+
+    parse: Callable[[str], tuple[str, tuple[ToolCall, ...]]]
+    opening: str | None
+
+
+_TAGGED = _JsonCalls(parse_tool_calls, CALL_OPENING)
+_BARE = _JsonCalls(parse_llama_calls, None)
+
+# `prime-qwen3` is not here: it writes <function=…> inside the tags, as Qwen 3.5 does.
+JSON_FAMILIES: Mapping[str, _JsonCalls] = {
+    "chatml": _TAGGED,
+    "template": _TAGGED,
+    "qwen3": _TAGGED,
+    "qwen3-vl": _TAGGED,
+    "llama-3": _BARE,
+}
+
+_STATUSES = {
+    ToolCallParseStatus.UNCLOSED_BLOCK: Problem.UNCLOSED.say(closing="marker"),
+    ToolCallParseStatus.MISSING_NAME: Problem.NO_NAME.say(where=""),
+    ToolCallParseStatus.MALFORMED_STRUCTURE: Problem.MALFORMED.say(),
+}
+
+
+class TurnReader:
+    """Reads the turns of one model."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        tokenizer: Tokenizer,
+        family: str,
+        thinking: Thinking,
+        stop_token_ids: Sequence[int],
+    ) -> None:
+        self._renderer = renderer
+        self._tokenizer = tokenizer
+        self._family = family
+        self._thinking = thinking
+        self._stop_texts = {token_id: self._decode([token_id]) for token_id in stop_token_ids}
+
+    def read(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSpec]) -> ParsedTurn:
+        """The turn that was sampled after `prompt_ids`, with `tools` on offer. The token that ended it is no prose."""
+        text = self._decode(sampled_ids)
+        if self._family not in JSON_FAMILIES:
+            prose, calls = self._read_with_renderer(prompt_ids, sampled_ids, tools)
+            return ParsedTurn(text, prose, calls)
+        stopped_by = self._stop_texts.get(sampled_ids[-1], "") if sampled_ids else ""
+        return ParsedTurn(text, *read_text(text.removesuffix(stopped_by), self._family, self._thinking))
+
+    def _read_with_renderer(
+        self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSpec]
+    ) -> tuple[str, tuple[ToolCall, ...]]:
+        ids = list(sampled_ids)
+        # Some families close a call with the token that stops the turn; what else a model may stop at, the renderer
+        # would take for text.
+        if ids and ids[-1] in self._stop_texts and ids[-1] not in self._renderer.get_stop_token_ids():
+            ids.pop()
+        try:
+            parsed = self._renderer.parse_response(
+                ids,
+                tools=[dict(tool) for tool in tools] or None,  # pyright: ignore[reportArgumentType]
+                prompt_ids=list(prompt_ids),
+            )
+        except (RecursionError, ValueError):
+            # The families' parsers decode JSON, which fails this way on absurd nesting and on endless numbers.
+            return "", (unusable_call(Problem.UNREADABLE.say()),)
+        calls = [_translated(call, self._family) for call in parsed.tool_calls[:MAX_CALLS]]
+        if len(parsed.tool_calls) > MAX_CALLS:
+            calls.append(unusable_call(Problem.TOO_MANY.say(limit=MAX_CALLS)))
+        return parsed.content.strip(), tuple(calls)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def read_text(text: str, family: str, thinking: Thinking) -> tuple[str, tuple[ToolCall, ...]]:
+    """The prose and the calls of a turn's text, of a family that writes calls as JSON.
+
+    >>> read_text("<think>Easy.</think>\\n\\nIt is Lima.", "qwen3", Thinking.OPTIONAL)
+    ('It is Lima.', ())
+    """
+    written = JSON_FAMILIES[family]
+    _, rest = split_thinking(text, thinking, call_opening=written.opening)
+    return written.parse(rest)
+
+
+def _translated(parsed: ParsedToolCall, family: str) -> ToolCall:
+    """A call as `renderers` read it, in our words."""
+    name, arguments = parsed.name or "", parsed.arguments
+    if (problem := _STATUSES.get(parsed.status)) is not None:
+        return unusable_call(problem, name)
+    if not is_whole(family, parsed.raw):
+        return unusable_call(Problem.MALFORMED.say(), name)
+    # An unknown tool is answered where all are, with the names that are on offer. Likewise a value that is no JSON,
+    # among arguments that are each written as text: it is a text then, and the tool's schema says whether it may be.
+    if isinstance(arguments, dict):
+        return checked_call(name, arguments)
+    if parsed.status is ToolCallParseStatus.INVALID_JSON:
+        return unusable_call(_what_is_wrong_with(arguments), name)
+    return unusable_call(Problem.ARGUMENTS_NOT_AN_OBJECT.say(where=""), name)
+
+
+def _what_is_wrong_with(arguments: str | None) -> str:
+    if arguments is None:  # The family has a syntax of its own for them.
+        return Problem.MALFORMED.say()
+    read = read_value(arguments, 0)
+    if isinstance(read, str):
+        return read
+    return Problem.TEXT_AFTER_JSON.say(found=excerpt(arguments, read[1]), allowed="the end of the call")

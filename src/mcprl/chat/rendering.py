@@ -6,20 +6,369 @@ keeps the sampled ids as they are. What tool servers write never becomes a contr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import re
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, takewhile, zip_longest
+from typing import Any, cast
 
-from renderers.base import Renderer, Tokenizer
+from renderers.base import ParsedResponse, ParsedToolCall, RenderedTokens, Renderer, Tokenizer, ToolCallParseStatus
 
-from mcprl.chat.control_text import ControlText
-from mcprl.chat.probing import Traits, bridge
-from mcprl.chat.reading import ParsedTurn, TurnReader
-from mcprl.chat.roles import written_tools
-from mcprl.chat.thinking import Thinking
+from mcprl.chat.parsing import ParsedTurn, Thinking, TurnReader, parse_tool_calls
 from mcprl.errors import BadValueError, UnbridgeableError
 from mcprl.records import Message
 
-__all__ = ["Chat"]
+__all__ = ["Chat", "ControlText", "RoleRenderer", "Spoken", "control_tokens", "find_traits"]
+
+
+_TAGS = r"</?(?:tool|think)\w*>"
+_BRACKETS = {"Ps", "Pe", "Pi", "Pf"}  # Unicode's categories of opening and closing marks
+_BARS = "<>|｜"
+
+
+class ControlText:
+    """The control text of one model. `tags` are the texts that frame messages besides the tokenizer's own tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, tags: Collection[str]) -> None:
+        self._tokenizer = tokenizer
+        tokens = control_tokens(tokenizer)
+        self._ids = frozenset(tokens.values())
+        texts = [text.strip() for text in (*tokens, *tags)]
+        # Some tokenizers look for added tokens in lower case.
+        self._pattern = re.compile("|".join([_TAGS, *([_any_of(texts)] if texts else [])]), re.IGNORECASE)
+
+    def defused(self, value: Any) -> Any:
+        """The same value, with every text in it broken up where it spells a control token."""
+        if isinstance(value, str):
+            return self._defused_text(value)
+        if isinstance(value, Mapping):
+            items = cast("Mapping[Any, Any]", value).items()
+            return {self.defused(key): self.defused(inner) for key, inner in items}
+        if isinstance(value, list | tuple):
+            return [self.defused(inner) for inner in cast("Iterable[Any]", value)]
+        return value
+
+    def _defused_text(self, text: str) -> str:
+        # Halves of characters come with JSON's \ud800 escapes, and no tokenizer takes them.
+        text = text.encode(errors="replace").decode()
+        if text and unicodedata.category(text[0]).startswith("M"):
+            text = f" {text}"  # A mark that joins the character before it would change the tag that frames the text.
+        broken = self._broken_up(text)
+        if broken.isascii():
+            return broken
+        # A tokenizer that brings text into a normal form may find a marker where none is spelt (`＜think＞`): it is
+        # asked. Such texts reach the policy in the normal form that holds no more lookalikes, at worst without them.
+        for lookalike_free in (unicodedata.normalize("NFKC", text), text.encode("ascii", "replace").decode()):
+            if self._ids.isdisjoint(self._tokenizer.encode(broken, add_special_tokens=False)):
+                break
+            broken = self._broken_up(lookalike_free)
+        return broken
+
+    def _broken_up(self, text: str) -> str:
+        found = 1
+        while found:  # Markers can overlap, and then the first pass leaves one whole.
+            text, found = self._pattern.subn(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+        return text
+
+
+def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens that structure chats, by their text."""
+    added: Mapping[int, Any] = cast("Any", tokenizer).added_tokens_decoder
+    texts = {
+        str(token.content): token_id
+        for token_id, token in added.items()
+        if token.special or _has_bracket(token.content)
+    }
+    return {text: token_id for text, token_id in texts.items() if _can_be_broken(text.strip())}
+
+
+def _has_bracket(text: str) -> bool:
+    return any(character in _BARS or unicodedata.category(character) in _BRACKETS for character in text)
+
+
+def _can_be_broken(text: str) -> bool:
+    return len(text) > 1 and not text[1].isspace()
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern for any of the texts. Those that begin alike share that part: tokenizers have thousands."""
+    tails: dict[str, list[str]] = {}
+    for text in texts:
+        if not text:
+            return ""  # The shortest is enough: to break it up breaks up those that go on.
+        tails.setdefault(text[0], []).append(text[1:])
+    branches = [re.escape(head) + _any_of(rest) for head, rest in sorted(tails.items())]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+Spoken = tuple[str, str]  # a role and what it said
+
+CALL_EXAMPLE = '<tool_call>\n{"name": "TOOL", "arguments": {...}}\n</tool_call>'
+
+
+def written_tools(system: str, tools: Sequence[Any], call_example: str) -> str:
+    """A system text that ends with the tools on offer and how to call them."""
+    listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+    offer = f"You can call these tools:\n<tools>{listed}\n</tools>\nTo call one, write:\n{call_example}"
+    return f"{system}\n\n{offer}" if system else offer
+
+
+class RoleRenderer(ABC):
+    """Messages to tokens, prefix-stable: what was rendered or sampled is never rendered again."""
+
+    is_prefix_stable = True
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._control = control_tokens(tokenizer)
+        longest_first = sorted(self._control, key=len, reverse=True)
+        self._marker = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+
+    @abstractmethod
+    def frame(self, roles: Sequence[str], *, opening: bool) -> list[str]:
+        """What stands before, between and after the contents of messages of these roles: one text more than roles.
+
+        With `opening`, the last text ends where the policy's turn begins.
+        """
+
+    def spoken(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[Spoken]:
+        """Who says what, the tools being listed in the system text."""
+        said = [(str(message["role"]), _message_text(message)) for message in messages]
+        if not tools:
+            return said
+        system = said[0][1] if said and said[0][0] == "system" else ""
+        return [("system", written_tools(system, tools, CALL_EXAMPLE)), *(said[1:] if system else said)]
+
+    def render(
+        self,
+        messages: Sequence[Any],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> RenderedTokens:
+        """A whole conversation as tokens."""
+        said = self.spoken(messages, tools)
+        frame = self.frame([role for role, _ in said], opening=add_generation_prompt)
+        return RenderedTokens(token_ids=self._encode(frame, [text for _, text in said]))
+
+    def render_ids(
+        self,
+        messages: Sequence[Any],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> list[int]:
+        return self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt).token_ids
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: Sequence[Any],
+        *,
+        tools: Sequence[Any] | None = None,
+    ) -> RenderedTokens | None:
+        """What was there, a closed turn, the new messages, and the opening of the next turn."""
+        said = self.spoken(new_messages, None)
+        closes = self.get_stop_token_ids()
+        put_in = any(role == "assistant" for role, _ in said)
+        goes_on_after_its_close = any(i in closes for i in previous_completion_ids[:-1])
+        if not previous_prompt_ids or not said or put_in or goes_on_after_its_close:
+            return None
+        frame = self.frame(["user", "assistant", *(role for role, _ in said)], opening=True)
+        added = self._encode(frame[2:], [text for _, text in said])
+        if previous_completion_ids and previous_completion_ids[-1] in closes:
+            added = added[added.index(closes[0]) + 1 :]
+        return RenderedTokens(token_ids=[*previous_prompt_ids, *previous_completion_ids, *added])
+
+    def parse_response(
+        self,
+        token_ids: list[int],
+        *,
+        tools: Sequence[Any] | None = None,
+        prompt_ids: list[int] | None = None,
+    ) -> ParsedResponse:
+        """The prose and the calls of a turn. `TurnReader` reads such turns itself, with the reasons of failed calls."""
+        closes = self.get_stop_token_ids()
+        text = self._tokenizer.decode([i for i in token_ids if i not in closes], skip_special_tokens=False)
+        prose, calls = parse_tool_calls(text)
+        ok, failed = ToolCallParseStatus.OK, ToolCallParseStatus.MALFORMED_STRUCTURE
+        return ParsedResponse(
+            content=prose,
+            tool_calls=[
+                ParsedToolCall("", call.name, dict(call.arguments), status=failed if call.problem else ok)
+                for call in calls
+            ],
+        )
+
+    def get_stop_token_ids(self) -> list[int]:
+        """The token that closes a turn, where the roles are told apart by tokens at all."""
+        closing = self.frame(["user", "assistant"], opening=False)[-1]
+        return [self._control[text] for text in self._marker.findall(closing)[:1]]
+
+    def _encode(self, frame: Sequence[str], contents: Sequence[str]) -> list[int]:
+        """The tokens of contents and what stands around them, each run of plain text in one piece."""
+        ids: list[int] = []
+        plain = ""
+        for text, content in zip_longest(frame, contents, fillvalue=""):
+            before, *others = self._marker.split(text)
+            plain += before
+            for marker, after in zip(others[::2], others[1::2], strict=True):
+                ids.extend(chain(self._encode_plain(plain), [self._control[marker]]))
+                plain = after
+            plain += content
+        return [*ids, *self._encode_plain(plain)]
+
+    def _encode_plain(self, text: str) -> list[int]:
+        if not text:
+            return []
+        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    functions: list[Any] = [call["function"] for call in message.get("tool_calls", ())]
+    calls = [
+        json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+        for function in functions
+    ]
+    written = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
+    return "\n".join([text for text in [str(message["content"])] if text] + written)
+
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {"ARGUMENT": {"type": "string"}}},
+    },
+}
+_SYSTEM = {"role": "system", "content": "Be brief."}
+_USER = {"role": "user", "content": "Hello."}
+_RESULT = {"role": "tool", "name": "probe_tool", "content": "Seen."}
+_ANSWER = {"role": "assistant", "content": "Word."}
+_CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"type": "function", "id": "functions.TOOL:0", "function": {"name": "TOOL", "arguments": {"ARGUMENT": "VALUE"}}}
+    ],
+}
+_OPENED_THINKING = re.compile(r"(?:<think[^<>/]*>|<\|channel>thought|<\|content_thinking\|>)\s*$")
+_TAG = re.compile(r"<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What `Chat` goes by. Of Qwen3, with thinking:
+
+    Traits(
+        thinking=Thinking.OPTIONAL,
+        closes=(151645,),          # <|im_end|>: what the family ends turns with, first the one it ends a cut turn with
+        thought_end=(),            # what it puts before that where the prompt had opened thinking: </think>
+        tags=("<|im_start|>", …),  # how messages are framed, be it by tokens or in plain text
+        call_example=None,         # how a call is written, of a family whose template does not list the tools
+    )
+    """
+
+    thinking: Thinking
+    closes: tuple[int, ...]
+    thought_end: tuple[int, ...]
+    tags: tuple[str, ...]
+    call_example: str | None
+
+
+def bridge(
+    renderer: Renderer,
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
+    messages: Sequence[Any],
+    tools: Sequence[Any],
+) -> tuple[int, ...] | None:
+    """What the renderer puts after a turn, or None where it refuses or would change what is there."""
+    before = [*prompt_ids, *completion_ids]
+    try:
+        bridged = renderer.bridge_to_next_turn(
+            list(prompt_ids), list(completion_ids), list(messages), tools=list(tools) or None
+        )
+    except (RecursionError, ValueError):
+        # Some families parse the turn here, and their JSON decoders give up on absurd nesting and endless numbers.
+        return None
+    if bridged is None or bridged.token_ids[: len(before)] != before:
+        return None
+    return tuple(bridged.token_ids[len(before) :])
+
+
+def find_traits(renderer: Renderer, tokenizer: Tokenizer, *, thinks_unasked: bool) -> Traits:
+    """The traits of a renderer. `thinks_unasked`: the model may open thinking itself."""
+    prompt = _rendered(renderer, [_SYSTEM, _USER], tools=[_TOOL], opening=True)
+    word = tokenizer.encode("word", add_special_tokens=False)
+    cut = bridge(renderer, prompt, word, [_USER], [_TOOL])
+    if cut is None:
+        raise UnbridgeableError(
+            f"renderer {type(renderer).__name__} cannot continue a conversation without changing its tokens",
+            fix="set model.renderer to the model's family (qwen3, llama-3, …), to chatml for a ChatML model, "
+            "or to template",
+        )
+    stops = renderer.get_stop_token_ids()
+    ended = [place for place, token_id in enumerate(cut) if token_id in stops][:1]
+    asked = _rendered(renderer, [_USER], tools=[_TOOL])
+    written = _rendered(renderer, [_USER, _CALL, _RESULT, _ANSWER, _USER], tools=[_TOOL])[len(asked) :]
+    closes = tuple(dict.fromkeys([*(cut[place] for place in ended), *(i for i in stops if i in written)]))
+    thought_end = cut[: ended[0]] if ended else ()
+    answered = _answered(renderer, prompt, [*word, *thought_end], closes)
+    plain = _rendered(renderer, [_SYSTEM, _USER], opening=True)
+    framing = "\n".join(_decoded(tokenizer, ids) for ids in (plain, cut, answered))
+    opened = _decoded(tokenizer, prompt)
+    if _is_open(opened) != _is_open(framing):
+        raise BadValueError(
+            "model.thinking is on, and this family opens thinking itself after a tool's result, but not before",
+            fix="set model.thinking to false",
+        )
+    return Traits(
+        thinking=Thinking.OPEN if _is_open(opened) else Thinking.OPTIONAL if thinks_unasked else Thinking.NONE,
+        closes=closes,
+        thought_end=thought_end,
+        tags=tuple(sorted(set(_TAG.findall(framing)))),
+        call_example=None if "probe_tool" in opened else _call_example(renderer, tokenizer, closes),
+    )
+
+
+def _answered(renderer: Renderer, prompt: Sequence[int], turn: Sequence[int], closes: Sequence[int]) -> tuple[int, ...]:
+    for close in [[close] for close in closes] or [[]]:
+        answered = bridge(renderer, prompt, [*turn, *close], [_RESULT], [_TOOL])
+        if answered is not None:
+            return answered
+    raise UnbridgeableError(
+        f"renderer {type(renderer).__name__} cannot show a tool's result",
+        fix="set model.renderer to the model's family, to chatml for a ChatML model, or to template",
+    )
+
+
+def _call_example(renderer: Renderer, tokenizer: Tokenizer, closes: Sequence[int]) -> str:
+    asked = _rendered(renderer, [_USER], opening=True)
+    called = _rendered(renderer, [_USER, _CALL])
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asked, called, strict=False)))
+    example = called[shared:]
+    return _decoded(tokenizer, [token_id for token_id in example if token_id not in closes]).strip()
+
+
+def _is_open(prompt: str) -> bool:
+    return _OPENED_THINKING.search(prompt) is not None
+
+
+def _rendered(
+    renderer: Renderer, messages: Sequence[Any], *, tools: Sequence[Any] = (), opening: bool = False
+) -> list[int]:
+    return renderer.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=opening)
+
+
+def _decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
 
 ToolSpec = Mapping[str, Any]
 

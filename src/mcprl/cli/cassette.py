@@ -6,27 +6,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+
+from mcprl.cli.options import parse_pairs
+from mcprl.cli.printing import plain_table, printable, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mcprl.tools.cassettes.cassette import Cassette
-    from mcprl.tools.cassettes.importing import ImportReport
+    from mcprl.tools.cassettes.importing import ImportReport, ReplayShare
     from mcprl.tools.cassettes.recordings import Recordings
-    from mcprl.tools.cassettes.verifying import ReplayShare
 
 __all__ = ["app"]
 
 _LISTED = 20
 
 app = typer.Typer(
-    help="Make, read and check cassettes: files of recorded tool calls that stand in for the servers.",
+    help="Make, read and check cassettes: files of recorded tool calls that replace the servers.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 _Cassette = Annotated[Path, typer.Argument(metavar="CASSETTE", help="SQLite file of recorded calls.")]
-_FILES = typer.Argument(metavar="FILE", help="Recorded conversations: a JSON list of rows, or one row a line.")
+_FILES = typer.Argument(metavar="FILE", help="Recorded conversations: a JSON list of rows, or one row per line.")
 _Conversations = Annotated[list[Path], _FILES]
 _MaybeConversations = Annotated[list[Path] | None, _FILES]
 _Aliases = Annotated[
@@ -41,7 +44,7 @@ _Errors = Annotated[
 
 @app.callback()
 def cassette() -> None:
-    """Make, read and check cassettes: files of recorded tool calls that stand in for the servers."""
+    """Make, read and check cassettes: files of recorded tool calls that replace the servers."""
 
 
 @app.command("import")
@@ -69,14 +72,12 @@ def import_(
     """Make a cassette from recorded conversations: the calls that worked, of tools that change nothing."""
     from mcprl.errors import CassetteError
     from mcprl.tools.cassettes.cassette import Cassette
-    from mcprl.tools.cassettes.importing import DEFAULT_SERVER, ImportRules, import_recordings
-    from mcprl.tools.cassettes.listings import load_tool_list
-    from mcprl.tools.cassettes.recordings import read_recordings
-    from mcprl.tools.cassettes.sorting import error_rules
+    from mcprl.tools.cassettes.importing import DEFAULT_SERVER, ImportRules, error_rules, import_recordings
+    from mcprl.tools.cassettes.recordings import load_tool_list, read_recordings
 
     rules = ImportRules(
-        servers=tuple(_pairs("--server", servers)) or ((DEFAULT_SERVER, "*"),),
-        aliases=dict(_pairs("--alias", aliases)),
+        servers=tuple(parse_pairs(servers, "--server")) or ((DEFAULT_SERVER, "*"),),
+        aliases=dict(parse_pairs(aliases, "--alias")),
         reads=tuple(reads or ()),
         writes=tuple(writes or ()),
         errors=error_rules(errors or ()),
@@ -114,56 +115,36 @@ def show(
 def verify(
     path: _Cassette, files: _MaybeConversations = None, aliases: _Aliases = None, errors: _Errors = None
 ) -> None:
-    """Check that a cassette is whole and holds no secrets; with FILEs, that it answers their calls."""
+    """Check that a cassette is valid and holds no secrets; with FILEs, that it answers their calls."""
     from mcprl.tools.cassettes.cassette import Cassette
+    from mcprl.tools.cassettes.importing import error_rules, find_faults, replay
     from mcprl.tools.cassettes.recordings import read_recordings
-    from mcprl.tools.cassettes.sorting import error_rules
-    from mcprl.tools.cassettes.verifying import find_faults, replay
 
     rules = error_rules(errors or ())
-    renamed = dict(_pairs("--alias", aliases))
+    renamed = dict(parse_pairs(aliases, "--alias"))
     recordings = read_recordings(files or ())
     with Cassette.open(path, writable=False) as opened:
         faults = list(find_faults(opened))
-        # A damaged file cannot be looked into.
+        # A damaged file cannot be read.
         share = None if faults or not files else replay(recordings.calls, opened, aliases=renamed, errors=rules)
     _print_some("fault", faults)
     if not faults:
-        typer.echo(f"{path} is sound.")
+        _echo(f"{path} is valid.")
     if share is not None:
         _print_share(share, recordings)
     if faults or (share is not None and share.missing):
         raise typer.Exit(1)
 
 
-def _pairs(option: str, values: Sequence[str] | None) -> list[tuple[str, str]]:
-    from mcprl.errors import BadValueError
-
-    pairs: list[tuple[str, str]] = []
-    for value in values or ():
-        name, equals, other = value.partition("=")
-        if not (name and equals and other):
-            raise BadValueError(f"{option} {value!r} is no pair", fix=f"write {option} ONE=OTHER")
-        pairs.append((name, other))
-    return pairs
-
-
 def _print_table(header: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
-    """A table whose numbers stand on the right. A zero is left empty, so that what matters is seen."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from mcprl.monitoring.printable import printable
-
+    """Columns of numbers are on the right. A zero is left empty, so that what matters is seen."""
     lines = [[str(cell) if cell != 0 else "" for cell in row] for row in rows]
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for number, name in enumerate(header):
-        is_number = all(line[number].isdecimal() or not line[number] for line in lines)
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    table = plain_table(*header)
+    for number, column in enumerate(table.columns):
+        if all(line[number].isdecimal() or not line[number] for line in lines):
+            column.justify = "right"
     for line in lines:
-        # Text objects, never markup: logs and servers write these words.
-        table.add_row(*(Text(printable(cell)) for cell in line))
+        table.add_row(*map(words, line))
     Console().print(table)
 
 
@@ -218,6 +199,7 @@ def _print_tools(opened: Cassette) -> None:
 def _print_recordings(opened: Cassette, pattern: str, limit: int, *, full: bool) -> None:
     import json
     from fnmatch import fnmatchcase
+    from textwrap import shorten
 
     matching = [recording for recording in opened.recordings() if fnmatchcase(recording.tool, pattern)]
     for recording in matching[:limit]:
@@ -225,7 +207,7 @@ def _print_recordings(opened: Cassette, pattern: str, limit: int, *, full: bool)
         version = f" {recording.version}" if recording.version else ""
         arguments = json.dumps(recording.arguments, ensure_ascii=False)
         _echo(f"{recording.server}{version}  {recording.tool} {arguments}{again}")
-        text = recording.text if full else _beginning(recording.text)
+        text = recording.text if full else shorten(recording.text[:400], 100, placeholder="…")
         _echo("\n".join(f"    {line}" for line in text.split("\n")))
     rest = len(matching) - limit
     if rest > 0:
@@ -234,23 +216,14 @@ def _print_recordings(opened: Cassette, pattern: str, limit: int, *, full: bool)
         _echo(f"No recording of a tool that matches {pattern!r}.")
 
 
-def _beginning(text: str) -> str:
-    line = " ".join(text[:400].split())
-    return line if len(line) <= 100 else f"{line[:99]}…"
-
-
 def _print_share(share: ReplayShare, recordings: Recordings) -> None:
-    found, all_calls = share.replayable_found, recordings.calls_seen
-    _echo(
-        f"Found {found} of {share.replayable} calls that can be replayed ({_percent(found, share.replayable)}), "
-        f"{share.found} of {all_calls} calls in all ({_percent(share.found, all_calls)})."
-    )
+    def of(part: int, whole: int) -> str:
+        return f"{part} of {whole} calls{f' ({part / whole:.1%})' if whole else ''}"
+
+    replayable = of(share.replayable_found, share.replayable)
+    _echo(f"Found {replayable} that can be replayed, {of(share.found, recordings.calls_seen)} in total.")
     _print_some("missing", [f"{call.call.place}: {call.call.tool}" for call in share.missing])
     _print_unreadable(recordings)
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f}%" if whole else "none"
 
 
 def _print_unreadable(recordings: Recordings) -> None:
@@ -265,6 +238,4 @@ def _print_some(label: str, lines: Sequence[str]) -> None:
 
 
 def _echo(text: str) -> None:
-    from mcprl.monitoring.printable import printable
-
     typer.echo(printable(text))

@@ -21,9 +21,8 @@ def explain(
     field: Annotated[str, typer.Argument(help="Setting or section, e.g. sampling.temperature; all if left out.")] = "",
 ) -> None:
     """Print what a setting means, its type and its default."""
-    from mcprl.errors import UnknownKeyError
-    from mcprl.settings import settings
-    from mcprl.suggestions import did_you_mean
+    from mcprl.errors import UnknownKeyError, did_you_mean
+    from mcprl.recipe import settings
 
     known = list(settings())
     found = [s for s in known if s.path == field or s.path.startswith(f"{field}.") or not field]

@@ -1,20 +1,81 @@
-"""`mcprl doctor`: everything that can be known of a recipe before a step is spent, each fault with its fix."""
+"""`mcprl doctor`: checks everything about a recipe that can be known before a step is spent."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from mcprl.cli.options import Overrides, Recipe
+from mcprl.cli.options import AsJson, Overrides, Recipe
+from mcprl.cli.printing import STYLES, print_json, printable
+from mcprl.cli.stages import StageConsole
+from mcprl.verdicts import Severity
 
 if TYPE_CHECKING:
-    from mcprl.doctor import Finding
+    from mcprl.checks.doctor import Finding
+    from mcprl.records import LostEpisode, Trajectory
 
-__all__ = ["command"]
+__all__ = ["ExaminationStatus", "command", "print_closing", "print_finding"]
+
+
+_MARKS = {Severity.OK: "✓", Severity.WARN: "!", Severity.BAD: "✗", None: "–"}
+_NAME_WIDTH = 18
+
+
+class ExaminationStatus(StageConsole):
+    """Shows on stderr what is being checked; nothing if stderr is not a terminal."""
+
+    def hide(self) -> None:
+        """Leave the line to what is printed next."""
+        self._progress.stop()
+
+    def stage(self, text: str) -> None:
+        self._progress.update(self._bar, description=f"{printable(text)} …")
+        self._progress.start()
+
+    def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
+        from mcprl.records import Trajectory
+
+        self._done += isinstance(outcome, Trajectory)
+        self.stage(f"playing: {self._done} episodes are finished")
+
+
+def print_finding(console: Console, finding: Finding) -> None:
+    style = "dim" if finding.severity is None else STYLES[finding.severity]
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(width=1)
+    table.add_column(width=_NAME_WIDTH, overflow="fold")
+    table.add_column(overflow="fold")
+    what = Text(printable(finding.measured), style="dim" if finding.severity is None else "")
+    if finding.code:
+        what = Text(f"{finding.code} ", style=style).append_text(what)
+    if finding.fix:
+        what.append(f"\nFix: {printable(finding.fix)}.", style="bold")
+    mark = Text(_MARKS[finding.severity], style=style)
+    table.add_row(mark, Text(printable(finding.check), style=style), what)
+    console.print(Padding(table, 0))
+
+
+def print_closing(console: Console, findings: Sequence[Finding], seconds: float) -> None:
+    """The result in one line: Ready to train: 12 ok, 2 warnings; 31 s."""
+    counts = Counter(finding.severity for finding in findings)
+    bad, warn, left = counts[Severity.BAD], counts[Severity.WARN], counts[None]
+    said = [f"{counts[Severity.OK]} ok"]
+    said += [
+        f"{count} {word}{'s' if count > 1 else ''}" for count, word in ((warn, "warning"), (bad, "error")) if count
+    ]
+    said += [f"{left} skipped"] if left else []
+    verdict = "Not ready" if bad else "Ready to train" if not left else "No errors found"
+    style = STYLES[Severity.BAD if bad else Severity.WARN if warn else Severity.OK]
+    console.print()
+    console.print(Text(f"{verdict}: {', '.join(said)}; {seconds:.0f} s.", style=style))
 
 
 def command(
@@ -22,20 +83,17 @@ def command(
     fast: Annotated[
         bool, typer.Option("--fast", help="Load no model: the recipe, keys, servers, tasks and the machine alone.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
+    as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
-    """Examine a recipe from its YAML to a sample of its episodes: what is well, what is not, and how to mend it.
+    """Check a recipe from its YAML to a sample of its episodes, and say how to fix what is wrong.
 
-    Exits with 1 where something is wrong.
+    Exits with 1 if something is wrong.
     """
     import asyncio
     import time
 
-    from rich.console import Console
-
-    from mcprl.doctor import passed
-    from mcprl.monitoring.doctor_table import print_closing, print_finding
+    from mcprl.checks.doctor import passed
 
     started = time.monotonic()
     console = Console(highlight=False)
@@ -48,7 +106,7 @@ def command(
     seconds = time.monotonic() - started
     if as_json:
         found = [finding.to_json() for finding in findings]
-        print(json.dumps({"passed": passed(findings), "seconds": seconds, "findings": found}, indent=2))
+        print_json({"passed": passed(findings), "seconds": seconds, "findings": found})
     else:
         print_closing(console, findings, seconds)
     raise typer.Exit(0 if passed(findings) else 1)
@@ -60,9 +118,8 @@ async def _examine(
     import shutil
     import tempfile
 
-    from mcprl.doctor import Examination, examine
-    from mcprl.doctor.checks import CHECKS
-    from mcprl.monitoring.doctor_table import ExaminationStatus
+    from mcprl.checks.doctor import Examination, examine
+    from mcprl.checks.doctor.checks import CHECKS
 
     folder = Path(tempfile.mkdtemp(prefix="mcprl-doctor-"))
     findings: tuple[Finding, ...] = ()

@@ -1,22 +1,47 @@
-"""`mcprl eval`: any model or adapter on any tasks, with intervals, against another evaluation, as a report."""
+"""`mcprl eval`: any model or adapter on any tasks, with intervals, compared with another evaluation, as a report."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from mcprl.cli.options import Overrides
+from mcprl.cli.options import AsJson, Overrides
+from mcprl.cli.printing import plain_table, print_json
 
 if TYPE_CHECKING:
-    from mcprl.evaluation.comparing import Comparison
     from mcprl.evaluation.harness import Played, Request
+    from mcprl.evaluation.report import Report
+    from mcprl.evaluation.results import Comparison
 
-__all__ = ["command"]
+__all__ = ["command", "print_report"]
 
-_Folder = Annotated[Path | None, typer.Option("--out", help="Folder for the report; default: outputs/eval-NAME.")]
+_SHOWN_ROWS = 12
+
+
+def print_report(report: Report, folder: Path | None, console: Console | None = None) -> None:
+    """The tables of a report, long ones cut, and where the whole is."""
+    from mcprl.evaluation.report import EVERY_TASK
+
+    console = console or Console(highlight=False)
+    console.print(Text(report.title, style="bold"))
+    console.print(Text(" ".join(report.about), style="dim"))
+    for table in report.tables:
+        if table.title == EVERY_TASK:  # for the file alone
+            continue
+        shown = plain_table(*table.columns[:1], right=table.columns[1:])
+        for row in table.rows[:_SHOWN_ROWS]:
+            shown.add_row(*map(Text, row))
+        console.print("", Text(table.title, style="bold"), shown, sep="\n")
+        if len(table.rows) > _SHOWN_ROWS:
+            console.print(Text(f"… and {len(table.rows) - _SHOWN_ROWS} more in the report", style="dim"))
+        if table.note:
+            console.print(Text(table.note, style="dim"))
+    if folder is not None:
+        console.print(f"\nReport: {folder / 'report.html'}", markup=False, soft_wrap=True)
 
 
 def command(  # noqa: PLR0913 - each is an option of the command line
@@ -30,8 +55,10 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     ] = None,
     model: Annotated[str | None, typer.Option("--model", help="Folder or hub name of another model.")] = None,
     episodes: Annotated[int, typer.Option("--episodes", "-k", min=1, help="Episodes of each task.")] = 1,
-    sample: Annotated[int | None, typer.Option("--sample", min=1, help="Play so many tasks only, by seed.")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token, as good as always.")] = False,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="Play only so many tasks, drawn by the seed.")
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token, almost always.")] = False,
     against: Annotated[
         Path | None, typer.Option("--against", exists=True, help="Evaluation to compare with, as the one before.")
     ] = None,
@@ -39,8 +66,8 @@ def command(  # noqa: PLR0913 - each is an option of the command line
         tuple[Path, Path] | None,
         typer.Option("--compare", metavar="BEFORE AFTER", help="Compare two evaluations; play nothing."),
     ] = None,
-    out: _Folder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the report; default: outputs/eval-NAME.")] = None,
+    as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
     """Evaluate a model or an adapter: success with intervals, pass@k, pass^k, tools, failures, cost, before and after.
@@ -52,10 +79,9 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     if compared is not None:
         _compare(compared, out, as_json=as_json)
         return
-    from mcprl.evaluation.comparing import compare
+    from mcprl.evaluation.harness import Wishes, make_request
     from mcprl.evaluation.report import make_folder, write_report
-    from mcprl.evaluation.requests import Wishes, make_request
-    from mcprl.evaluation.results import read_evaluation
+    from mcprl.evaluation.results import compare, read_evaluation
 
     before = None if against is None else read_evaluation(against)
     wishes = Wishes(
@@ -79,42 +105,39 @@ def command(  # noqa: PLR0913 - each is an option of the command line
 
 
 async def _play(request: Request, folder: Path) -> Played:
+    from mcprl.cli.stages import StageConsole
     from mcprl.evaluation.harness import choose_tasks, evaluate
-    from mcprl.monitoring.eval_tables import EvalConsole
 
     tasks = choose_tasks(request.suite.tasks(), request.sample, request.config.seed)
-    with EvalConsole(len(tasks) * request.episodes) as console:
+    with StageConsole(len(tasks) * request.episodes) as console:
         return await evaluate(request, console, logs=folder / "logs")
 
 
 def _show(played: Played, comparison: Comparison | None, folder: Path, *, as_json: bool) -> None:
-    from mcprl.evaluation.comparing import comparison_json
-    from mcprl.evaluation.results import to_json
-    from mcprl.monitoring.eval_tables import print_evaluation
+    from mcprl.evaluation.report import evaluation_report
+    from mcprl.evaluation.results import comparison_json, to_json
 
     if not as_json:
-        print_evaluation(played.evaluation, comparison, folder)
+        print_report(evaluation_report(played.evaluation, comparison), folder)
         return
-    # What there is one of for each task or episode is in results.json.
+    # What there is per task or per episode is in results.json.
     document: dict[str, Any] = to_json(played.evaluation)
     for name in ("tasks", "episodes", "config"):
         del document[name]
     document["folder"] = str(folder)
     if comparison is not None:
         document["comparison"] = comparison_json(comparison)
-    print(json.dumps(document, indent=2))
+    print_json(document)
 
 
 def _compare(folders: tuple[Path, Path], out: Path | None, *, as_json: bool) -> None:
-    from mcprl.evaluation.comparing import compare, comparison_json
-    from mcprl.evaluation.report import make_folder, write_comparison
-    from mcprl.evaluation.results import read_evaluation
-    from mcprl.monitoring.eval_tables import print_comparison
+    from mcprl.evaluation.report import comparison_report, make_folder, write_comparison
+    from mcprl.evaluation.results import compare, comparison_json, read_evaluation
 
     comparison = compare(*map(read_evaluation, folders))
     if out is not None:
         write_comparison(make_folder(out.parent, out.name, out), comparison)
     if as_json:
-        print(json.dumps(comparison_json(comparison), indent=2))
+        print_json(comparison_json(comparison))
     else:
-        print_comparison(comparison, out)
+        print_report(comparison_report(comparison), out)

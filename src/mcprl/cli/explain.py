@@ -1,17 +1,123 @@
-"""`mcprl explain`: what an error means, where it comes from and how it is mended."""
+"""`mcprl explain`: what an error means, what causes it and how to fix it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import difflib
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from mcprl.cli.printing import facts_table
+from mcprl.errors import Fault, McprlError, UnknownKeyError
 
-    from mcprl.errors.pages import ErrorPage
+__all__ = ["FAULTS", "GROUPS", "ErrorPage", "command", "error_pages", "find_page", "nearest_codes", "read_page"]
 
-__all__ = ["command"]
+
+GROUPS = {
+    "CONF": "Configuration",
+    "TASK": "Tasks",
+    "TOOL": "Tools and their servers",
+    "LIMIT": "Limits on what servers and files may hold",
+    "SAND": "The Python sandbox",
+    "CHAT": "Conversations and grammars",
+    "SAMP": "The sampler",
+    "EPIS": "Episodes",
+    "LEARN": "The learner",
+    "ENG": "The SkyRL engine",
+    "WORK": "Workers",
+    "RUN": "Runs and their folders",
+}
+"""What the codes of a group are about, by the letters in the middle of them, in the order of a run."""
+
+FAULTS = {
+    Fault.CONFIGURATION: "yours to fix: something that was written, chosen or installed. The run stops.",
+    Fault.INFRASTRUCTURE: "the infrastructure's: a server, the network, a process, a disk. An episode that it hits is "
+    "played again; a run that it ends can be resumed.",
+}
+"""Whose fault an error is, and what a run does about it."""
+
+# The example is the last part, since a line of it may begin with its own "Fix:".
+_PARTS = re.compile(
+    r"(?P<meaning>\S.*?)\n\nCauses: (?P<causes>\S.*?)\nFix: (?P<fix>\S.*?)\nExample: (?P<example>\S.*)", re.DOTALL
+)
+_WRITTEN_CODE = re.compile(r"\s*(?:[Ee][-_ ])?([A-Za-z]+)[-_ ]?0*([0-9]{1,3})\s*", re.ASCII)
+_MAX_NEAREST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorPage:
+    """All that is said of one error.
+
+    ErrorPage(code="E-TOOL-003", name="UnknownToolError", fault=Fault.CONFIGURATION,
+              meaning="A task names a tool that no server lists: …", causes=("a typing error in the task", …),
+              fix="correct the task, or …", example="E-TOOL-003 no server lists a tool 'tavily_filter', …")
+    """
+
+    code: str
+    name: str
+    fault: Fault
+    meaning: str
+    causes: tuple[str, ...]
+    fix: str
+    example: str
+
+    @property
+    def group(self) -> str:
+        """The letters in the middle of the code, a key of GROUPS."""
+        return self.code.split("-")[1]
+
+
+def read_page(error: type[McprlError]) -> ErrorPage:
+    """The page in a class's docstring. Raises ValueError if one of its parts is missing or empty."""
+    found = _PARTS.fullmatch(inspect.getdoc(error) or "")
+    if found is None:
+        raise ValueError(f"the docstring of {error.__name__} needs a meaning, then Causes:, Fix: and Example:")
+    parts = {title: " ".join(text.split()) for title, text in found.groupdict().items()}
+    return ErrorPage(
+        code=error.code,
+        name=error.__name__,
+        fault=error.fault,
+        meaning=parts["meaning"],
+        causes=tuple(parts["causes"].removesuffix(".").split("; ")),
+        fix=parts["fix"],
+        example=f"{error.code} {parts['example']}",
+    )
+
+
+@cache
+def error_pages() -> Mapping[str, ErrorPage]:
+    """Every page by its code, group by group."""
+    order = list(GROUPS)
+    pages = [read_page(error) for error in _with_codes(McprlError)]
+    pages.sort(key=lambda page: (order.index(page.group), page.code))
+    return {page.code: page for page in pages}
+
+
+def find_page(written: str) -> ErrorPage | None:
+    """The page of a code as someone wrote it: `E-TOOL-003`, `e-tool-3` and `tool 3` are the same."""
+    found = _WRITTEN_CODE.fullmatch(written)
+    return None if found is None else error_pages().get(f"E-{found[1].upper()}-{int(found[2]):03d}")
+
+
+def nearest_codes(written: str) -> tuple[str, ...]:
+    """The codes nearest to one that does not exist, nearest first; empty if none is near."""
+    return tuple(difflib.get_close_matches(written.strip().upper(), error_pages(), n=_MAX_NEAREST))
+
+
+def _with_codes(error: type[McprlError]) -> Iterable[type[McprlError]]:
+    # A class without a code of its own only groups others.
+    if "code" in vars(error) and error.__module__ == McprlError.__module__:
+        yield error
+    for child in error.__subclasses__():
+        yield from _with_codes(child)
 
 
 def command(
@@ -19,12 +125,7 @@ def command(
         str | None, typer.Argument(metavar="[CODE]", help="Code of an error, such as E-TOOL-003.", show_default=False)
     ] = None,
 ) -> None:
-    """Print what an error means, whose fault it is, its usual causes and how to mend it. Without a code: all codes."""
-    from rich.console import Console
-
-    from mcprl.errors import UnknownKeyError
-    from mcprl.errors.pages import find_page, nearest_codes
-
+    """Print what an error means, whose fault it is, its usual causes and how to fix it. Without a code: all codes."""
     console = Console(highlight=False)
     if code is None:
         _print_all(console)
@@ -38,31 +139,15 @@ def command(
 
 
 def _print_all(console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from mcprl.errors.pages import GROUPS, error_pages
-
     for group, title in GROUPS.items():
         console.print(Text(title, style="bold"))
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True, style="cyan")
-        table.add_column(overflow="fold")
-        for page in error_pages().values():
-            if page.group == group:
-                table.add_row(f"  {page.code}", Text(page.meaning))
-        console.print(table)
+        console.print(facts_table([(f"  {p.code}", p.meaning) for p in error_pages().values() if p.group == group]))
         console.print()
-    console.print("mcprl explain CODE prints the causes of one, and how to mend it.")
+    console.print("mcprl explain CODE prints the causes of one, and how to fix it.")
 
 
 def _print_page(console: Console, page: ErrorPage) -> None:
     """The page with its texts indented under their titles; no wider than is comfortable to read."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from mcprl.errors.pages import FAULTS
-
     width = min(console.width, 100)
 
     def say(title: str, *texts: str, mark: str = "") -> None:
@@ -76,5 +161,5 @@ def _print_page(console: Console, page: ErrorPage) -> None:
     console.print(Text(page.meaning), width=width)
     say("Whose fault", FAULTS[page.fault], mark=" ")
     say("Usual causes", *page.causes, mark=" •")
-    say("How to mend it", page.fix, mark=" ")
+    say("How to fix it", page.fix, mark=" ")
     say("As it appears", f"mcprl: {page.example}", mark=" ")

@@ -1,4 +1,4 @@
-"""`mcprl init`: a project of one's own to begin with."""
+"""`mcprl init`: a new project."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def command(
 
 def _print_project(project: Project) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    from mcprl.monitoring.printable import printable
+    from mcprl.cli.printing import plain_table, printable, words
     from mcprl.scaffold import FILES
 
     console = Console(highlight=False)
-    console.print(Text(printable(f"A project for {project.model} is in {project.folder}:\n")), soft_wrap=True)
-    files = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    console.print(words(f"A project for {project.model} is in {project.folder}:\n"), soft_wrap=True)
+    files = plain_table("", "")
+    files.show_header = False
     for name, purpose in FILES.items():
         files.add_row(Text(f"  {name}", no_wrap=True), Text(purpose, style="dim"))
     console.print(files)

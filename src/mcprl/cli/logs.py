@@ -2,18 +2,127 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from mcprl.cli.printing import duration, plain_table, printable, words
+from mcprl.errors import NoRunError, did_you_mean
 
-    from mcprl.monitoring.run_logs import RunLog
+__all__ = ["command", "find_logs", "follow_lines", "last_lines"]
 
-__all__ = ["command"]
+
+_BLOCK_BYTES = 65536
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLog:
+    """A file in the folder of logs. `name` is its path there; `changed` is in seconds since 1970.
+
+    RunLog(name="vllm.log", path=Path("outputs/hello/logs/vllm.log"), size_bytes=18_332, changed=1.7e9)
+    """
+
+    name: str
+    path: Path
+    size_bytes: int
+    changed: float
+
+
+def find_logs(run: Path) -> list[RunLog]:
+    """The logs in a run's folder, the last changed first."""
+    found: list[RunLog] = []
+    for folder, _, names in os.walk(run / "logs"):
+        for name in names:
+            path = Path(folder, name)
+            try:
+                seen = path.stat()
+            except FileNotFoundError:  # renamed since it was listed, or a link to nothing
+                continue
+            if path.is_file():
+                relative = path.relative_to(run / "logs").as_posix()
+                found.append(RunLog(name=relative, path=path, size_bytes=seen.st_size, changed=seen.st_mtime))
+    return sorted(found, key=lambda log: (-log.changed, log.name))
+
+
+def choose_log(logs: Sequence[RunLog], written: str, run: str) -> RunLog:
+    """The log of a name; `vllm` means `vllm.log`. Raises NoRunError if there is none."""
+    for name in (written, f"{written}.log"):
+        for log in logs:
+            if log.name == name:
+                return log
+    names = sorted(log.name for log in logs)
+    stems = [name.removesuffix(".log") for name in names]
+    there = f"it has {', '.join(names)}" if names else "it has none yet"
+    raise NoRunError(f"run {run} has no log {written!r}{did_you_mean(written, [*names, *stems])}", fix=there)
+
+
+def last_lines(path: Path, count: int, text: str = "", *, only_whole: bool = False) -> tuple[list[str], int]:
+    """The last `count` lines with `text`, and where in the file they end: what is added later begins there.
+
+    With `only_whole`, a last line that is still being written is left for later.
+    """
+    found: deque[str] = deque(maxlen=count)
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            if only_whole and not line.endswith(b"\n"):
+                break
+            end += len(line)
+            decoded = _decode(line.removesuffix(b"\n"))
+            if text in decoded:
+                found.append(decoded)
+    return list(found), end
+
+
+def follow_lines(
+    path: Path, start: int, text: str = "", *, wait: Callable[[], bool] = lambda: time.sleep(_POLL_S) is None
+) -> Iterator[str]:
+    """The lines with `text` that are added after a position, until `wait` returns False.
+
+    A file that was cut or replaced by a new one is read from its beginning.
+    """
+    file = path.open("rb")
+    try:
+        file.seek(start)
+        line = b""
+        while True:
+            added = file.read(_BLOCK_BYTES)
+            if added:
+                *whole, line = (line + added).split(b"\n")
+                yield from (decoded for decoded in map(_decode, whole) if text in decoded)
+                continue
+            if not wait():
+                break
+            if _was_replaced(path, file.fileno()):
+                file.close()
+                file, line = path.open("rb"), b""
+            elif os.fstat(file.fileno()).st_size < file.tell():
+                file.seek(0)
+                line = b""
+    finally:
+        file.close()
+    if line and text in _decode(line):
+        yield _decode(line)
+
+
+def _was_replaced(path: Path, descriptor: int) -> bool:
+    try:
+        named = path.stat()
+    except FileNotFoundError:  # between the renaming of the old and the making of the new
+        return False
+    return not os.path.samestat(named, os.fstat(descriptor))
+
+
+def _decode(line: bytes) -> str:
+    return line.removesuffix(b"\r").decode("utf-8", errors="replace")
+
 
 _OUTPUTS = Path("outputs")
 
@@ -30,17 +139,14 @@ def command(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Log to print, such as vllm.", show_default=False)
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing what is added, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what is added, until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="Lines to print.")] = 50,
-    grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Print only lines that hold this text.")] = "",
+    grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Print only lines with this text.")] = "",
 ) -> None:
     """List the logs of a run, or print the end of one.
 
-    A single name that is no run is that of a log of the newest run: mcprl logs vllm --follow.
+    A single name that is not a run is a log of the newest run: mcprl logs vllm --follow.
     """
-    from mcprl.errors import NoRunError
-    from mcprl.monitoring.run_logs import choose_log, find_logs
-
     path, name = _choose_run(run, name)
     logs = find_logs(path)
     if name is not None:
@@ -54,8 +160,7 @@ def command(
 
 def _choose_run(run: str | None, name: str | None) -> tuple[Path, str | None]:
     """The folder of the run that was meant, and the name of the log."""
-    from mcprl.monitoring.run_logs import find_logs
-    from mcprl.training.past_runs import find_runs, is_run, read_run
+    from mcprl.runs.past_runs import find_runs, is_run, read_run
 
     if run is not None:
         for path in (Path(run), _OUTPUTS / run):
@@ -70,8 +175,6 @@ def _choose_run(run: str | None, name: str | None) -> tuple[Path, str | None]:
         # There is no such run: this says so, with the nearest name.
         return read_run(_OUTPUTS / run if len(Path(run).parts) == 1 else Path(run)).path, name
     if newest is None:
-        from mcprl.errors import NoRunError
-
         raise NoRunError(f"there are no runs in {_OUTPUTS}", fix="name the folder of a run")
     return newest, name
 
@@ -79,35 +182,27 @@ def _choose_run(run: str | None, name: str | None) -> tuple[Path, str | None]:
 def _print_list(logs: Sequence[RunLog], path: Path) -> None:
     from rich.console import Console
     from rich.filesize import decimal
-    from rich.table import Table
-    from rich.text import Text
-
-    from mcprl.monitoring.durations import duration
-    from mcprl.monitoring.printable import printable
 
     console = Console(highlight=False)
     if not logs:
-        console.print(printable(f"No logs in {path / 'logs'}."), markup=False, soft_wrap=True)
+        console.print(words(f"No logs in {path / 'logs'}."), soft_wrap=True)
         return
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("log", overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
+    table = plain_table("log", right=("size",))
     table.add_column("last change", no_wrap=True)
     now = time.time()
     for log in logs:
-        table.add_row(Text(printable(log.name)), decimal(log.size_bytes), f"{duration(max(0, now - log.changed))} ago")
+        table.add_row(words(log.name), decimal(log.size_bytes), f"{duration(max(0, now - log.changed))} ago")
     console.print(table)
-    shown = printable(f"\nmcprl logs {path} NAME prints the end of one; --follow goes on with what is added.")
-    console.print(shown, markup=False, soft_wrap=True)
+    console.print(
+        words(f"\nmcprl logs {path} NAME prints the end of one; --follow prints what is added."), soft_wrap=True
+    )
 
 
 def _print_log(log: RunLog, *, lines: int, grep: str, follow: bool) -> None:
-    from mcprl.monitoring.printable import printable
-    from mcprl.monitoring.run_logs import follow_lines, last_lines
-    from mcprl.redact import SECRETS
+    from mcprl.secrets import SECRETS
 
     def show(line: str) -> None:
-        # Those of tool servers were cleaned when they were written; vLLM and others write theirs themselves.
+        # The logs of tool servers were redacted when they were written; vLLM and others write their own.
         print(printable(SECRETS.redact(line)), flush=follow)
 
     found, end = last_lines(log.path, lines, grep, only_whole=follow)

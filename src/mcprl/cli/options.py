@@ -1,14 +1,91 @@
-"""Arguments that several commands share."""
+"""Arguments that several commands share, and what they do with them."""
 
 from __future__ import annotations
 
+import json
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-__all__ = ["Overrides", "Recipe"]
+if TYPE_CHECKING:
+    from mcprl.records import Task
+    from mcprl.tools import Toolbox
 
+__all__ = ["AsJson", "Overrides", "Recipe", "choose_task", "parse_pairs", "shown_opening", "typed_value"]
+
+
+class _Opens(Protocol):
+    def __call__(self, *, log_dir: Path) -> AbstractAsyncContextManager[Toolbox]: ...
+
+
+@asynccontextmanager
+async def shown_opening(opens: _Opens, then: str) -> AsyncGenerator[Toolbox]:
+    """Open a toolbox with temporary logs; the status line says that servers start, and then `then`."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from mcprl.cli.printing import printable
+
+    with (
+        tempfile.TemporaryDirectory(prefix="mcprl-") as logs,
+        Console(stderr=True, highlight=False).status("starting the tool servers …") as status,
+    ):
+        async with opens(log_dir=Path(logs)) as toolbox:
+            status.update(Text(f"{printable(then)} …"))
+            yield toolbox
+
+
+def choose_task(file: Path, wanted: str) -> Task:
+    """The task of a file with that id, or its first one for an empty id."""
+    from mcprl.errors import BadValueError, did_you_mean
+    from mcprl.tasks import load_tasks
+
+    tasks = load_tasks(file)
+    by_id = {task.id: task for task in tasks}
+    if not wanted:
+        return tasks[0]
+    if wanted not in by_id:
+        hint = did_you_mean(wanted, by_id)
+        raise BadValueError(f"{file} has no task {wanted!r}{hint}", fix=f"mcprl tasks show {file} lists them")
+    return by_id[wanted]
+
+
+def parse_pairs(values: Sequence[str] | None, option: str = "") -> list[tuple[str, str]]:
+    """["name=Ana"] is [("name", "Ana")]. Raises BadValueError if a part is missing; a value may be empty."""
+    from mcprl.errors import BadValueError
+
+    pairs: list[tuple[str, str]] = []
+    for value in values or ():
+        name, equals, other = value.partition("=")
+        if not (name and equals and (other or not option)):
+            raise BadValueError(f"{f'{option} ' if option else ''}{value!r} is not KEY=VALUE", fix="write KEY=VALUE")
+        pairs.append((name, other))
+    return pairs
+
+
+_VALUE_WORDS = ("$schema", "$defs", "definitions", "properties")
+
+
+def typed_value(parameters: Mapping[str, Any], key: str, text: str) -> Any:
+    """The text as the JSON value it spells if the schema accepts that for this argument, else the text itself."""
+    from mcprl.tools.arguments import ArgumentCheck
+
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, str):
+        return text  # quotes that someone wrote around a text are part of it
+    # Only what says which values this one argument takes: the others may still be missing.
+    schema = {word: parameters[word] for word in _VALUE_WORDS if word in parameters}
+    return value if ArgumentCheck(key, "", schema).problem({key: value}) is None else text
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Recipe = Annotated[Path, typer.Argument(help="Recipe: the YAML file of a run.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
 
 from mcprl.cli.options import Overrides, Recipe
+from mcprl.cli.printing import printable
 
 if TYPE_CHECKING:
-    from mcprl.planning.plan import Known
+    from mcprl.checks.plan import Figure, Plan
+    from mcprl.config import RunConfig
 
 __all__ = ["command"]
 
+
+_COUNTS = ("episodes", "turns", "calls", "prompt_tokens", "sampled_tokens", "learned_tokens")
 _ASSUME_HELP = (
-    "Give a figure that the recipe does not hold, e.g. turns=3. May be repeated. Of an episode: turns, prompt_tokens, "
-    "turn_tokens, observation_tokens, length_tokens, calls, tool_s; of a GPU: sampler_tokens_per_s, "
+    "Give a figure that the recipe does not hold, e.g. turns=3. May be repeated. Per episode: turns, prompt_tokens, "
+    "turn_tokens, observation_tokens, length_tokens, calls, tool_s; per GPU: sampler_tokens_per_s, "
     "learner_tokens_per_s; of the model: parameters."
 )
 
@@ -28,84 +38,142 @@ def command(
     recipe: Recipe,
     gpus: Annotated[int, typer.Option("--gpus", min=0, help="GPUs; 0: the model runs on a CPU.")] = 0,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=0, help="Ray workers; 0: none; left out: as the recipe says.")
+        int | None, typer.Option("--workers", min=0, help="Ray workers; 0: none; default: as in the recipe.")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", help="Folder of a run, whose episodes and speed are taken for this one's.")
+        Path | None, typer.Option("--run", help="Folder of a past run: take its episodes and its speed for this one's.")
     ] = None,
     assume: Annotated[list[str] | None, typer.Option("--assume", metavar="FIGURE=NUMBER", help=_ASSUME_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Predict what a run takes: time, tokens, calls, money, bytes; what it waits for, and what changes that.
+    """Predict what a run takes: time, tokens, calls, money, disk, memory; what it waits for, and what changes that.
 
     Nothing is started. What the recipe does not say is assumed, and each assumption is listed.
     """
-    from rich.console import Console
-
-    from mcprl.monitoring.plan_tables import PlanTables
-    from mcprl.planning.plan import make_plan, plan_json
-    from mcprl.planning.servers import server_names
+    from mcprl.checks.plan import make_plan
     from mcprl.recipe import load_recipe
     from mcprl.tasks import load_preamble, load_tasks
 
-    config = load_recipe(recipe, [*(overrides or []), *_worker_overrides(workers)])
-    plan = make_plan(
-        config,
-        load_tasks(config.tasks.train),
-        load_preamble(config.tasks.preamble),
-        servers=server_names(config.servers),
-        gpus=gpus,
-        known={**(_known_from(run) if run is not None else {}), **_given(assume or [])},
-    )
+    chosen = [] if workers is None else ["workers.kind=local"]
+    if workers:
+        chosen = ["workers.kind=ray", f"workers.count={workers}"]
+    config = load_recipe(recipe, [*(overrides or []), *chosen])
+    known = {**(_figures_of_run(run) if run is not None else {}), **_given(assume or [])}
+    tasks, preamble = load_tasks(config.tasks.train), load_preamble(config.tasks.preamble)
+    plan = make_plan(config, tasks, preamble, gpus=gpus, known=known)
     if as_json:
-        print(json.dumps(plan_json(plan), indent=2, allow_nan=False))
-    else:
-        Console(highlight=False).print(PlanTables(plan), crop=False)
+        hardware = {"engine": config.engine, "gpus": gpus, "workers": _workers(config), "steps": config.training.steps}
+        print(json.dumps({"name": config.name, **hardware, **asdict(plan)}, indent=2, allow_nan=False))
+        return
+    Console(highlight=False).print(Group(*_blocks(config, plan, gpus)), crop=False)
 
 
-def _worker_overrides(workers: int | None) -> list[str]:
-    if workers is None:
-        return []
-    return ["workers.kind=local"] if workers == 0 else ["workers.kind=ray", f"workers.count={workers}"]
+def _workers(config: RunConfig) -> int:
+    return config.workers.count if config.workers.kind == "ray" else 0
 
 
-def _given(assume: Sequence[str]) -> dict[str, Known]:
-    """The figures of the command line: ["turns=3"] is {"turns": Known(value=3.0, source="given")}."""
-    from mcprl.errors import BadValueError, UnknownKeyError
-    from mcprl.planning.plan import FIGURES, Known
-    from mcprl.suggestions import did_you_mean
+def _blocks(config: RunConfig, plan: Plan, gpus: int) -> Iterator[RenderableType]:
+    size = "size not known"
+    if plan.model.parameters is not None:
+        size = f"{plan.model.parameters / 1e6:,.0f}M parameters ({plan.model.source})"
+    units = "1 GPU" if gpus == 1 else f"{gpus or 'no'} GPUs"
+    hardware = f"engine {config.engine}, {units}, {_workers(config) or 'no'} workers, {size}"
+    yield Text.assemble((printable(config.name), "bold"), f"  {hardware}\n")
+    yield _amounts(plan, config.training.steps)
+    yield _parts(plan)
+    worst = plan.parts[0]
+    yield Text.assemble("\n", ("Bottleneck: ", "bold"), f"{printable(worst.name)}. To change: {worst.setting}.\n")
+    yield _figures(plan)
+    processes = config.learner.processes
+    if config.engine == "torch" and gpus and gpus != processes:
+        yield Text(f"Warning: {gpus} GPUs, but learner.processes is {processes}.", style="yellow")
+    for warning in plan.warnings:
+        yield Text(f"Warning: {printable(warning)}.", style="yellow")
+    yield Text(f"Driver and workers as measured on {plan.machine}. An estimate: see docs/scaling.md.")
 
-    given: dict[str, Known] = {}
+
+def _amounts(plan: Plan, steps: int) -> Table:
+    step, run = plan.step, plan.run
+    table = _table("", "per step", f"{steps:,} steps")
+    table.add_row("time", _duration(step.seconds), _duration(run.seconds))
+    table.add_row("  collect + update", f"{_duration(plan.collect_s)} + {_duration(plan.update_s)}")
+    for name in _COUNTS:
+        table.add_row(name.replace("_", " "), *(f"{getattr(amounts, name):,.0f}" for amounts in (step, run)))
+    table.add_row("cost of tools", *(f"{amounts.usd:,.2f} USD" for amounts in (step, run)))
+    table.add_row("disk: trajectories", *(decimal(round(amounts.trajectory_bytes)) for amounts in (step, run)))
+    if plan.checkpoint_bytes is not None:
+        table.add_row("disk: each checkpoint", "", decimal(round(plan.checkpoint_bytes)))
+    titles = {"driver": "driver", "workers": "all workers", "learner": "each learner process", "sampler": "sampler"}
+    for name, title in titles.items():
+        if plan.memory_bytes.get(name):
+            table.add_row(f"memory: {title}", "", decimal(round(plan.memory_bytes[name])))
+    return table
+
+
+def _parts(plan: Plan) -> Table:
+    table = _table("\npart", "\nunits", "\nbusy per step", "\nshare", last="\nto change")
+    for part in plan.parts:
+        share = f"{part.busy_s / plan.step.seconds:.0%}"
+        table.add_row(printable(part.name), f"{part.units:,}", _duration(part.busy_s), share, printable(part.setting))
+    return table
+
+
+def _figures(plan: Plan) -> Table:
+    table = _table("figure", "value", last="source")
+    for name, figure in sorted(plan.figures.items(), key=lambda item: item[1].assumed):
+        source = f"assumed: {figure.source}" if figure.assumed else figure.source
+        table.add_row(name, f"{figure.value:,.4g}", printable(source))
+    return table
+
+
+def _table(first: str, *right: str, last: str | None = None) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for title in right:
+        table.add_column(title, justify="right", no_wrap=True)
+    if last is not None:
+        table.add_column(last, overflow="fold")
+    return table
+
+
+def _duration(seconds: float) -> str:
+    """Seconds while they are few, then hours and minutes: 12.3 s, 1:02:03, 3 days, 4:05:06."""
+    return f"{seconds:,.3g} s" if seconds < 100 else str(timedelta(seconds=round(seconds)))
+
+
+def _given(assume: Sequence[str]) -> dict[str, Figure]:
+    """The figures of the command line: ["turns=3"] is {"turns": Figure(value=3.0, source="given")}."""
+    from mcprl.checks.plan import FIGURES, Figure
+    from mcprl.errors import BadValueError, UnknownKeyError, did_you_mean
+
+    given: dict[str, Figure] = {}
     for entry in assume:
         name, _, number = entry.partition("=")
         if name not in FIGURES:
-            hint = did_you_mean(name, FIGURES)
-            raise UnknownKeyError(
-                f"--assume {entry}: no figure is called {name!r}{hint}", fix=f"there are: {', '.join(FIGURES)}"
-            )
+            what = f"--assume {entry}: unknown figure {name!r}{did_you_mean(name, FIGURES)}"
+            raise UnknownKeyError(what, fix=f"use one of: {', '.join(FIGURES)}")
         try:
             value = float(number)
         except ValueError:
             value = math.nan
-        if not value >= FIGURES[name] or math.isinf(value):
-            raise BadValueError(
-                f"--assume {entry}: {number!r} does not fit", fix=f"give a number, at least {FIGURES[name]:g}"
-            )
-        given[name] = Known(value=value, source="given")
+        if not FIGURES[name] <= value < math.inf:
+            what = f"--assume {entry}: {number!r} is not a valid value"
+            raise BadValueError(what, fix=f"give a number, at least {FIGURES[name]:g}")
+        given[name] = Figure(value=value, source="given")
     return given
 
 
-def _known_from(path: Path) -> dict[str, Known]:
-    """What a run that was made tells of its episodes, and of the speed of its hardware."""
+def _figures_of_run(path: Path) -> dict[str, Figure]:
+    """The figures of a past run: the shape of its episodes, and the speed of its hardware."""
+    from mcprl.checks.plan import Figure
     from mcprl.errors import NoRunError
-    from mcprl.planning.plan import Known
-    from mcprl.training.past_runs import read_run
+    from mcprl.runs.past_runs import read_run
 
     run = read_run(path)
     steps = [step for step in run.metrics if step.get("episodes")]
     if not steps:
-        raise NoRunError(f"{path} has no finished step to learn from", fix="name a run with at least one step")
+        raise NoRunError(f"{path} has no finished step", fix="name a run with at least one step")
 
     def total(name: str) -> float:
         return sum(float(step.get(name, 0.0)) for step in steps)
@@ -125,4 +193,4 @@ def _known_from(path: Path) -> dict[str, Known]:
         found["sampler_tokens_per_s"] = sampled / busy_s
     if total("update_s") > 0:
         found["learner_tokens_per_s"] = (sampled + context) / total("update_s") / int(learner.get("processes", 1))
-    return {name: Known(value=value, source=f"run {run.name}") for name, value in found.items()}
+    return {name: Figure(value=value, source=f"run {run.name}") for name, value in found.items()}

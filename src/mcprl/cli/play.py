@@ -2,31 +2,119 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
 
-from mcprl.cli.options import Overrides
+from mcprl.cli.options import Overrides, typed_value
+from mcprl.cli.printing import plain_table, printable, words
+from mcprl.cli.tools import print_tools
+from mcprl.errors import did_you_mean
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-    from mcprl.cli.typed_calls import Typed
     from mcprl.config import RewardsConfig, ServersConfig
     from mcprl.episodes import Action, Environment
     from mcprl.episodes.environment import ToolAccess
-    from mcprl.monitoring.playing import PlayConsole
-    from mcprl.records import Task
+    from mcprl.records import Task, ToolCall
     from mcprl.tools import Tool
 
-__all__ = ["command"]
+__all__ = ["Typed", "TypingError", "command", "read_typed"]
 
-_A_DAY_S = 86400.0
+
+_HOW = (
+    "Type a call:   {example}\n"
+    "or as JSON:    {json}\n"
+    "several lines: TOOL ARGUMENT=<<            (then the lines, and a single . to end)\n"
+    "finish with:   answer YOUR ANSWER          (also: tools, schema TOOL, solution, quit)"
+)
+_ANSWER = "answer"
+_BLOCK = "<<"
+_END_OF_BLOCK = "."
+
+
+class TypingError(ValueError):
+    """The line is neither a call nor an answer; the message says what to type instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typed:
+    """What a line means: calls, or an answer.
+
+    Typed(calls=(ToolCall(name="fmp_get_quote", arguments={"symbol": "VLKN"}),), answer=None)
+    """
+
+    calls: tuple[ToolCall, ...] = ()
+    answer: str | None = None
+
+
+def read_typed(line: str, tools: Mapping[str, Mapping[str, Any]], next_line: Callable[[], str]) -> Typed:
+    """Read a line. `tools` has the schema of each tool by its name; `next_line` gives the lines of a block."""
+    from mcprl.records import ToolCall
+
+    text = line.strip()
+    word, _, rest = text.partition(" ")
+    if word == _ANSWER:
+        return Typed(answer=rest.strip())
+    if text.startswith(("{", "[")):
+        return Typed(calls=_calls_of_json(text))
+    if word not in tools:
+        raise TypingError(
+            f"there is no tool {word!r}{did_you_mean(word, tools)}; finish with: {_ANSWER} YOUR ANSWER",
+        )
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:
+        raise TypingError(f"a quote is not closed ({error})") from error
+    return Typed(calls=(ToolCall(name=word, arguments=_arguments(words, tools[word], next_line)),))
+
+
+def _arguments(words: Sequence[str], schema: Mapping[str, Any], next_line: Callable[[], str]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise TypingError(f"{word!r} is not name=value; quote a text with spaces: {name}=… or message='…'")
+        arguments[name] = _block(next_line) if value == _BLOCK else typed_value(schema, name, value)
+    return arguments
+
+
+def _block(next_line: Callable[[], str]) -> str:
+    lines: list[str] = []
+    while (line := next_line()) != _END_OF_BLOCK:
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _calls_of_json(text: str) -> tuple[ToolCall, ...]:
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TypingError(f"that is not JSON: {error}") from error
+    entries = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return tuple(_call_of(entry) for entry in entries)
+
+
+def _call_of(entry: Any) -> ToolCall:
+    from mcprl.records import ToolCall
+
+    fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    name, arguments = fields.get("name"), fields.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise TypingError('write a call as {"name": "…", "arguments": {…}}')
+    return ToolCall(name=name, arguments=cast("dict[str, Any]", arguments))
 
 
 def command(
@@ -37,12 +125,11 @@ def command(
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Play a task yourself: see what the model sees, type calls, see what they give back and what they are worth."""
-    from mcprl.cli.task_choice import choose_task
+    """Play a task yourself: see what the model sees, type calls, see the results and the reward."""
+    from mcprl.cli.options import choose_task
     from mcprl.config import EpisodesConfig, RewardsConfig, ServersConfig, TasksConfig
     from mcprl.episodes import Environment
     from mcprl.errors import BadValueError
-    from mcprl.monitoring.playing import PlayConsole
     from mcprl.recipe import load_recipe
     from mcprl.tasks import load_preamble
 
@@ -60,11 +147,11 @@ def command(
     chosen = choose_task(tasks.train, task)
     preamble = load_preamble(tasks.preamble)
     max_turns = episodes.turn_limit(chosen)
-    with _open_lease(chosen, servers, lives_s=_A_DAY_S) as (portal, access, tools):
+    with _open_lease(chosen, servers, lives_s=86400.0) as (portal, access, tools):
         environment = Environment(chosen, access, preamble=preamble, max_turns=max_turns, rewards=rewards)
-        game = _Game(chosen, tools, environment, PlayConsole(), portal)
+        game = _Game(chosen, tools, environment, portal)
         game.play(max_turns)
-        game.tell_result(rewards)
+        game.print_reward(rewards)
 
 
 @contextmanager
@@ -73,7 +160,6 @@ def _open_lease(
 ) -> Generator[tuple[BlockingPortal, ToolAccess, tuple[Tool, ...]]]:
     """The task's tools, on an event loop in a thread of its own: this one belongs to whoever types."""
     from anyio.from_thread import start_blocking_portal
-    from rich.console import Console
 
     from mcprl.episodes import require_tools, require_worlds
     from mcprl.episodes.loop import lease_for
@@ -93,43 +179,67 @@ def _open_lease(
 
 
 class _Game:
-    """One task, one person."""
+    """One task, one person. What tools and tasks wrote is never printed as formatting."""
 
-    def __init__(
-        self,
-        task: Task,
-        tools: tuple[Tool, ...],
-        environment: Environment,
-        console: PlayConsole,
-        portal: BlockingPortal,
-    ) -> None:
+    def __init__(self, task: Task, tools: tuple[Tool, ...], environment: Environment, portal: BlockingPortal) -> None:
         self._task = task
         self._tools = {tool.name: tool for tool in tools}
         self._environment = environment
-        self._console = console
         self._portal = portal
+        self._console = Console(highlight=False)
 
     def play(self, max_turns: int) -> None:
         """Until the episode stops, or the person does."""
-        self._console.task(self._task, self._environment.messages, tuple(self._tools.values()), max_turns)
+        self._print_task(max_turns)
         while (typed := self._next_action(max_turns)) is not None:
             result = self._portal.call(self._environment.step, _action(typed))
-            self._console.step(result, self._environment.reward)
+            for seen in result.observations:
+                style = "green" if seen.worked else "red"
+                self._say(f"{seen.server or 'mcprl'}, {1000 * seen.latency_s:.0f} ms", seen.text, style)
+            reward = f"reward of this turn {result.reward:+.3f}, so far {self._environment.reward:+.3f}"
+            self._console.print(Text(reward, style="dim"))
             if result.stop is not None:
-                self._console.note(f"the episode is over: {result.stop.value.replace('_', ' ')}", style="bold")
+                stop = result.stop.value.replace("_", " ")
+                self._console.print(Text(f"the episode is over: {stop}", style="bold"))
                 return
 
-    def tell_result(self, rewards: RewardsConfig) -> None:
-        """The parts of the reward, whether or not the episode came to its end."""
+    def print_reward(self, rewards: RewardsConfig) -> None:
+        """Each part of the reward: its value, its weight, and the product."""
         from mcprl.episodes import succeeded
+        from mcprl.episodes.rewards import PARTS, PENALTIES
 
         parts = self._environment.parts
-        self._console.breakdown(parts, rewards, self._environment.reward, solved=succeeded(parts))
+        table = plain_table("part", right=("value", "weight", "reward"))
+        total = sum(getattr(rewards, name) for name in PARTS if name in parts)
+        for name in (name for name in PARTS if name in parts):
+            share = getattr(rewards, name) / total
+            table.add_row(name, f"{parts[name]:.3f}", f"{share:.3f}", f"{share * parts[name]:+.3f}")
+        for name in PENALTIES:
+            weight = getattr(rewards, name)
+            table.add_row(name, f"{parts[name]:g}", f"{-weight:.3f}", f"{0.0 - weight * parts[name]:+.3f}")
+        table.add_row("total", "", "", f"{self._environment.reward:+.3f}", style="bold")
+        self._console.print(table)
+        solved = succeeded(parts)
+        self._console.print(Text("solved" if solved else "not solved", style="bold green" if solved else "bold red"))
+
+    def _print_task(self, max_turns: int) -> None:
+        """The conversation before the first turn, the tools on offer, and how to type."""
+        title = f"task {self._task.id}, {self._task.difficulty.value}, {max_turns} turns at most"
+        self._console.print(Rule(words(title), align="left", style="dim"))
+        for message in self._environment.messages:
+            calls = (json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ()))
+            text = "\n".join(part for part in (message["content"], *calls) if part)
+            self._say(message["role"], text, "bold" if message["role"] == "user" else "")
+        self._console.print()
+        print_tools(self._console, self._tools.values())
+        example = next(iter(self._tools.values()))
+        required: Sequence[str] = example.parameters.get("required", ())
+        call = " ".join([example.name, *(f"{name}=…" for name in required)])
+        as_json = _as_json(example.name, dict.fromkeys(required, "…"))
+        self._console.print(words(f"\n{_HOW.format(example=call, json=as_json)}", "dim"))
 
     def _next_action(self, max_turns: int) -> Typed | None:
-        """What was typed next, after the lines that are no action; None where the person leaves."""
-        from mcprl.cli.typed_calls import TypingError, read_typed
-
+        """What was typed next, after questions are answered; None if the person leaves."""
         schemas = {name: tool.parameters for name, tool in self._tools.items()}
         while True:
             try:
@@ -141,21 +251,31 @@ class _Game:
             except EOFError:
                 return None
             except TypingError as error:
-                self._console.note(str(error))
+                self._console.print(words(str(error), "yellow"))
 
-    def _is_question(self, words: list[str]) -> bool:
+    def _is_question(self, typed: list[str]) -> bool:
         """Whether the line only asks for something, which is then shown."""
-        match words:
+        match typed:
             case ["tools"]:
-                self._console.tools(tuple(self._tools.values()))
+                print_tools(self._console, self._tools.values())
             case ["schema", name] if name in self._tools:
                 (spec,) = (spec for spec in self._environment.tool_specs if spec["name"] == name)
-                self._console.schema(spec)
+                self._console.print(words(json.dumps(spec, indent=2, ensure_ascii=False)))
+            case ["solution"] if (solution := self._task.solution) is not None:
+                calls = [_as_json(call.name, call.arguments) for call in solution.calls]
+                self._console.print(words("\n".join([*calls, f"answer {solution.answer}"]), "yellow"))
             case ["solution"]:
-                self._console.solution(self._task)
+                self._console.print(Text("this task comes without a solution", "yellow"))
             case _:
                 return False
         return True
+
+    def _say(self, who: str, text: str, style: str) -> None:
+        self._console.print(Text.assemble((f"{printable(who)}: ", "dim"), (printable(text), style)))
+
+
+def _as_json(name: str, arguments: Mapping[str, Any]) -> str:
+    return json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
 
 
 def _action(typed: Typed) -> Action:

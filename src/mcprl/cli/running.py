@@ -1,4 +1,4 @@
-"""A training run as a command: shown on the terminal, stopped by signals, and how to go on said in the end."""
+"""How `mcprl train` and `mcprl resume` run: the console, the trackers, and what is printed at the end."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import shlex
 import sys
 from pathlib import Path
 
+from mcprl.cli.console import TrainingConsole, enduring_output, print_summary
+from mcprl.cli.printing import printable
 from mcprl.config import RunConfig
-from mcprl.monitoring.console import TrainingConsole, print_summary
-from mcprl.monitoring.enduring_output import enduring_output
-from mcprl.monitoring.printable import printable
-from mcprl.monitoring.trackers.opening import Trackers
-from mcprl.training.folder import RunFolder
+from mcprl.runs.folder import RunFolder
+from mcprl.runs.resuming import Standing
+from mcprl.runs.summary import Summary
+from mcprl.tracking.delivery import Trackers
 from mcprl.training.loop import train
-from mcprl.training.resuming import Standing
 from mcprl.training.run import open_run
 from mcprl.training.shutdown import EXIT_STOPPED, RunStopped, Shutdown
-from mcprl.training.summary import Summary
 
 __all__ = ["run_to_the_end"]
 

@@ -1,113 +1,332 @@
-"""`mcprl runs`: what runs there are, where one stands, and how several compare."""
+"""`mcprl runs`: list runs, show one, compare several."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Sequence
+import shlex
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
+from rich.text import Text
+
+from mcprl.cli.options import AsJson
+from mcprl.cli.printing import (
+    duration,
+    facts_table,
+    plain_table,
+    print_json,
+    sparkline,
+    try_command,
+    verdict_text,
+    words,
+)
 
 if TYPE_CHECKING:
     from rich.status import Status
+    from rich.table import Table
 
-    from mcprl.training.checkpoints import Checkpoint, Damaged
-    from mcprl.training.past_runs import PastRun
+    from mcprl.runs.checkpoints import Checkpoint, Damaged
+    from mcprl.runs.past_runs import PastRun
 
-__all__ = ["app"]
+__all__ = ["app", "cautions", "differing_settings", "next_command", "run_comparison", "run_details", "run_list"]
+
+_CURVE_WIDTH = 24
+_MIN_RUN_WIDTH = 14
+_STATE_STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow", "unreadable": "bold red"}
+_FIGURES = {
+    "steps": ("steps", ".0f"),
+    "reward_first": ("reward, first step", "+.3f"),
+    "reward_best": ("reward, best step", "+.3f"),
+    "reward_last": ("reward, last step", "+.3f"),
+    "reward_recent": ("reward, mean of last {recent}", "+.3f"),
+    "success_recent": ("success, mean of last {recent}", ".0%"),
+    "valid_calls_recent": ("valid calls, mean of last {recent}", ".0%"),
+    "kl_mean": ("KL per token, mean", ".1e"),
+    "step_s_mean": ("seconds per step", ".1f"),
+    "tokens_per_s": ("sampled tokens per second", ".0f"),
+    "episodes_lost": ("episodes lost, played again", ".0f"),
+    "updates_skipped": ("updates skipped", ".0f"),
+}
+
+
+def next_command(run: PastRun) -> str:
+    """What to do with a run, as a command; empty if there is nothing to do."""
+    match run.state.value:
+        case "stopped" | "failed to start":
+            return shlex.join(["mcprl", "resume", str(run.path)])
+        case "finished":
+            engine, is_model = str(run.config.get("engine", "")), "model" in run.files
+            return try_command(run.path / "config.yaml", run.path, engine=engine, whole_model=is_model)
+        case _:
+            return ""
+
+
+def differing_settings(runs: Sequence[PastRun]) -> dict[str, list[str]]:
+    """The values of each setting that is not the same in all runs, – if a run has no such setting."""
+    settings = [run.settings() for run in runs]
+    # The name of a run says nothing about what it did.
+    paths = dict.fromkeys(path for each in settings for path in each if path != "name")
+    rows = {path: [each.get(path, "–") for each in settings] for path in paths}
+    return {path: row for path, row in rows.items() if len(set(row)) > 1}
+
+
+def cautions(runs: Sequence[PastRun]) -> list[str]:
+    """What makes a comparison of these runs unfair."""
+    found: list[str] = []
+    differing = differing_settings(runs)
+    if any(path.startswith("rewards.") for path in differing):
+        found.append("the rewards are computed differently, so their values do not compare")
+    if any(path.startswith("tasks.") for path in differing):
+        found.append("the tasks differ: one run may have had easier ones")
+    if "seed" in differing:
+        found.append("the seeds differ: a part of every difference is chance")
+    if len({run.steps_done for run in runs}) > 1:
+        found.append("the numbers of steps differ: compare at the same step")
+    return found
+
+
+def run_list(runs: Sequence[PastRun], now: float, width: int) -> Iterator[RenderableType]:
+    """A line per run; then why some cannot be read, and how to resume those that stopped."""
+    wide = _run_table(runs, now, with_curve=True)
+    fits = Console(width=10_000).measure(wide).maximum <= width
+    yield wide if fits else _run_table(runs, now, with_curve=False)
+    for run in runs:
+        if run.state.value == "unreadable":
+            yield words(f"\n{run.name} cannot be read: {run.why}", "red")
+    stopped = [run for run in runs if run.state.value == "stopped"]
+    if stopped:
+        yield Text("\nResume with:")
+    for run in stopped:
+        yield _command(f"  {next_command(run)}")
+
+
+def _run_table(runs: Sequence[PastRun], now: float, *, with_curve: bool) -> Table:
+    table = plain_table("run", "state", right=("steps", "reward"))
+    for title in ("curve", "changed") if with_curve else ("changed",):
+        table.add_column(title, no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.columns[1].no_wrap = True
+    for run in runs:
+        table.add_row(
+            words(run.name),
+            Text(run.state.value, style=_STATE_STYLES.get(run.state.value, "red")),
+            f"{run.steps_done}/{run.steps_wanted if run.steps_wanted is not None else '?'}",
+            " → ".join(f"{reward:+.2f}" for reward in (run.rewards[:1] + run.rewards[1:][-1:])) or "–",
+            *([sparkline(run.rewards, _CURVE_WIDTH)] if with_curve else []),
+            f"{duration(max(0.0, now - run.changed))} ago",
+            decimal(run.size_bytes),
+        )
+    return table
+
+
+def run_details(
+    run: PastRun, checkpoints: Sequence[Checkpoint | Damaged], now: float | None = None
+) -> Iterator[RenderableType]:
+    """One run: progress, success, verdicts, its checkpoints (verified), settings, files, and what to do next."""
+    from mcprl.cli.console import success_table
+    from mcprl.runs.summary import success_metrics
+
+    state = run.state.value
+    yield words(run.name, "bold") + Text(f"  {state}", style=_STATE_STYLES.get(state, "red"))
+    yield facts_table(list(_facts(run, time.time() if now is None else now)))
+    if run.why:
+        yield words(f"cannot be read: {run.why}", "red")
+    metrics = success_metrics(run.metrics)
+    if metrics:
+        yield Text()
+        yield success_table(metrics)
+    if run.verdicts:
+        yield Text(f"\nverdicts on step {run.steps_done}", style="bold")
+        yield from map(verdict_text, run.verdicts)
+    if checkpoints:
+        yield Text()
+        yield _checkpoint_table(checkpoints)
+    changed = run.changed_settings()
+    if changed:
+        table = plain_table("setting", "changed from its default to")
+        for path, text in changed.items():
+            table.add_row(words(path), words(text))
+        yield Text()
+        yield table
+    files = plain_table("file or folder", right=("size",))
+    for name, size in run.files.items():
+        files.add_row(words(name), decimal(size))
+    files.add_row("total", decimal(run.size_bytes), style="bold")
+    yield Text()
+    yield files
+    if next_command(run):
+        yield Text()
+        yield _command(f"Next: {next_command(run)}")
+
+
+def _facts(run: PastRun, now: float) -> Iterator[tuple[str, str]]:
+    yield "folder", str(run.path)
+    yield "recipe", run.recipe or "–"
+    yield "model", run.model or "–"
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
+    yield "started", f"{started}, last change {duration(max(0.0, now - run.changed))} ago"
+    if run.pid is not None:
+        yield "process", str(run.pid)
+    yield "steps", f"{run.steps_done} of {run.steps_wanted if run.steps_wanted is not None else '?'}"
+    versions = run.course("weights_version")
+    if versions:
+        yield "weights", f"version {versions[-1]:.0f}"
+    rewards, success = run.rewards, run.course("success_rate")
+    if rewards:
+        best, at = max((reward, -step) for step, reward in run.points("reward"))
+        yield "reward", f"{rewards[0]:+.3f} → {rewards[-1]:+.3f}, best {best:+.3f} at step {-at}"
+        yield "", sparkline(rewards, 48)
+    if success:
+        yield "success rate", f"{success[0]:.0%} → {success[-1]:.0%}"
+    if run.metrics:
+        yield "time", f"{duration(run.seconds)}, {run.seconds / len(run.metrics):.1f} s per step"
+    if run.journaled:
+        yield "journal", f"{run.journaled:,} finished episodes after the last checkpoint; resuming uses them"
+
+
+def _checkpoint_table(checkpoints: Sequence[Checkpoint | Damaged]) -> Table:
+    from mcprl.runs.checkpoints import Damaged
+
+    table = plain_table("", "checkpoint", right=("size",))
+    table.add_column("")
+    for seen in checkpoints:
+        if isinstance(seen, Damaged):
+            table.add_row(Text("✗", style="bold red"), words(seen.path.name), "", words(f"damaged: {seen.why}"))
+        else:
+            table.add_row(Text("✓", style="green"), words(seen.path.name), decimal(seen.bytes), "checksums verified")
+    return table
+
+
+def run_comparison(runs: Sequence[PastRun], width: int) -> Iterator[RenderableType]:
+    """Runs side by side: settings that differ, figures, reward curves, and what to be careful about."""
+    from mcprl.runs.past_runs import RECENT_STEPS
+
+    names = Counter(run.name for run in runs)
+    titles = [run.name if names[run.name] == 1 else str(run.path) for run in runs]
+    beside = max(1, (width - 26) // _MIN_RUN_WIDTH)
+    differing = differing_settings(runs)
+    measured = [run.figures() for run in runs]
+    figures = {
+        title.format(recent=RECENT_STEPS): [
+            "–" if each[name] is None else format(each[name], form) for each in measured
+        ]
+        for name, (title, form) in _FIGURES.items()
+    }
+    if not differing:
+        yield Text("The settings are the same.")
+    for first, rows in (("setting", differing), ("figure", figures)):
+        for start in range(0, len(runs) if rows else 0, beside):
+            yield _side_by_side(first, rows, titles, slice(start, start + beside))
+            yield Text()
+    # All on one scale, in height and in length.
+    every = [reward for run in runs for reward in run.rewards]
+    most = max(len(run.rewards) for run in runs)
+    curves = plain_table("run", "reward over the steps")
+    for title, run in zip(titles, runs, strict=True):
+        length = min(most, width // 2) * len(run.rewards) // max(1, most)
+        curves.add_row(words(title), sparkline(run.rewards, length, every))
+    yield curves
+    for caution in cautions(runs):
+        yield Text(f"Caution: {caution}.", style="yellow")
+
+
+def _side_by_side(first: str, rows: Mapping[str, Sequence[str]], titles: Sequence[str], chosen: slice) -> Table:
+    table = plain_table(first, *titles[chosen])
+    for name, cells in rows.items():
+        table.add_row(words(name), *map(words, cells[chosen]))
+    return table
+
+
+def _command(text: str) -> Text:
+    """A command to be copied: on one line, however long."""
+    line = words(text)
+    line.no_wrap, line.overflow = True, "ignore"
+    return line
+
 
 _OUTPUTS = Path("outputs")
 _RUN_HELP = "Folder of a run, or its name below outputs."
 
-app = typer.Typer(help="List runs, look at one, compare several.", no_args_is_help=True, rich_markup_mode=None)
-
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+app = typer.Typer(help="List runs, show one, compare several.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def runs() -> None:
-    """List runs, look at one, compare several. Nothing is changed, and a run may be at work meanwhile."""
+    """List runs, show one, compare several. Nothing is changed, and a run may be active meanwhile."""
 
 
 @app.command("list")
 def list_runs(
     outputs: Annotated[Path, typer.Argument(metavar="OUTPUTS", help="Folder of runs.")] = _OUTPUTS,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder, the last changed first: state, steps, reward from the first step to the last, size."""
-    from rich.console import Console
-
-    with _shown("reading the runs"):
-        from mcprl.monitoring.run_tables import RunList
-        from mcprl.training.past_runs import find_runs
+    with _status("reading the runs"):
+        from mcprl.runs.past_runs import find_runs
 
         found = find_runs(outputs)
     console = Console(highlight=False)
     if as_json:
-        _print_json([_run_json(run) for run in found])
+        print_json([_run_json(run) for run in found])
     elif found:
-        console.print(RunList(found), crop=False)
+        console.print(Group(*run_list(found, time.time(), console.width)), crop=False)
     else:
         console.print(f"No runs in {outputs}. mcprl train RECIPE starts one.", markup=False, soft_wrap=True)
 
 
 @app.command("show")
 def show_run(
-    run: Annotated[str, typer.Argument(metavar="RUN", help=_RUN_HELP, show_default=False)], as_json: _AsJson = False
+    run: Annotated[str, typer.Argument(metavar="RUN", help=_RUN_HELP, show_default=False)], as_json: AsJson = False
 ) -> None:
-    """Print where a run stands: steps, rewards, verdicts, checkpoints (each verified), settings, what to do next."""
-    from rich.console import Console
-
-    with _shown("reading the run") as status:
-        from mcprl.monitoring.run_tables import RunDetails
-        from mcprl.training.past_runs import verify_checkpoints
+    """Show a run: steps, rewards, verdicts, checkpoints (each verified), settings, what to do next."""
+    with _status("reading the run") as status:
+        from mcprl.runs.past_runs import verify_checkpoints
 
         found = _find(run)
         checkpoints = verify_checkpoints(found, lambda path: status.update(f"verifying {path.name} …"))
     if as_json:
-        _print_json(_details_json(found, checkpoints))
+        print_json(_details_json(found, checkpoints))
     else:
-        Console(highlight=False).print(RunDetails(found, checkpoints), crop=False)
+        Console(highlight=False).print(Group(*run_details(found, checkpoints)), crop=False)
 
 
 @app.command("compare")
 def compare_runs(
     chosen: Annotated[list[str], typer.Argument(metavar="RUN RUN [RUN]...", help=_RUN_HELP, show_default=False)],
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print runs side by side: the settings that differ, their figures, and the rewards over the steps."""
-    from rich.console import Console
-
+    """Show runs side by side: the settings that differ, their figures, and the rewards over the steps."""
     from mcprl.errors import NoRunError
 
     if len(chosen) < 2:
         raise NoRunError("one run alone cannot be compared", fix="name two or more, as mcprl runs list lists them")
-    with _shown("reading the runs"):
-        from mcprl.monitoring.run_tables import RunComparison
-
+    with _status("reading the runs"):
         found = [_find(run) for run in chosen]
+    console = Console(highlight=False)
     if as_json:
-        _print_json(_comparison_json(found))
+        print_json(_comparison_json(found))
     else:
-        Console(highlight=False).print(RunComparison(found), crop=False)
+        console.print(Group(*run_comparison(found, console.width)), crop=False)
 
 
 def _find(run: str) -> PastRun:
     """The run at a path, or else of that name below outputs."""
-    from mcprl.training.past_runs import is_run, read_run
+    from mcprl.runs.past_runs import is_run, read_run
 
     named = _OUTPUTS / run
     return read_run(named if not is_run(Path(run)) and (is_run(named) or len(Path(run).parts) == 1) else Path(run))
 
 
 @contextmanager
-def _shown(what: str) -> Generator[Status]:
-    """A word on a terminal's stderr about what is going on, since the libraries of training take seconds to load."""
-    from rich.console import Console
-
+def _status(what: str) -> Generator[Status]:
+    """A line on a terminal's stderr, since the libraries take a moment to load."""
     with Console(stderr=True, highlight=False).status(f"{what} …") as status:
         yield status
 
@@ -138,9 +357,8 @@ def _run_json(run: PastRun) -> dict[str, Any]:
 
 
 def _details_json(run: PastRun, checkpoints: Sequence[Checkpoint | Damaged]) -> dict[str, Any]:
-    from mcprl.monitoring.run_tables import next_command
-    from mcprl.training.checkpoints import Damaged
-    from mcprl.training.success import success_metrics
+    from mcprl.runs.checkpoints import Damaged
+    from mcprl.runs.summary import success_metrics
 
     return _run_json(run) | {
         "checkpoints": [
@@ -159,9 +377,7 @@ def _details_json(run: PastRun, checkpoints: Sequence[Checkpoint | Damaged]) -> 
 
 
 def _comparison_json(runs: Sequence[PastRun]) -> dict[str, Any]:
-    """Lists have an entry a run, in the order in which the runs were named."""
-    from mcprl.monitoring.run_tables import cautions, differing_settings
-
+    """Lists have an entry per run, in the order in which the runs were named."""
     figures = [run.figures() for run in runs]
     return {
         "runs": [str(run.path) for run in runs],
@@ -170,7 +386,3 @@ def _comparison_json(runs: Sequence[PastRun]) -> dict[str, Any]:
         "rewards": [run.points("reward") for run in runs],
         "cautions": cautions(runs),
     }
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, allow_nan=False))

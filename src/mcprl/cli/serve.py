@@ -1,94 +1,35 @@
-"""`mcprl serve`: run one of the MCP servers that ship with mcprl."""
+"""`mcprl serve`: run an MCP server of mcprl or of an installed package."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-__all__ = ["app"]
+__all__ = ["Http", "Port", "app", "serve_by_name"]
 
 app = typer.Typer(
-    help="Serve tools over stdio, or over HTTP at /mcp.",
+    help="Serve tools over stdio, or over HTTP at /mcp. `pip install 'mcprl[market]'` brings more servers.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-_Http = Annotated[bool, typer.Option("--http", help="Streamable HTTP on 127.0.0.1 instead of stdio.")]
-_Port = Annotated[int, typer.Option(help="Port for --http.")]
-_World = Annotated[
-    int | None, typer.Option("--world", metavar="SEED", help="Serve the offline world of this seed: no key needed.")
-]
+Http = Annotated[bool, typer.Option("--http", help="Streamable HTTP on 127.0.0.1 instead of stdio.")]
+Port = Annotated[int, typer.Option(help="Port for --http.")]
 
 
 @app.callback()
 def serve() -> None:
-    """Serve tools over stdio, or over HTTP at /mcp."""
+    """Serve tools over stdio, or over HTTP at /mcp. `pip install 'mcprl[market]'` brings more servers."""
 
 
 @app.command()
-def directory(http: _Http = False, port: _Port = 8000) -> None:
+def directory(http: Http = False, port: Port = 8000) -> None:
     """A small office directory, to try things out."""
-    _run("directory", http, port)
+    serve_by_name("directory", http, port)
 
 
-@app.command()
-def fmp(world: _World = None, http: _Http = False, port: _Port = 8000) -> None:
-    """Stocks from Financial Modeling Prep (FMP_API_KEY), or offline."""
-    _run("fmp", http, port, world=world)
-
-
-@app.command()
-def polygon(world: _World = None, http: _Http = False, port: _Port = 8000) -> None:
-    """Stocks from Polygon (POLYGON_API_KEY), or offline."""
-    _run("polygon", http, port, world=world)
-
-
-@app.command()
-def tavily(world: _World = None, http: _Http = False, port: _Port = 8000) -> None:
-    """Web search by Tavily (TAVILY_API_KEY), or offline."""
-    _run("tavily", http, port, world=world)
-
-
-@app.command()
-def slack(
-    world: _World = None,
-    post_for_real: Annotated[
-        bool, typer.Option("--post-for-real", help="Post messages to Slack; otherwise they stay in their episode.")
-    ] = False,
-    http: _Http = False,
-    port: _Port = 8000,
-) -> None:
-    """Channels and messages of Slack (SLACK_BOT_TOKEN), or offline."""
-    _run("slack", http, port, world=world, post_for_real=post_for_real)
-
-
-@app.command()
-def bfcl(http: _Http = False, port: _Port = 8000) -> None:
-    """The simulators of one task of BFCL multi-turn, told which by its first call."""
-    _run("bfcl", http, port)
-
-
-@app.command()
-def python(
-    world: Annotated[
-        int | None, typer.Option("--world", metavar="SEED", help="World that the version names; code runs the same.")
-    ] = None,
-    engine: Annotated[
-        Literal["auto", "sandbox", "monty"],
-        typer.Option(help="What runs the code: a sandboxed Python, or monty, a small interpreter of a subset."),
-    ] = "sandbox",
-    allow_unsafe: Annotated[
-        bool, typer.Option("--allow-unsafe", help="Run code even where the sandbox cannot protect this machine.")
-    ] = False,
-    http: _Http = False,
-    port: _Port = 8000,
-) -> None:
-    """Execution of Python code."""
-    _run("python", http, port, world=world, engine=engine, allow_unsafe=allow_unsafe)
-
-
-def _run(name: str, http: bool, port: int, **options: Any) -> None:
+def serve_by_name(name: str, http: bool, port: int, **options: Any) -> None:
     from mcprl.servers import make_server, run
 
     run(make_server(name, **options), transport="http" if http else "stdio", port=port)

@@ -4,22 +4,194 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from textwrap import shorten
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from mcprl.cli.options import AsJson
+from mcprl.cli.printing import plain_table, words
 
 if TYPE_CHECKING:
-    from mcprl.episodes.gold import Trial
+    from mcprl.episodes.demonstrations import Trial
+    from mcprl.goals import ExpectedText
     from mcprl.records import Task
+    from mcprl.tasks.validation import Report
     from mcprl.tools import ServerSpec, Tool, Toolbox
 
 __all__ = ["app"]
 
+
+_LISTED = 20
+
+
+def print_report(console: Console, report: Report) -> None:
+    """Figures, problems, drift and what is not checked, then a verdict in one line."""
+    _print_figures(console, report)
+    _print_problems(console, report)
+    _print_drift(console, report)
+    if report.not_checked:
+        table = plain_table("not checked", "rows")
+        for what, rows in report.not_checked.items():
+            table.add_row(_words(what), f"{rows}")
+        console.print(table, "")
+    recorded = sum(tool.recorded for tool in report.by_tool)
+    found = f"{len(report.problems)} problems, {len(report.drift)} of {recorded} recorded calls drifted"
+    verdict = "nothing wrong" if report.fine else found
+    console.print(_words(f"{report.file}: {report.tasks} tasks, {verdict}", "green" if report.fine else "bold red"))
+
+
+def _print_figures(console: Console, report: Report) -> None:
+    levels = plain_table("difficulty", "tasks", "calls needed (mean)", "with a solution")
+    for level in report.by_difficulty:
+        levels.add_row(level.difficulty, f"{level.tasks}", f"{level.needed_calls:.1f}", f"{level.solved}")
+    tools = plain_table("server", "tool", "offered by tasks", "needed by tasks", "recorded calls", "drifted")
+    for tool in report.by_tool:
+        drifted = _words(f"{tool.drifted}", "yellow" if tool.drifted else "")
+        server = _words(tool.server) if tool.server else _words("none", "red")
+        tools.add_row(server, _words(tool.tool), f"{tool.offered}", f"{tool.needed}", f"{tool.recorded}", drifted)
+    console.print(levels, "", tools, "", sep="\n")
+
+
+def _print_problems(console: Console, report: Report) -> None:
+    """The same problem of many tasks is one line."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for problem in report.problems:
+        alike.setdefault((problem.kind, problem.text), []).append(f"{problem.task_id} ({problem.row})")
+    if not alike:
+        return
+    table = plain_table("problem", "what", "tasks", "which")
+    for (kind, text), places in list(alike.items())[:_LISTED]:
+        table.add_row(_words(kind, "red"), _words(text), f"{len(places)}", _words(_few(places)))
+    console.print(table)
+    if len(alike) > _LISTED:
+        console.print(_words(f"… and {len(alike) - _LISTED} more; --json has all", "dim"))
+    console.print("")
+
+
+def _print_drift(console: Console, report: Report) -> None:
+    """Calls that drifted in the same way are one entry, with all their places."""
+    alike: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+    for call in report.drift:
+        fix = "; ".join(map(str, call.mends)) or "none would fix it"
+        places = alike.setdefault((call.tool, ", ".join(call.problems), fix), {})
+        row = call.row if call.part == "prompt" else f"{call.row}, {call.part}"
+        places.setdefault(f"{row}, message", []).append(f"{call.message}")
+    most_first = sorted(alike.items(), key=lambda item: -sum(map(len, item[1].values())))
+    for (tool, problems, fix), places in most_first:
+        times = sum(map(len, places.values()))
+        where = "; ".join(f"{row} {', '.join(messages)}" for row, messages in places.items())
+        console.print(_words(tool, "bold") + _words(f" {problems}") + _words(f"  {times} ×", "yellow"))
+        console.print(Padding(_words(f"alias: {fix}", "cyan"), (0, 0, 0, 2), expand=False))
+        console.print(Padding(_words(where, "dim"), (0, 0, 1, 2), expand=False))
+    settings = _alias_yaml(report)
+    if settings:
+        console.print("For the recipe:", "", _words(settings), sep="\n", soft_wrap=True)
+
+
+def _alias_yaml(report: Report) -> str:
+    import yaml
+
+    from mcprl.tasks.validation import alias_settings
+
+    settings = alias_settings(report.drift)
+    if not settings:
+        return ""
+    return yaml.safe_dump({"servers": {"settings": settings}}, sort_keys=False, default_flow_style=None)
+
+
+def is_perfect(trial: Trial) -> bool:
+    """Whether a solution gets the full reward, with no call refused."""
+    return trial.reward >= 1.0 and not trial.faults
+
+
+def print_gold(console: Console, trials: Sequence[Trial], tasks: int) -> None:
+    """The solutions that do not score in full, and how many do."""
+    wrong = [trial for trial in trials if not is_perfect(trial)]
+    if wrong:
+        table = plain_table("solution of", "reward", "parts", "faults")
+        for trial in wrong:
+            parts = ", ".join(f"{name} {value:g}" for name, value in trial.parts.items())
+            table.add_row(
+                _words(trial.task_id), f"{trial.reward:g}", _words(parts), _words("; ".join(map(str, trial.faults)))
+            )
+        console.print(table, "")
+    unplayed = tasks - len(trials)
+    missing = f"; {unplayed} tasks have none that can be played" if unplayed else ""
+    text = f"{len(trials) - len(wrong)} of {len(trials)} solutions score 1.0{missing}"
+    console.print(_words(text, "bold red" if wrong else "green"))
+
+
+def print_task_list(console: Console, tasks: Iterable[Task]) -> None:
+    table = plain_table("task", "difficulty", "needs", "question")
+    for task in tasks:
+        needs = ", ".join(dict.fromkeys(call.tool for call in task.goal.calls))
+        table.add_row(
+            _words(task.id), task.difficulty, _words(needs), _words(shorten(_question(task), 100, placeholder="…"))
+        )
+    console.print(table)
+
+
+def print_task(console: Console, task: Task) -> None:
+    """A task with its solution."""
+    goal = task.goal
+    turns = [f"at most {task.max_turns} turns"] if task.max_turns else []
+    facts = " · ".join([task.difficulty, *turns, *([task.world] if task.world else [])])
+    console.print(_words(task.id, "bold") + _words(f"  {facts}", "dim"))
+    for message in task.prompt:
+        console.print(_words(f"{message['role']}: ", "bold") + _words(message["content"]), soft_wrap=True)
+    states = [f"{_call(state.tool, state.arguments)} says {_all_of(state.texts)}" for state in goal.state]
+    in_order = "in any order" if goal.in_any_order else "in this order"
+    parts = {
+        "tools": [", ".join(task.tools) if task.tools is not None else "all that the servers have"],
+        "answer": [_all_of([goal.answer])] if goal.answer is not None else [],
+        f"needs, {in_order}": [_call(call.tool, call.arguments) for call in goal.calls],
+        "calls that must work": [f"{goal.min_calls}"] if goal.min_calls else [],
+        "afterwards": states,
+        "rubric": [goal.rubric] if goal.rubric else [],
+        "solution": [_call(call.name, call.arguments) for call in task.solution.calls] if task.solution else [],
+        "its answer": [task.solution.answer] if task.solution else [],
+    }
+    for name, lines in parts.items():
+        if lines:
+            console.print(
+                _words(f"{name}:", "bold"), *(_words(f"  {line}") for line in lines), sep="\n", soft_wrap=True
+            )
+
+
+def _call(tool: str, arguments: Mapping[str, Any]) -> str:
+    given = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+    return f"{tool}({given})"
+
+
+def _all_of(texts: Iterable[ExpectedText]) -> str:
+    return ", ".join(map(repr, texts))
+
+
+def _question(task: Task) -> str:
+    return " ".join(message["content"] for message in task.prompt if message["role"] == "user")
+
+
+def _few(places: Iterable[str]) -> str:
+    listed = list(places)
+    return ", ".join(listed[:3]) + (f", … {len(listed) - 3} more" if len(listed) > 3 else "")
+
+
+def _words(text: str, style: str = "") -> Text:
+    """Text from a file, without keys that got into it."""
+    from mcprl.secrets import SECRETS
+
+    return words(SECRETS.redact(text), style)
+
+
 _SHIPPED = ("fmp", "polygon", "tavily", "slack", "python")
 _WORLD = re.compile(r"market-(\d+)")
-# The tools are the same in every world: this one is used where no task names one.
+# The tools are the same in every world: this one is used if no task names one.
 _ANY_WORLD = 7
 
 app = typer.Typer(help="Check, make and read task files.", no_args_is_help=True, rich_markup_mode=None)
@@ -41,22 +213,19 @@ def validate_tasks(
     ] = None,
     servers: Annotated[
         Path | None,
-        typer.Option("--servers", help="mcpServers file; default: the five servers that ship with mcprl, offline."),
+        typer.Option("--servers", help="mcpServers file; default: the five servers of the market, offline."),
     ] = None,
     gold: Annotated[
         bool, typer.Option("--gold", help="Play each task's solution on the servers and show what it scores.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Say what is wrong with a task file: unknown tools, drifted calls, checks nobody can pass, duplicates, leaks.
+    """Check a task file: unknown tools, drifted calls, checks nobody can pass, duplicates, leaks.
 
-    Exits with 1 where something is.
+    Exits with 1 if something is.
     """
     import asyncio
 
-    from rich.console import Console
-
-    from mcprl.monitoring.task_tables import is_perfect, print_gold, print_report
     from mcprl.tasks import read_task_file
     from mcprl.tasks.validation import validate
 
@@ -76,53 +245,6 @@ def validate_tasks(
     raise typer.Exit(0 if report.fine and not failed else 1)
 
 
-@app.command("generate")
-def generate_tasks(
-    out: Annotated[Path, typer.Option("--out", help="Folder for train.jsonl and validation.jsonl.")],
-    world: Annotated[int, typer.Option("--world", metavar="SEED", help="Offline world that the tasks are about.")] = 7,
-    train: Annotated[int, typer.Option("--train", min=1, help="Tasks to train on.")] = 400,
-    validation: Annotated[int, typer.Option("--validation", min=1, help="Tasks to validate on.")] = 100,
-    difficulty: Annotated[
-        Literal["easy", "medium", "hard"] | None,
-        typer.Option("--difficulty", help="Make tasks of this difficulty only."),
-    ] = None,
-    family: Annotated[
-        list[str] | None,
-        typer.Option("--family", metavar="NAME", help="Make tasks of this family only; may be given several times."),
-    ] = None,
-    distractors: Annotated[
-        int, typer.Option("--distractors", min=0, help="Tools on offer besides those a task needs.")
-    ] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Another seed asks other questions of the same world.")] = 0,
-) -> None:
-    """Make tasks about an offline world, each with its solution. The same arguments give the same files."""
-    from rich.console import Console
-
-    from mcprl.errors import TaskFileError
-    from mcprl.records import Difficulty
-    from mcprl.tasks import write_tasks
-    from mcprl.tasks.generation import generate
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TaskFileError(f"cannot make the folder {out}: {error.strerror}", fix="choose another place") from error
-    with Console(stderr=True, highlight=False).status("making tasks …"):
-        splits = generate(
-            world,
-            train=train,
-            validation=validation,
-            difficulties=tuple(Difficulty) if difficulty is None else (Difficulty(difficulty),),
-            families=family or None,
-            distractors=distractors,
-            seed=seed,
-        )
-    console = Console(highlight=False)
-    for name, made in zip(("train.jsonl", "validation.jsonl"), splits, strict=True):
-        write_tasks(made, out / name)
-        console.print(f"{out / name}: {len(made)} tasks", markup=False, soft_wrap=True)
-
-
 @app.command("show")
 def show_task(
     file: _TaskFile,
@@ -131,10 +253,7 @@ def show_task(
     ] = None,
 ) -> None:
     """Print a task, or list the tasks of a file."""
-    from rich.console import Console
-
-    from mcprl.cli.task_choice import choose_task
-    from mcprl.monitoring.task_tables import print_task, print_task_list
+    from mcprl.cli.options import choose_task
     from mcprl.tasks import load_tasks
 
     console = Console(highlight=False)
@@ -147,7 +266,7 @@ def show_task(
 @app.command("schema")
 def print_schema() -> None:
     """Print the JSON Schema of one line of a task file."""
-    from mcprl.tasks.lines import task_schema
+    from mcprl.tasks.formats import task_schema
 
     print(json.dumps(task_schema(), indent=2, ensure_ascii=False))
 
@@ -158,7 +277,7 @@ async def _ask_servers(
     """The tools that the servers list and, with `gold`, what the solutions score, each in the world of its task."""
     from functools import partial
 
-    from mcprl.cli.opening import shown_opening
+    from mcprl.cli.options import shown_opening
     from mcprl.tools import Toolbox
 
     tools: tuple[Tool, ...] = ()
@@ -176,7 +295,7 @@ async def _ask_servers(
 async def _play(tasks: Sequence[Task], toolbox: Toolbox) -> tuple[Trial, ...]:
     """Play the solutions of those tasks that have one and name no tool that nobody lists."""
     from mcprl.config import RewardsConfig
-    from mcprl.episodes.gold import play_gold
+    from mcprl.episodes.demonstrations import play_gold
     from mcprl.episodes.requirements import require_worlds
 
     playable = [

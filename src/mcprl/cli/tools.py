@@ -1,36 +1,220 @@
-"""`mcprl tools`: look at the tools of a recipe, call one, pin them, and see what became of a run's calls."""
+"""`mcprl tools`: list the tools of a recipe, call one, pin them, and see what became of a run's calls."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
-from mcprl.cli.options import Overrides, Recipe
+from mcprl.cli.options import Overrides, Recipe, parse_pairs, typed_value
+from mcprl.cli.printing import plain_table, words
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
 
     from mcprl.config import ServersConfig
     from mcprl.records import Observation
-    from mcprl.tools import Catalog, Tool, Toolbox, ToolDefinition
+    from mcprl.tools import Tool, Toolbox, ToolDefinition
+    from mcprl.tools.stats import StatsDocument, ToolFigures
 
     ToolsOfServers = Mapping[str, tuple[str, Sequence[ToolDefinition]]]
 
-__all__ = ["app"]
+__all__ = ["app", "diff_text", "observation_details", "print_tool_stats", "print_tools"]
 
-_VALUE_WORDS = ("$schema", "$defs", "definitions", "properties")
+_MAX_DESCRIPTION = 200
+_DIFF_STYLES = {"+++": "bold", "---": "bold", "+": "green", "-": "red", "@": "cyan"}
 
-app = typer.Typer(help="Look at tools, call them, pin them.", no_args_is_help=True, rich_markup_mode=None)
+
+def print_tools(console: Console, tools: Iterable[Tool], aliases: Mapping[str, str] | None = None) -> None:
+    """Tools with their arguments: a line each if that fits the terminal, else a paragraph each.
+
+    `aliases` has the other names of tools: {"who_is": "find_person"}.
+    """
+    rows = [_tool_cells(tool, aliases or {}) for tool in tools]
+    table = plain_table("server", "tool", "arguments", "effects", "description")
+    for row in rows:
+        table.add_row(*row)
+    if _natural_width(table) <= console.width:
+        console.print(table)
+        return
+    for server, group in groupby(rows, key=lambda row: row[0].plain):
+        console.print(Text(server, style="bold"))
+        for _, name, arguments, effects, description in group:
+            head = Text.assemble("  ", name, "(", arguments, ")", *(("  ", effects) if effects else ()))
+            console.print(head)
+            if description:
+                description.style = "dim"
+                console.print(Padding(description, (0, 0, 0, 4), expand=False))
+
+
+def _tool_cells(tool: Tool, aliases: Mapping[str, str]) -> tuple[Text, Text, Text, Text, Text]:
+    required = tool.parameters.get("required", [])
+    arguments = [name if name in required else f"[{name}]" for name in tool.parameters.get("properties", {})]
+    # Nothing is assumed of a tool without a mark: it may do anything, twice if called twice.
+    effects = "read-only" if tool.read_only else "idempotent" if tool.idempotent else ""
+    summary = " ".join(tool.description.strip().split("\n\n")[0].split())  # some servers write pages
+    if len(summary) > _MAX_DESCRIPTION:
+        summary = summary[: _MAX_DESCRIPTION - 1].rsplit(" ", 1)[0] + "…"
+    others = [alias for alias, meant in aliases.items() if meant == tool.name]
+    also = f" Also called {', '.join(others)}." if others else ""
+    return (
+        words(tool.server),
+        words(tool.name),
+        words(", ".join(arguments)),
+        Text(effects, style="green"),
+        words(f"{summary}{also}"),
+    )
+
+
+_Columns = Mapping[str, Sequence[float | None]]
+_COLORS = {"failed": "bold red", "breaker opened": "bold red", "retries": "yellow", "restarts": "yellow"}
+
+
+def print_tool_stats(console: Console, document: StatsDocument) -> None:
+    """A table of servers, one of tools, and what the failures were.
+
+    If a terminal is too narrow for all columns of tools, they are spread over several tables.
+    """
+    servers = document["servers"]
+    entries = list(servers.values())
+    columns: dict[str, list[float | None]] = {
+        "calls made": [entry["calls"] for entry in entries],
+        "usd": [entry["usd"] for entry in entries],
+        "restarts": [entry["restarts"] for entry in entries],
+        "breaker opened": [entry["breaker_openings"] for entry in entries],
+    }
+    if not any(columns["usd"]):
+        del columns["usd"]
+    console.print(_number_table("server", list(map(words, servers)), columns))
+    tools = [(server, tool, f) for server, entry in servers.items() for tool, f in entry["tools"].items()]
+    names: list[Text] = []
+    rows: list[ToolFigures | None] = []
+    for server, group in groupby(tools, key=lambda tool: tool[0]):
+        group = list(group)
+        names += [words(server, "bold"), *(words(f"  {tool}") for _, tool, _ in group)]
+        rows += [None, *(figures for _, _, figures in group)]
+    for shown in _spread(names, rows, console.width) if tools else ():
+        console.print("", _number_table("tool", names, shown), sep="\n")
+    unknown = document.get("unknown_tool_calls", 0)
+    if unknown:
+        console.print(f"\n{unknown:,} more call{'s' if unknown > 1 else ''} named no tool on offer.")
+    if any(figures["failures"] for _, _, figures in tools):
+        table = plain_table("failed", right=("times",))
+        table.add_column("error", no_wrap=True)
+        table.add_column("meaning", ratio=1)
+        for _, tool, figures in tools:
+            for code, times in figures["failures"].items():
+                table.add_row(words(tool), f"{times:,}", words(code, "red"), _meaning(code))
+        console.print("", table, sep="\n")
+
+
+def _spread(names: Sequence[Text], rows: Sequence[ToolFigures | None], width: int) -> Iterator[_Columns]:
+    """The columns for each table of tools: as many groups of them as fit beside the tools' names."""
+
+    def column(value: str) -> list[float | None]:
+        return [None if f is None else cast("Mapping[str, float]", f)[value] for f in rows]
+
+    def latency(value: str) -> list[float | None]:
+        found = [None if f is None or f["latency_ms"] is None else f["latency_ms"] for f in rows]
+        return [None if f is None else cast("Mapping[str, float]", f)[value] for f in found]
+
+    failed: list[float | None] = [None if f is None else sum(f["failures"].values()) for f in rows]
+    outcomes = {"calls": column("calls"), "ok": column("ok"), "policy faults": column("policy_faults")}
+    # Shown only if they say something: most runs use few of them.
+    rest = {name: column(name) for name in ("retries", "cached", "replayed", "shared")} | {"cut": column("truncated")}
+    latencies = {f"{name} ms": latency(name) for name in ("p50", "p95", "max")}
+    # A long name may wrap, down to a third of the line; a number may not.
+    left = width - min(max(len(name) for name in names), width // 3)
+    columns: dict[str, Sequence[float | None]] = {}
+    for group in (outcomes | {"failed": failed}, rest, latencies):
+        used = {title: values for title, values in group.items() if group is not rest or any(values)}
+        if not any(value is not None for values in used.values() for value in values):
+            continue
+        if columns and sum(_width(title, values) for title, values in (columns | used).items()) > left:
+            yield columns
+            columns = {}
+        columns |= used
+    yield columns
+
+
+def _width(title: str, values: Sequence[float | None]) -> int:
+    return 2 + max(len(title), len(_number(title, values, sum(value or 0 for value in values))))
+
+
+def _number(title: str, values: Sequence[float | None], value: float | None) -> str:
+    in_cents = all(round(usd or 0, 2) == usd for usd in values)
+    decimals = 1 if title.endswith(" ms") else 0 if title != "usd" else 2 if in_cents else 4
+    return "" if value is None else f"{value:,.{decimals}f}"
+
+
+def _number_table(first: str, names: Sequence[Text], columns: _Columns) -> Table:
+    """A column of names and columns of numbers with their totals; latencies have none."""
+    table = plain_table(first, right=list(columns))
+    for row, name in enumerate(names):
+        cells = {title: (_number(title, values, values[row]), values[row]) for title, values in columns.items()}
+        table.add_row(name, *(Text(text, _COLORS.get(t, "") if value else "") for t, (text, value) in cells.items()))
+    totals = [
+        "" if title.endswith(" ms") else _number(title, values, sum(value or 0 for value in values))
+        for title, values in columns.items()
+    ]
+    if any(totals):
+        table.add_row("total", *totals, style="bold")
+    return table
+
+
+def _natural_width(table: Table) -> int:
+    return Console(width=10_000).measure(table).maximum
+
+
+def _meaning(code: str) -> str:
+    """What an error code stands for: the first sentence of its class."""
+    from mcprl import errors
+
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if getattr(kind, "code", None) == code:
+            return re.split(r"[.:\n]", kind.__doc__ or "", maxsplit=1)[0]
+    return ""
+
+
+def diff_text(lines: Iterable[str]) -> Text:
+    """A unified diff with its colors."""
+    styled = Text()
+    for line in lines:
+        style = next((style for mark, style in _DIFF_STYLES.items() if line.startswith(mark)), "")
+        styled.append_text(words(f"{line}\n", style))
+    styled.rstrip()
+    return styled
+
+
+def observation_details(seen: Observation) -> Text:
+    """Where an answer came from and what it took, in one line."""
+    if seen.fault is not None and not seen.latency_s:
+        return words(f"{seen.server or 'no server'} · refused without asking the server", "dim")
+    details = [seen.server or "no server", f"{1000 * seen.latency_s:,.0f} ms", seen.source.value]
+    details.append(f"{seen.attempts} attempt{'s' if seen.attempts > 1 else ''}")
+    if seen.truncated:
+        details.append("cut")
+    if seen.fault is not None:
+        details.append("an error")
+    return words(" · ".join(details), "dim")
+
+
+app = typer.Typer(help="List tools, call them, pin them.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def tools() -> None:
-    """Look at the tools that a recipe's servers offer, call them, pin them."""
+    """List the tools that a recipe's servers offer, call them, pin them."""
 
 
 @app.command("list")
@@ -40,11 +224,11 @@ def list_tools(recipe: Recipe, overrides: Overrides = None) -> None:
 
     servers = _load(recipe, overrides)
 
-    async def catalog() -> Catalog:
+    async def catalog() -> tuple[Tool, ...]:
         async with _open(servers) as toolbox:
-            return toolbox.catalog
+            return tuple(toolbox.catalog)
 
-    _print_catalog(asyncio.run(catalog()), _aliases(servers))
+    print_tools(Console(highlight=False), asyncio.run(catalog()), _aliases(servers))
 
 
 @app.command("call")
@@ -58,12 +242,12 @@ def call_tool(
     json_arguments: Annotated[str, typer.Option("--json", help="Arguments as one JSON object.")] = "",
     overrides: Overrides = None,
 ) -> None:
-    """Call a tool as a policy would and print what the policy would read. Exits with 1 where the call is refused."""
+    """Call a tool as a policy would and print what the policy would read. Exits with 1 if the call is refused."""
     import asyncio
 
     servers = _load(recipe, overrides)
     exact = _parse_object(json_arguments) if json_arguments else {}
-    seen = asyncio.run(_call(servers, tool, exact, _parse_pairs(arguments or [])))
+    seen = asyncio.run(_call(servers, tool, exact, _parse_arguments(arguments or [])))
     _print_observation(seen)
     if seen.fault is not None:
         raise typer.Exit(1)
@@ -78,13 +262,11 @@ def pin_tools(
             help="Pin file; default: servers.pins of the recipe, or NAME.pins.json beside the mcpServers file."
         ),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 where the tools differ.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if the tools differ.")] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Write down the tools of a recipe's servers, so that a run stops where they are others. Shows what changed."""
+    """Write down the tools of a recipe's servers, so that a run stops if they change. Shows what changed."""
     import asyncio
-
-    from rich.console import Console
 
     from mcprl.tools.pins import write_pins
 
@@ -103,9 +285,11 @@ def pin_tools(
     if check:
         raise typer.Exit(0 if same else 1)
     write_pins(path, found)
-    _say(console, f"{path} {'is up to date' if same else 'written'}")
+    console.print(words(f"{path} {'is up to date' if same else 'written'}"), soft_wrap=True)
     if servers.pins is None or servers.pins.resolve() != path.resolve():
-        _say(console, f"To check every run against it, set servers.pins to {path.name} in the recipe.")
+        console.print(
+            words(f"To check every run against it, set servers.pins to {path.name} in the recipe."), soft_wrap=True
+        )
 
 
 @app.command("stats")
@@ -113,12 +297,9 @@ def show_stats(
     run: Annotated[Path, typer.Argument(help="Folder of a run, such as outputs/NAME.", show_default=False)],
 ) -> None:
     """Print what became of a run's calls: by server and tool, faults, failures, retries, cached answers and times."""
-    from rich.console import Console
-
-    from mcprl.monitoring.tool_tables import ToolStatsTables
     from mcprl.tools.stats import read_stats
 
-    Console(highlight=False).print(ToolStatsTables(read_stats(run)))
+    print_tool_stats(Console(highlight=False), read_stats(run))
 
 
 def _load(recipe: Path, overrides: list[str] | None) -> ServersConfig:
@@ -135,7 +316,7 @@ def _load(recipe: Path, overrides: list[str] | None) -> ServersConfig:
 def _open(servers: ServersConfig, then: str = "listing their tools") -> AbstractAsyncContextManager[Toolbox]:
     from functools import partial
 
-    from mcprl.cli.opening import shown_opening
+    from mcprl.cli.options import shown_opening
     from mcprl.tools import open_toolbox
 
     return shown_opening(partial(open_toolbox, servers), then)
@@ -143,14 +324,6 @@ def _open(servers: ServersConfig, then: str = "listing their tools") -> Abstract
 
 def _aliases(servers: ServersConfig) -> dict[str, str]:
     return {alias: tool for settings in servers.settings.values() for alias, tool in settings.tool_aliases.items()}
-
-
-def _print_catalog(catalog: Catalog, aliases: Mapping[str, str]) -> None:
-    from rich.console import Console
-
-    from mcprl.monitoring.tool_tables import ToolList
-
-    Console(highlight=False).print(ToolList(catalog, aliases))
 
 
 def _parse_object(text: str) -> dict[str, Any]:
@@ -162,18 +335,15 @@ def _parse_object(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise BadValueError(f"--json is not JSON: {error}", fix=fix) from error
     if not isinstance(value, dict):
-        raise BadValueError(f"--json is no object: {text}", fix=fix)
+        raise BadValueError(f"--json is not an object: {text}", fix=fix)
     return cast("dict[str, Any]", value)
 
 
-def _parse_pairs(pairs: list[str]) -> dict[str, str]:
+def _parse_arguments(pairs: list[str]) -> dict[str, str]:
     from mcprl.errors import BadValueError
 
     texts: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not key or not equals:
-            raise BadValueError(f"{pair!r} is no argument", fix="write KEY=VALUE, such as name=Ana")
+    for key, text in parse_pairs(pairs):
         if key in texts:
             raise BadValueError(f"the argument {key!r} is given twice", fix="give it once")
         texts[key] = text
@@ -183,7 +353,7 @@ def _parse_pairs(pairs: list[str]) -> dict[str, str]:
 async def _call(servers: ServersConfig, name: str, exact: dict[str, Any], texts: dict[str, str]) -> Observation:
     from mcprl.config import ServerSettings
     from mcprl.records import ToolCall
-    from mcprl.tools.stages.aliases import resolve_arguments, resolve_tool
+    from mcprl.tools.names import resolve_arguments, resolve_tool
 
     async with _open(servers, then=f"calling {name}") as toolbox:
         catalog = toolbox.catalog
@@ -193,36 +363,14 @@ async def _call(servers: ServersConfig, name: str, exact: dict[str, Any], texts:
             tool = catalog[meant]
             aliases = servers.settings.get(tool.server, ServerSettings()).argument_aliases
             named = resolve_arguments(texts, tool.parameters.get("properties", {}), aliases)
-            arguments = exact | {key: _typed(tool, key, text) for key, text in named.items()}
-        # Leased alone: a server of each episode's own is started only where this tool needs it.
+            arguments = exact | {key: typed_value(tool.parameters, key, text) for key, text in named.items()}
+        # Leased alone: a server per episode is started only if this tool needs it.
         async with toolbox.lease([meant] if meant in catalog else None) as lease:
             return await lease.call(ToolCall(name=name, arguments=arguments))
 
 
-def _typed(tool: Tool, key: str, text: str) -> Any:
-    """The text as the JSON value it spells where the tool's schema takes that value, else the text itself."""
-    from mcprl.tools.stages.arguments import ArgumentCheck
-
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    if isinstance(value, str):
-        return text  # quotes that someone wrote around a text are part of it
-    # Only what says which values this one argument takes: the others may still be missing.
-    schema = {word: tool.parameters[word] for word in _VALUE_WORDS if word in tool.parameters}
-    return value if ArgumentCheck(tool.name, tool.server, schema).problem({key: value}) is None else text
-
-
 def _print_observation(seen: Observation) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    from mcprl.monitoring.printable import printable
-    from mcprl.monitoring.tool_tables import observation_details
-
-    text = Text(printable(seen.text), style="red" if seen.fault is not None else "")
-    Console(highlight=False).print(text, soft_wrap=True)
+    Console(highlight=False).print(words(seen.text, "red" if seen.fault is not None else ""), soft_wrap=True)
     # On stderr, so that another program can read the answer alone.
     Console(stderr=True, highlight=False).print(observation_details(seen), soft_wrap=True)
 
@@ -236,10 +384,9 @@ def _pin_file(servers: ServersConfig, into: Path | None) -> Path:
 
 
 def _print_changes(console: Console, path: Path, found: ToolsOfServers, *, must_read: bool) -> bool:
-    """Print server by server how its tools differ from those in the file; True where none does."""
+    """Print per server how its tools differ from those in the file; True if none does."""
     from mcprl.errors import ConfigFileError
-    from mcprl.monitoring.tool_tables import diff_text
-    from mcprl.redact import SECRETS
+    from mcprl.secrets import SECRETS
     from mcprl.tools.pins import compare_tools, read_pins
 
     pinned: Mapping[str, Sequence[ToolDefinition]] = {}
@@ -249,7 +396,7 @@ def _print_changes(console: Console, path: Path, found: ToolsOfServers, *, must_
         except ConfigFileError as error:
             if must_read:
                 raise
-            _say(console, f"The old file cannot be compared: {error.what}.")
+            console.print(words(f"The old file cannot be compared: {error.what}."), soft_wrap=True)
     same = True
     for name in dict.fromkeys([*found, *pinned]):
         version, definitions = found.get(name, ("", ()))
@@ -263,15 +410,9 @@ def _print_changes(console: Console, path: Path, found: ToolsOfServers, *, must_
             verdict = f"{count}, as pinned" if diff is None else diff.summary()
         changed = diff is not None or (name in found) != (name in pinned)
         same = same and not changed
-        _say(console, f"{name}{f' {version}' if version else ''}: {verdict}", style="yellow" if changed else "")
+        console.print(
+            words(f"{name}{f' {version}' if version else ''}: {verdict}", "yellow" if changed else ""), soft_wrap=True
+        )
         if diff is not None and name in found and name in pinned:
             console.print(diff_text(SECRETS.redact("\n".join(diff.lines)).split("\n")), soft_wrap=True)
     return same
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    from rich.text import Text
-
-    from mcprl.monitoring.printable import printable
-
-    console.print(Text(printable(text), style=style), soft_wrap=True)

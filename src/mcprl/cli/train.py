@@ -36,8 +36,8 @@ def command(
         run_to_the_end(config, recipe=recipe)
         return
 
-    from mcprl.monitoring.debug_log import debugging
-    from mcprl.training.folder import RunFolder
+    from mcprl.cli.debug_log import debugging
+    from mcprl.runs.folder import RunFolder
 
     # Made here rather than by the run, because its start is what most often wants debugging.
     with RunFolder.create(config) as folder, debugging(folder.logs):

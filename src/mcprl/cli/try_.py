@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from mcprl.cli.options import Overrides, Recipe
+from mcprl.cli.printing import printable, words
 
 if TYPE_CHECKING:
     from mcprl.config import RunConfig
     from mcprl.records import Task, Trajectory
 
-__all__ = ["command"]
+__all__ = ["command", "print_transcript"]
+
+
+_LABEL_WIDTH = 18
+_MIN_WIDTH = 20
+
+
+def print_transcript(
+    task: Task, trajectory: Trajectory, console: Console | None = None, *, timings: bool = True
+) -> None:
+    """Print the task, then each turn with its calls and observations, then what it was worth and why.
+
+    Without timings, the same episode prints the same text.
+    """
+    console = console or Console(highlight=False)
+    title = words(f"task {task.id}, episode {trajectory.member}")
+    console.rule(title, align="left", style="dim")
+    for message in task.prompt:
+        _say(console, message["role"], message["content"], "bold")
+    for turn in trajectory.turns:
+        _say(console, "model", turn.text.strip(), "cyan")
+        for seen in turn.observations:
+            took = f", {1000 * seen.latency_s:.0f} ms" if timings else ""
+            style = "green" if seen.worked else "red"
+            _say(console, f"{seen.server or 'mcprl'}{took}", seen.text, style)
+    parts = {name: round(value, 3) for name, value in trajectory.reward_parts.items()}
+    console.print(
+        Text.assemble(
+            ("reward ", "dim"),
+            (f"{trajectory.reward:+.3f}", "bold"),
+            (f"  {trajectory.stop.value}  {json.dumps(parts)}", "dim"),
+            (f"  {sum(trajectory.sampled)} sampled of {len(trajectory.token_ids)} tokens", "dim"),
+        )
+    )
+    console.print()
+
+
+def _say(console: Console, who: str, text: str, style: str) -> None:
+    body = words(text, style)
+    label = printable(who)
+    for line in body.wrap(console, max(_MIN_WIDTH, console.width - _LABEL_WIDTH - 3)) or [body]:
+        console.print(Text.assemble((f"{label:>{_LABEL_WIDTH}} │ ", "dim"), line))
+        label = ""
 
 
 def command(
@@ -24,11 +70,10 @@ def command(
     adapter: Annotated[Path | None, typer.Option("--adapter", exists=True, help="Adapter of an earlier run.")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Let the model play a task and print the conversation: its words, its calls, what the tools answered."""
+    """Let the model play a task and print the conversation: its text, its calls, the tools' results."""
     import asyncio
 
-    from mcprl.cli.task_choice import choose_task
-    from mcprl.monitoring.transcript import print_transcript
+    from mcprl.cli.options import choose_task
     from mcprl.recipe import load_recipe
 
     config = load_recipe(recipe, overrides or [])
@@ -38,10 +83,10 @@ def command(
 
 
 async def _play(config: RunConfig, task: Task, episodes: int, adapter: Path | None) -> tuple[Trajectory, ...]:
+    from mcprl.cli.stages import StageConsole
     from mcprl.concurrency import run_all
-    from mcprl.monitoring.console import StageConsole
+    from mcprl.episodes.stage import open_stage
     from mcprl.records import Weights
-    from mcprl.training.run import open_stage
 
     with tempfile.TemporaryDirectory(prefix="mcprl-try-") as folder, StageConsole() as console:
         async with open_stage(config, [task], console, logs=Path(folder) / "logs") as stage:

@@ -9,16 +9,106 @@ again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Final, Protocol, TypeVar
 
 from mcprl.concurrency import run_all
 from mcprl.config import EpisodesConfig
-from mcprl.episodes.attempts import lost_to, run_until_kept
-from mcprl.errors import InfrastructureError
-from mcprl.records import Group, LostEpisode, Task, Trajectory
+from mcprl.episodes.rewards import succeeded
+from mcprl.errors import GroupIncompleteError, InfrastructureError
+from mcprl.records import Group, LostEpisode, Source, StopReason, Task, ToolCall, Trajectory
+from mcprl.secrets import SECRETS
 
-__all__ = ["Collector", "Journal", "RunsEpisodes"]
+__all__ = ["Collector", "Journal", "RunsEpisodes", "episode_metrics", "lost_to", "run_until_kept"]
+
+
+Ended = TypeVar("Ended")
+_EXCERPT: Final = 120  # characters
+
+
+async def run_until_kept(
+    episode: str, max_attempts: int, attempt: Callable[[int], Awaitable[Ended | LostEpisode]]
+) -> Ended:
+    """What the first attempt gives that is not lost; attempts count from 0. Raises GroupIncompleteError after the last.
+
+    kept = await run_until_kept("episode 3 of task a", 3, play_once)
+    """
+    number = 0
+    while isinstance(ended := await attempt(number), LostEpisode):
+        number += 1
+        if number == max_attempts:
+            raise GroupIncompleteError(
+                f"{episode} was lost {max_attempts} times, last to {ended.code} {ended.reason}",
+                fix="fix that cause; episodes.max_attempts sets how often an episode is run again",
+            )
+    return ended
+
+
+def lost_to(error: InfrastructureError, task: Task, member: int, attempt: int) -> LostEpisode:
+    """What remains of an attempt that `error` ended. The reason ends with what the policy did last."""
+    last = ", ".join(_excerpt(name, given) for name, given in error.turns[-1]) if error.turns else ""
+    return LostEpisode(
+        task_id=task.id,
+        member=member,
+        attempt=attempt,
+        code=error.code,
+        reason=f"{error.what}, after {SECRETS.redact(last)}" if last else error.what,
+        turns=tuple(tuple(ToolCall(name=name, arguments=given) for name, given in calls) for calls in error.turns),
+    )
+
+
+def _excerpt(tool: str, arguments: Mapping[str, Any]) -> str:
+    """A call in one line: of a long text, such as a program, the beginning and a digest."""
+    text = json.dumps(dict(arguments), default=str)
+    if len(text) > _EXCERPT:
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        text = f"{text[:_EXCERPT]}… ({len(text)} characters, sha256 {digest})"
+    return f"{tool} {text}"
+
+
+def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]:
+    """Means over the episodes of a step. Attempts lost to the infrastructure are counted, never averaged.
+
+    A part of the reward is averaged over the episodes whose goal checks it. `calls` are all that the policy made;
+    those that failed on purpose are no evidence of its skill, nor of the servers' speed.
+    """
+    trajectories = [t for group in groups for t in group.trajectories]
+    turns = [turn for t in trajectories for turn in t.turns]
+    calls = [seen for turn in turns for seen in turn.observations]
+    delivered = [seen for seen in calls if seen.source is not Source.INJECTED]
+    lost = [episode for group in groups for episode in group.lost]
+    sampled = sum(sum(t.sampled) for t in trajectories)
+    metrics = {
+        "reward": fmean(t.reward for t in trajectories),
+        "success_rate": fmean(succeeded(t.reward_parts) for t in trajectories),
+        "calls": float(len(calls)),
+        "calls_injected": float(len(calls) - len(delivered)),
+        "valid_call_rate": fmean(seen.fault is None for seen in delivered) if delivered else 0.0,
+        "turns_with_call_rate": fmean(bool(turn.calls) for turn in turns),
+        "turns_per_episode": fmean(len(t.turns) for t in trajectories),
+        "groups": float(len(groups)),
+        "groups_without_variance": float(sum(not group.has_variance for group in groups)),
+        "episodes": float(len(trajectories)),
+        "episodes_lost_to_infrastructure": float(len(lost)),
+        "sampled_tokens": float(sampled),
+        "sampled_tokens_per_second": sampled / seconds,
+        "context_tokens": float(sum(len(t.token_ids) for t in trajectories) - sampled),
+        "tool_latency_mean_s": fmean(seen.latency_s for seen in delivered) if delivered else 0.0,
+        "collect_s": seconds,
+    }
+    for part in sorted({part for t in trajectories for part in t.reward_parts}):
+        values = [t.reward_parts[part] for t in trajectories if part in t.reward_parts]
+        metrics[f"reward_part_{part}"] = fmean(values)
+    for code, count in sorted(Counter(episode.code for episode in lost).items()):
+        metrics[f"lost_{code}"] = float(count)
+    for stop in StopReason:
+        metrics[f"stop_{stop.value}"] = fmean(t.stop is stop for t in trajectories)
+    return metrics
+
 
 OnFinished = Callable[[Trajectory | LostEpisode], None]
 

@@ -12,18 +12,50 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from mcprl.concurrency import run_all
 from mcprl.config import RewardsConfig
-from mcprl.episodes.checks import meets
-from mcprl.episodes.injection import ErrorInjection
-from mcprl.episodes.rewards import PENALTIES, score, weigh
+from mcprl.episodes.rewards import PENALTIES, meets, score, weigh
 from mcprl.errors import Fault
 from mcprl.goals import ExpectedState
-from mcprl.records import FinishReason, Message, Observation, StopReason, Task, ToolCall, Turn
+from mcprl.records import FinishReason, Message, Observation, Source, StopReason, Task, ToolCall, Turn
+from mcprl.seeds import derive_seed
 
-__all__ = ["Action", "Environment", "Grader", "StepResult", "ToolAccess", "ToolFace", "tool_specs"]
+__all__ = ["Action", "Environment", "ErrorInjection", "Grader", "StepResult", "ToolAccess", "ToolFace", "tool_specs"]
+
+
+_SEEDS: Final = 2**63
+_FAILURES: Final = (
+    "Error: rate limit reached, {tool} was called too often. Please try again.",
+    "Error: 429 Too Many Requests. Wait a moment and repeat the request.",
+    "Error: {tool} timed out before it returned a result.",
+    "Error: the request to the upstream service timed out (504 Gateway Timeout).",
+    "Error: {tool} is temporarily unavailable (503 Service Unavailable). Try again later.",
+    "Error: 502 Bad Gateway.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorInjection:
+    """Which calls of one episode fail on purpose.
+
+    ErrorInjection(rate=0.05, seed=7, step=3, task_id="meet-ana", member=0)     # one call in twenty
+    """
+
+    rate: float
+    seed: int
+    step: int
+    task_id: str
+    member: int
+
+    def failure_of(self, tool: str, *, turn: int, index: int) -> Observation | None:
+        """What the policy sees instead of the result of its call number `index` in a turn; None: make the call."""
+        place = (self.step, self.task_id, self.member, turn, index)
+        if derive_seed(self.seed, "injected error", *place) >= self.rate * _SEEDS:
+            return None
+        kind = _FAILURES[derive_seed(self.seed, "kind of injected error", *place) % len(_FAILURES)]
+        return Observation(tool=tool, server=None, text=kind.format(tool=tool), source=Source.INJECTED)
 
 
 class ToolFace(Protocol):

@@ -7,27 +7,139 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mcprl.config import RunConfig
-from mcprl.episodes.deadline import end_at_deadline, longest_life_s
-from mcprl.episodes.environment import Action, Environment, Grader, ToolAccess
-from mcprl.episodes.injection import ErrorInjection
-from mcprl.episodes.reproduction import Reproduction
-from mcprl.errors import BadValueError, EpisodeDeadlineError, InfrastructureError
-from mcprl.records import Message, Observation, StopReason, Task, Trajectory
+from mcprl.episodes.environment import Action, Environment, ErrorInjection, Grader, ToolAccess
+from mcprl.errors import (
+    BadValueError,
+    EpisodeDeadlineError,
+    InfrastructureError,
+    ServerBusyError,
+    ServerLostError,
+    ToolServerError,
+)
+from mcprl.records import Message, Observation, Source, StopReason, Task, ToolCall, Trajectory, Turn
 from mcprl.samplers import Completion, Sampler, SampleRequest
 from mcprl.seeds import derive_seed
 
 if TYPE_CHECKING:
-    # Only a type here: chats bring a tokenizer library, and people and scripts play without one.
     from mcprl.chat import Chat
-    from mcprl.chat.turn_grammars import TurnGrammars
+    from mcprl.grammar.masks import TurnGrammars
 
-__all__ = ["EpisodeRunner", "Leases", "lease_for"]
+__all__ = ["TRIALS", "EpisodeRunner", "Leases", "end_at_deadline", "lease_for", "longest_life_s"]
+
+
+# Time beyond its deadline, as a share of it, for asking what an episode that is cut off there left of the world.
+_LAST_LOOK: Final = 0.2
+
+
+def longest_life_s(deadline_s: float) -> float:
+    """For how long an episode may need its tools."""
+    return deadline_s * (1.0 + _LAST_LOOK)
+
+
+async def end_at_deadline(
+    environment: Environment | None, *, played_s: float, deadline_s: float, late: EpisodeDeadlineError
+) -> None:
+    """End it as too long where its turns took the time; raise `late` where it waited for something.
+
+    Turns that ended count, each with what it waited for. Where they make up half of the time or more, the episode was
+    going on. An `environment` that is not there yet was waited for.
+    """
+    if environment is None or played_s < deadline_s / 2:
+        raise late
+    try:
+        async with asyncio.timeout(deadline_s * _LAST_LOOK):
+            await environment.end(StopReason.DEADLINE)
+    except TimeoutError as error:
+        raise late from error
+
+
+TRIALS: Final = 3
+_KNOWN_CALLS: Final = 8  # of each tool
+
+OpenEnvironment = Callable[[], AbstractAsyncContextManager[tuple[Environment, ToolAccess]]]
+
+
+class Reproduction:
+    """Repeats what ended in a fault. One for all episodes of a process, which repeat one after the other.
+
+    Several at once could not be told apart if they share a server.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._known: dict[str, deque[ToolCall]] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    def note(self, turn: Turn) -> None:
+        """Remember the calls that a server answered: one of them tells later whether the server is up."""
+        for call, seen in zip(turn.calls, turn.observations, strict=True):
+            known = self._known.setdefault(call.name, deque(maxlen=_KNOWN_CALLS))
+            if seen.server is not None and seen.source is Source.LIVE and call not in known:
+                known.append(call)
+
+    async def is_caused(self, actions: Sequence[Action], error: InfrastructureError, stage: OpenEnvironment) -> bool:
+        """Whether the last of these actions made a server fail with `error`. Without evidence it did not.
+
+        `stage` makes the episode anew: its environment, and the tools behind it.
+        """
+        if not isinstance(error, ToolServerError) or isinstance(error, ServerBusyError):
+            return False
+        if not (error.delivered or isinstance(error, ServerLostError)):
+            return False
+        control = self._control(actions[-1].calls, died=isinstance(error, ServerLostError))
+        if control is None:
+            return False
+        async with self._one_at_a_time:
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    for _ in range(TRIALS):
+                        if not (await _works(control, stage) and await _fails_again(actions, stage)):
+                            return False
+            except TimeoutError:
+                return False
+        return True
+
+    def _control(self, suspects: Sequence[ToolCall], *, died: bool) -> ToolCall | None:
+        """A call that worked: of the same tool with other arguments; if the server died, of any tool.
+
+        A tool that answers with errors may have lost something behind it, which other tools do not need.
+        """
+        names = [call.name for call in suspects]
+        same_tool = [call for name in names for call in self._known.get(name, ()) if call not in suspects]
+        any_tool = [call for known in self._known.values() for call in known if call not in suspects]
+        candidates = same_tool or (any_tool if died else [])
+        return candidates[-1] if candidates else None
+
+
+async def _works(control: ToolCall, stage: OpenEnvironment) -> bool:
+    try:
+        async with stage() as (_, access):
+            seen = await access.call(control)
+    except InfrastructureError:
+        return False
+    return seen.server is not None and seen.source is Source.LIVE
+
+
+async def _fails_again(actions: Sequence[Action], stage: OpenEnvironment) -> bool:
+    """Whether the last of the actions ends in a fault of the server, and no earlier one does."""
+    try:
+        async with stage() as (environment, _):
+            for action in actions[:-1]:
+                await environment.step(action)
+            try:
+                await environment.step(actions[-1])
+            except ToolServerError as error:
+                return not isinstance(error, ServerBusyError)
+    except InfrastructureError:
+        return False
+    return False
 
 
 class Leases(Protocol):

@@ -11,7 +11,7 @@ from mcprl.records import Task
 from mcprl.tools import Catalog, Toolbox
 
 if TYPE_CHECKING:
-    from mcprl.chat.turn_grammars import TurnGrammars
+    from mcprl.grammar.masks import TurnGrammars
 
 __all__ = ["require_grammar", "require_tools", "require_worlds"]
 

@@ -1,18 +1,109 @@
-"""What is counted of an episode: whether it solved its task, one named reason where it did not, its calls, its cost."""
+"""What is counted of an episode: whether it solved its task, one named reason if it did not, its calls, its cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from importlib.metadata import entry_points
+from typing import Final, Protocol, cast
 
+from mcprl.config import RunConfig
 from mcprl.episodes.rewards import succeeded
-from mcprl.evaluation.suites import Judged
+from mcprl.errors import BadValueError, did_you_mean
 from mcprl.goals import Goal
 from mcprl.records import Observation, Source, StopReason, Task, ToolCall, Trajectory
 
-__all__ = ["UNKNOWN_TOOL", "CallFate", "CallOutcome", "EpisodeOutcome", "FailureKind", "failure_of", "outcome_of"]
+__all__ = [
+    "UNKNOWN_TOOL",
+    "CallFate",
+    "CallOutcome",
+    "EpisodeOutcome",
+    "FailureKind",
+    "Judged",
+    "Suite",
+    "TaskSuite",
+    "failure_of",
+    "named_suite",
+    "outcome_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Whether an episode solved its task, and why not, if a suite knows better than its record.
+
+    `failure` is the suite's own name of what went wrong, such as "wrong state"; None leaves it to
+    `mcprl.evaluation.outcomes`, which names the failure by what the trajectory shows.
+
+    Judged(success=False, failure="wrong state")
+    """
+
+    success: bool
+    failure: str | None = None
+
+
+class Suite(Protocol):
+    """Tasks with a judge. A benchmark implements it; `TaskSuite` is that of a plain task file."""
+
+    @property
+    def name(self) -> str:
+        """What `--suite` calls it; also part of the names of folders."""
+        ...
+
+    def adapt(self, config: RunConfig) -> RunConfig:
+        """The configuration with the servers and limits that the suite needs. Model and sampling stay the user's.
+
+        Without a recipe, `config` names no usable servers and no usable task file: the suite replaces both.
+        """
+        ...
+
+    def tasks(self) -> Sequence[Task]:
+        """All tasks, in an order that does not change. An evaluation may play a sample of them."""
+        ...
+
+    def category(self, task: Task) -> str:
+        """What results are broken down by: the difficulty, or a benchmark's own category."""
+        ...
+
+    async def judge(self, task: Task, trajectory: Trajectory) -> Judged:
+        """Whether the finished episode solved its task. Called once for each episode, several at the same time."""
+        ...
+
+
+class TaskSuite:
+    """The tasks of a file: solved if every check of their goal passes."""
+
+    def __init__(self, name: str, tasks: Sequence[Task]) -> None:
+        self.name = name
+        self._tasks = tuple(tasks)
+
+    def adapt(self, config: RunConfig) -> RunConfig:
+        return config
+
+    def tasks(self) -> Sequence[Task]:
+        return self._tasks
+
+    def category(self, task: Task) -> str:
+        return task.difficulty.value
+
+    async def judge(self, task: Task, trajectory: Trajectory) -> Judged:
+        return Judged(success=succeeded(trajectory.reward_parts))
+
+
+def named_suite(name: str) -> Suite:
+    """The suite of that name: packages add suites through the entry point group `mcprl.suites`."""
+    suites = {entry.name: entry for entry in entry_points(group="mcprl.suites")}
+    if name not in suites:
+        raise BadValueError(
+            f"there is no suite {name!r}{did_you_mean(name, suites)}",
+            fix=f"choose one of: {', '.join(sorted(suites))}"
+            if suites
+            else "pip install 'mcprl[suites]' for the public ones",
+        )
+    make = cast("Callable[[], Suite]", suites[name].load())
+    return make()
+
 
 UNKNOWN_TOOL: Final = "(no tool)"
 """Calls that are unreadable or name no tool on offer are counted as one: a policy may invent names without end."""
@@ -48,7 +139,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOutcome:
-    """One call of an episode. `server` is None where it named no tool on offer.
+    """One call of an episode. `server` is None if it named no tool on offer.
 
     CallOutcome(tool="find_person", server="directory", fate=CallFate.WORKED, latency_s=0.003, source=Source.LIVE)
     """
@@ -62,7 +153,7 @@ class CallOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOutcome:
-    """One episode, reduced to what is counted. `failure` is None where it solved its task, and only there.
+    """One episode, reduced to what is counted. `failure` is None if and only if it solved its task.
 
     `prompt_tokens` are those that the policy read, each counted once: prompt, tools, and what tools answered.
 
@@ -114,9 +205,9 @@ def outcome_of(task: Task, trajectory: Trajectory, judged: Judged) -> EpisodeOut
 
 
 def failure_of(goal: Goal, trajectory: Trajectory) -> FailureKind:
-    """Why a failed episode failed: what ended it where that was a limit, else the first thing that went wrong.
+    """Why a failed episode failed: the limit that ended it, or else the first thing that went wrong.
 
-    Earlier kinds cause later ones, so the first that holds is the one to mend: a call that was never valid, then an
+    Earlier kinds cause later ones, so the first that holds is the one to fix: a call that was never valid, then an
     error that was not overcome, a needed tool that was not used, its arguments, and only then the answer itself.
     """
     if trajectory.stop in _ENDED_BY:

@@ -1,31 +1,404 @@
 """The folder of an evaluation: results, reports for people, and every trajectory for the viewer.
 
 outputs/eval-hello-cpu/
-  results.json            everything, with a version of its schema
+  results.json            everything, with a schema version
   report.md, report.html  the same for people
-  trajectories.parquet    one row an episode
+  trajectories.parquet    one row per episode
   logs/                   vLLM and the tool servers
+
+A report is a title, a few sentences and a list of tables; Markdown, HTML and the terminal render the same list.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from mcprl.durable import storage_faults, write_file
-from mcprl.evaluation.comparing import Comparison, comparison_json
 from mcprl.evaluation.harness import Played
-from mcprl.evaluation.html import comparison_html, evaluation_html
-from mcprl.evaluation.markdown import comparison_markdown, evaluation_markdown
-from mcprl.evaluation.results import write_evaluation
-from mcprl.training.trajectory_files import write_trajectories
+from mcprl.evaluation.results import Comparison, Evaluation, TaskChange, comparison_json, write_evaluation
+from mcprl.evaluation.statistics import Estimate, Figures, Spread
+from mcprl.files import storage_faults, write_file
+from mcprl.runs.trajectories import write_trajectories
 
-__all__ = ["make_folder", "write_comparison", "write_report"]
+__all__ = [
+    "EVERY_TASK",
+    "Report",
+    "ReportTable",
+    "comparison_report",
+    "evaluation_report",
+    "make_folder",
+    "to_html",
+    "to_markdown",
+    "write_comparison",
+    "write_report",
+]
+
+EVERY_TASK = "Every task"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTable:
+    """A table whose first column is text and whose others are figures. No cell has a line break.
+
+    In HTML, `plot` (an SVG) is shown above the table, and a `folded` table is closed until it is clicked.
+
+    ReportTable(title="By difficulty", columns=("difficulty", "tasks"), rows=(("easy", "3"),))
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    plot: str = ""
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Report(title="smollm2-135m on market", about=("120 tasks, 480 episodes …",), tables=(ReportTable(…), …))."""
+
+    title: str
+    about: tuple[str, ...]
+    tables: tuple[ReportTable, ...]
+
+
+def evaluation_report(evaluation: Evaluation, comparison: Comparison | None) -> Report:
+    figures = evaluation.figures
+    sample = "" if figures.tasks == evaluation.tasks_in_suite else f" (a sample of {evaluation.tasks_in_suite:,})"
+    took = timedelta(seconds=round(evaluation.seconds))
+    tables = [*_comparison_tables(comparison)] if comparison is not None else []
+    tables += [_categories(figures), _pass_k(figures), _failures(figures), _tools(figures), _spreads(figures)]
+    return Report(
+        title=f"{_line(evaluation.title)} on {_line(evaluation.suite)}",
+        about=(
+            f"{figures.tasks:,} tasks{sample}, {figures.episodes:,} episodes in {took}, {_line(evaluation.started)}.",
+            _lost(evaluation),
+            _cost(evaluation),
+        ),
+        tables=(*(table for table in tables if table.rows), _tasks(evaluation)),
+    )
+
+
+def comparison_report(comparison: Comparison) -> Report:
+    """A comparison alone, where nothing was played."""
+    before, after = _line(comparison.before_name), _line(comparison.after_name)
+    return Report(
+        title=f"{after} against {before}", about=(comparison.verdict,), tables=tuple(_comparison_tables(comparison))
+    )
+
+
+def _categories(figures: Figures) -> ReportTable:
+    parts = {_line(name): part for name, part in figures.categories.items()}
+    rows = [(n, _amount(p.tasks), _amount(p.episodes), _percent(p.success), _mean(p.reward)) for n, p in parts.items()]
+    total = (_amount(figures.tasks), _amount(figures.episodes), _percent(figures.success), _mean(figures.reward))
+    bars = [(name, part.success) for name, part in parts.items()] if len(parts) > 1 else []
+    title = "difficulty" if set(figures.categories) <= {"easy", "medium", "hard"} else "category"
+    return ReportTable(
+        title=f"By {title}",
+        columns=(title, "tasks", "episodes", "success", "reward"),
+        rows=(*(rows if len(rows) > 1 else ()), ("all", *total)),
+        note=f"Valid calls: {_share(figures.valid_calls)} of {sum(t.calls for t in figures.tools.values()):,}.",
+        plot=_plot(
+            "Success by category, with 95% intervals",
+            [(name, _percent(success), _bar(success)) for name, success in [*bars, ("all", figures.success)]],
+        ),
+    )
+
+
+def _pass_k(figures: Figures) -> ReportTable:
+    rows = [(str(k), _percent(figures.pass_at[k]), _percent(figures.pass_all[k])) for k in figures.pass_at]
+    return ReportTable(
+        title="Over k episodes",
+        columns=("k", "pass@k", "pass^k"),
+        rows=tuple(rows) if len(rows) > 1 else (),
+        note="pass@k: at least one of k episodes solves the task; pass^k: all of them do.",
+    )
+
+
+def _failures(figures: Figures) -> ReportTable:
+    failed = sum(figures.failures.values())
+    rows = [
+        (_line(kind), _amount(count), _share(count / failed), _share(count / figures.episodes))
+        for kind, count in figures.failures.items()
+    ]
+    return ReportTable(
+        title="Why episodes failed", columns=("failure", "episodes", "of failures", "of all"), rows=tuple(rows)
+    )
+
+
+def _tools(figures: Figures) -> ReportTable:
+    rows = [
+        (
+            _line(name),
+            _line(tool.server or "–"),
+            _amount(tool.calls),
+            _share(tool.valid),
+            _share(tool.errors),
+            *("–" if s is None else f"{1000 * s:,.1f}" for s in (tool.latency_p50_s, tool.latency_p95_s)),
+            _amount(tool.tasks),
+            _percent(tool.success),
+        )
+        for name, tool in figures.tools.items()
+    ]
+    return ReportTable(
+        title="By tool",
+        columns=("tool", "server", "calls", "valid", "errors", "p50 ms", "p95 ms", "tasks", "success"),
+        rows=tuple(rows),
+        note="tasks: those with an episode that called the tool; success: of these tasks.",
+    )
+
+
+def _spreads(figures: Figures) -> ReportTable:
+    def row(name: str, spread: Spread) -> tuple[str, ...]:
+        return (name, *map(_amount, (spread.mean, spread.p50, spread.p95, spread.most, spread.total)))
+
+    return ReportTable(
+        title="Per episode",
+        columns=("", "mean", "p50", "p95", "max", "total"),
+        rows=(
+            row("turns", figures.turns),
+            row("prompt tokens", figures.prompt_tokens),
+            row("sampled tokens", figures.sampled_tokens),
+            row("seconds", figures.duration_s),
+        ),
+    )
+
+
+def _tasks(evaluation: Evaluation) -> ReportTable:
+    rows = [
+        (_line(task.id), _line(task.category), f"{task.solved} of {task.episodes}", f"{task.reward:.3f}")
+        for task in evaluation.tasks
+    ]
+    return ReportTable(
+        title=EVERY_TASK, columns=("task", "category", "solved", "reward"), rows=tuple(rows), folded=True
+    )
+
+
+def _comparison_tables(comparison: Comparison) -> list[ReportTable]:
+    """Before and after, overall and by category; tasks won and lost, biggest change first; settings that differ."""
+    parts = [(_line(name), part) for name, part in comparison.categories.items()] if comparison.categories else []
+    rows = [*(parts if len(parts) > 1 else ()), ("all", comparison)]
+    skipped = f"; skipped {len(comparison.left_out)} tasks that only one of the two has" if comparison.left_out else ""
+    settings = [tuple(map(_line, (name, *values))) for name, values in comparison.other_settings.items()]
+    tables = [
+        ReportTable(
+            title="Before and after",
+            columns=("", "tasks", "before", "after", "difference"),
+            rows=tuple(
+                (name, _amount(p.tasks), _share(p.before), _share(p.after), _points(p.difference)) for name, p in rows
+            ),
+            note=f"Before: {_line(comparison.before_name)}. After: {_line(comparison.after_name)}. "
+            f"{comparison.verdict} p = {comparison.p:.3g} (paired, exact); won {comparison.won}, lost "
+            f"{comparison.lost} tasks; reward {_interval(comparison.reward_difference, '+z.3f')}{skipped}.",
+            plot=_plot(
+                "Success before (ring) and after (dot), by category",
+                [(name, _points(p.difference), _change(p.before, p.after)) for name, p in rows],
+            ),
+        ),
+        _changes("Tasks won", [change for change in comparison.changes if change.after > change.before]),
+        _changes("Tasks lost", [change for change in comparison.changes if change.after < change.before]),
+        ReportTable(
+            title="Settings that differ",
+            columns=("setting", "before", "after"),
+            rows=tuple(settings),
+            note="The difference may come from these, not from the weights.",
+            folded=True,
+        ),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _changes(title: str, changes: Sequence[TaskChange]) -> ReportTable:
+    ordered = sorted(changes, key=lambda change: -abs(change.after - change.before))
+    rows = [(_line(c.id), _line(c.category), _share(c.before), _share(c.after)) for c in ordered]
+    return ReportTable(title=title, columns=("task", "category", "before", "after"), rows=tuple(rows), folded=True)
+
+
+def _lost(evaluation: Evaluation) -> str:
+    lost = sum(evaluation.lost.values())
+    if not lost:
+        return "No attempt was lost to the infrastructure."
+    codes = ", ".join(f"{code} {count}" for code, count in evaluation.lost.items())
+    attempts = "1 attempt was" if lost == 1 else f"{lost} attempts were"
+    return f"{attempts} lost to the infrastructure ({codes}) and played again; no figure includes them."
+
+
+def _cost(evaluation: Evaluation) -> str:
+    if not evaluation.servers:
+        return "No tool server was used."
+    parts = [
+        f"{_line(name)} {server.calls:,} calls" + (f", ${server.usd:,.2f}" if server.usd else "")
+        for name, server in evaluation.servers.items()
+    ]
+    money = f"; ${evaluation.usd:,.2f} in total" if evaluation.usd else ""
+    return f"Tool servers: {'; '.join(parts)}{money}."
+
+
+_MAX_CELL_CHARS = 160
+
+
+def _line(text: str) -> str:
+    r"""A name for a cell: on one line, cut, with control and direction characters escaped.
+
+    >>> _line("a\x1b[31m\n\u202eb")
+    'a\\x1b[31m \\u202eb'
+    """
+    line = " ".join(text.split())
+    line = line if len(line) <= _MAX_CELL_CHARS else f"{line[: _MAX_CELL_CHARS - 1]}…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def _interval(estimate: Estimate, form: str, scale: float = 1.0, unit: str = "") -> str:
+    """`+12.5 points (−3.1 to +28.0)`: a figure and its 95% interval, if it has one."""
+    value, low, high = (
+        "" if x is None else format(scale * x, form).replace("-", "−")
+        for x in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value}{unit} ({low} to {high})" if low and high else f"{value}{unit}"
+
+
+def _percent(estimate: Estimate) -> str:
+    return _interval(estimate, "z.1f", 100, "%")
+
+
+def _points(estimate: Estimate) -> str:
+    return _interval(estimate, "+z.1f", 100, " points")
+
+
+def _mean(estimate: Estimate) -> str:
+    return _interval(estimate, "z.3f")
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _amount(value: float) -> str:
+    """`1,204` or `2.4`: a count, or a mean of counts."""
+    return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.1f}"
+
+
+_METHOD = (
+    "Intervals hold the truth in 95 of 100 evaluations and count by task, since episodes of one task are alike: for "
+    "shares, Wilson's at the effective number of episodes; for rewards, Student's over the tasks' means. Two "
+    "evaluations are compared task by task with an exact sign-flip test, which is McNemar's if each task has one "
+    "episode."
+)
+_MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")  # what Markdown, or HTML inside it, would not take literally
+
+
+def to_markdown(report: Report) -> str:
+    def plain(text: str) -> str:
+        return _MARKUP.sub(r"\\\1", text)
+
+    def row(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    blocks = [f"# {plain(report.title)}", plain(" ".join(report.about))]
+    for table in report.tables:
+        rule = row(["---", *["---:"] * (len(table.columns) - 1)])
+        lines = [row(map(plain, table.columns)), rule, *(row(map(plain, cells)) for cells in table.rows)]
+        blocks += [f"## {plain(table.title)}", "\n".join(lines), *([plain(table.note)] if table.note else [])]
+    return "\n\n".join([*blocks, _METHOD]) + "\n"
+
+
+_STYLE = """
+:root{color-scheme:light dark;--page:#fbfaf8;--card:#fff;--ink:#1d2429;--dim:#5c6870;--line:#e2e0da;--main:#0b7a75;
+--good:#1a7f4b;--bad:#b5412b}
+@media (prefers-color-scheme:dark){:root{--page:#14181b;--card:#1c2226;--ink:#e8ebed;--dim:#a0abb2;--line:#303940;
+--main:#3fb8ae;--good:#52c68a;--bad:#f08a73}}
+body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+main{max-width:1080px;margin:0 auto;padding:32px 20px 64px}
+h1{font-size:1.6rem;line-height:1.2}
+h2,summary{font-size:1.1rem;font-weight:600}
+p{color:var(--dim);font-size:.9rem}
+section,details{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:4px 16px;margin:16px 0}
+summary{cursor:pointer;padding:8px 0}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
+th,td{padding:6px 14px 6px 0;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
+th{color:var(--dim)}
+th:first-child,td:first-child{text-align:left;white-space:normal;min-width:9rem}
+svg{display:block;width:100%;max-width:560px}
+text{font-size:12.5px;fill:var(--ink)}
+.end{text-anchor:end}.track{fill:var(--line)}.bar{fill:var(--main)}.whisker{stroke:var(--ink);stroke-width:1.6}
+.up{stroke:var(--good)}.down{stroke:var(--bad)}.way{stroke-width:4}.before{fill:var(--card);stroke-width:2}
+.after.up{fill:var(--good)}.after.down{fill:var(--bad)}
+"""
+_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'"
+
+
+def to_html(report: Report) -> str:
+    """One page with no script and no request: its style sheet is the only thing that its policy admits."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(report.title)}</title><style>{_STYLE}</style></head>\n<body><main>\n"
+        f"<h1>{escape(report.title)}</h1>\n<p>{escape(' '.join(report.about))}</p>\n"
+        + "\n".join(map(_html_table, report.tables))
+        + f"\n<p>{escape(_METHOD)}</p>\n</main></body></html>\n"
+    )
+
+
+def _html_table(table: ReportTable) -> str:
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
+    note = f"<p>{escape(table.note)}</p>" if table.note else ""
+    # A table that scrolls must be reachable by keyboard.
+    body = (
+        f'{table.plot}<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
+    )
+    if table.folded:
+        return f"<details><summary>{escape(table.title)} ({len(table.rows):,})</summary>{body}</details>"
+    return f"<section><h2>{escape(table.title)}</h2>{body}</section>"
+
+
+_LEFT, _WIDTH, _ROW, _MAX_ROWS = 8.0, 424.0, 42, 24
+
+
+def _plot(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
+    """A line per row, from 0 to 100%: a label, its figures, and what `_bar` or `_change` drew at height 0."""
+    shown = [*rows[: _MAX_ROWS - 1], rows[-1]] if len(rows) > _MAX_ROWS else rows
+    marks = [
+        f'<g transform="translate(0 {20 + number * _ROW})"><text x="{_LEFT}" y="0">{escape(label)}</text>'
+        f'<text class="end" x="{_LEFT + _WIDTH}" y="0">{escape(figures)}</text>'
+        f'<rect class="track" x="{_LEFT}" y="12" width="{_WIDTH}" height="4"/>{mark}</g>'
+        for number, (label, figures, mark) in enumerate(shown)
+    ]
+    size = f"0 0 {_WIDTH + 2 * _LEFT:.0f} {8 + len(shown) * _ROW}"
+    return f'<svg viewBox="{size}" role="img" aria-label="{escape(title)}">{"".join(marks)}</svg>'
+
+
+def _bar(success: Estimate) -> str:
+    bar = f'<rect class="bar" x="{_LEFT}" y="9" width="{_WIDTH * success.value:.1f}" height="10"/>'
+    if success.low is None or success.high is None:
+        return bar
+    low, high = _LEFT + _WIDTH * success.low, _LEFT + _WIDTH * success.high
+    return f'{bar}<line class="whisker" x1="{low:.1f}" y1="14" x2="{high:.1f}" y2="14"/>'
+
+
+def _change(before: float, after: float) -> str:
+    way, start, end = "up" if after >= before else "down", _LEFT + _WIDTH * before, _LEFT + _WIDTH * after
+    return (
+        f'<line class="way {way}" x1="{start:.1f}" y1="14" x2="{end:.1f}" y2="14"/>'
+        f'<circle class="before {way}" cx="{start:.1f}" cy="14" r="5"/>'
+        f'<circle class="after {way}" cx="{end:.1f}" cy="14" r="6"/>'
+    )
 
 
 def make_folder(outputs: Path, name: str, chosen: Path | None) -> Path:
-    """A new folder: the one chosen, or `eval-NAME` in `outputs`, with a number where that is taken."""
+    """A new folder: the one chosen, or `eval-NAME` in `outputs`, with a number if that is taken."""
     with storage_faults(f"making a folder for the evaluation {name}"):
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)
@@ -43,20 +416,18 @@ def make_folder(outputs: Path, name: str, chosen: Path | None) -> Path:
 
 
 def write_report(folder: Path, played: Played, comparison: Comparison | None) -> None:
-    """Write all files of an evaluation. The results come last: where they are, the rest is there too."""
-    evaluation = played.evaluation
+    """Write all files of an evaluation. The results come last: if they are there, the rest is too."""
     extra: dict[str, Any] = {} if comparison is None else {"comparison": comparison_json(comparison)}
     write_trajectories(folder / "trajectories.parquet", played.trajectories)
-    _write_pages(folder, evaluation_markdown(evaluation, comparison), evaluation_html(evaluation, comparison))
-    write_evaluation(folder, evaluation, extra)
+    _write_pages(folder, evaluation_report(played.evaluation, comparison))
+    write_evaluation(folder, played.evaluation, extra)
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> None:
-    """Write a comparison alone, where nothing was played."""
-    _write_pages(folder, comparison_markdown(comparison), comparison_html(comparison))
+    _write_pages(folder, comparison_report(comparison))
     write_file(folder / "comparison.json", (json.dumps(comparison_json(comparison), indent=1) + "\n").encode())
 
 
-def _write_pages(folder: Path, markdown: str, page: str) -> None:
-    write_file(folder / "report.md", markdown.encode())
-    write_file(folder / "report.html", page.encode())
+def _write_pages(folder: Path, report: Report) -> None:
+    write_file(folder / "report.md", to_markdown(report).encode())
+    write_file(folder / "report.html", to_html(report).encode())

@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from mcprl.durable import write_file
-from mcprl.errors import ConfigFileError
-from mcprl.evaluation.figures import Figures, TaskResult
+from mcprl.errors import BadValueError, ConfigFileError
 from mcprl.evaluation.outcomes import EpisodeOutcome
+from mcprl.evaluation.statistics import (
+    CONFIDENCE,
+    Estimate,
+    Figures,
+    TaskResult,
+    difference_interval,
+    mean_interval,
+    sign_flip_p,
+)
+from mcprl.files import write_file
 
-__all__ = ["FILE_NAME", "SCHEMA", "Evaluation", "ServerCost", "read_evaluation", "to_json", "write_evaluation"]
+__all__ = [
+    "FILE_NAME",
+    "SCHEMA",
+    "Comparison",
+    "Evaluation",
+    "ServerCost",
+    "TaskChange",
+    "compare",
+    "comparison_json",
+    "read_evaluation",
+    "to_json",
+    "write_evaluation",
+]
+
 
 FILE_NAME: Final = "results.json"
 SCHEMA: Final = 1
@@ -23,7 +46,7 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCost:
-    """What a tool server was used: ServerCost(calls=120, usd=0.12, restarts=0). A price is known where one is set."""
+    """What a tool server was used: ServerCost(calls=120, usd=0.12, restarts=0). A price is known if one is set."""
 
     calls: int
     usd: float
@@ -56,7 +79,7 @@ class Evaluation:
 
     @property
     def title(self) -> str:
-        """What was evaluated, in a few words: the model and its adapter."""
+        """The model and its adapter."""
         model = Path(self.model).name
         return model if self.adapter is None else f"{model} with {_adapter_name(Path(self.adapter))}"
 
@@ -74,19 +97,18 @@ _EVALUATION: Final = TypeAdapter(Evaluation)
 
 
 def to_json(evaluation: Evaluation) -> dict[str, Any]:
-    """The evaluation as JSON values."""
     return _EVALUATION.dump_python(evaluation, mode="json")
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation, extra: Mapping[str, Any]) -> None:
     """Write `results.json`; `extra` are entries besides those of the evaluation, such as a comparison."""
     document = {**to_json(evaluation), **extra}
-    # ASCII: a policy can write half of a surrogate pair, which is no UTF-8.
+    # ASCII: a policy can write half of a surrogate pair, which is not UTF-8.
     write_file(folder / FILE_NAME, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
 
 
 def read_evaluation(folder: Path) -> Evaluation:
-    """The evaluation in a folder, or in a `results.json` named itself. Raises ConfigFileError where there is none."""
+    """The evaluation in a folder, or in a `results.json` named itself. Raises ConfigFileError if there is none."""
     path = folder / FILE_NAME if folder.is_dir() else folder
     fix = "give the folder of an evaluation, such as outputs/eval-hello-cpu"
     try:
@@ -99,7 +121,145 @@ def read_evaluation(folder: Path) -> Evaluation:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigFileError(
-            f"{path} holds no evaluation of schema {SCHEMA}: {place}: {first['msg']}", fix=fix
+            f"{path} does not hold an evaluation of schema {SCHEMA}: {place}: {first['msg']}", fix=fix
         ) from error
     except (ValueError, AttributeError) as error:
-        raise ConfigFileError(f"{path} holds no evaluation: {error}", fix=fix) from error
+        raise ConfigFileError(f"{path} does not hold an evaluation: {error}", fix=fix) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskChange:
+    """A task before and after: TaskChange(id="meet-ana", category="medium", before=0.25, after=1.0)."""
+
+    id: str
+    category: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryChange:
+    """A category before and after, and the mean difference of its tasks."""
+
+    tasks: int
+    before: float
+    after: float
+    difference: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Before and after on the tasks that both played.
+
+    `p` is that of the paired test of success, exact; `changes` has every task. `left_out` are tasks that one of the
+    two did not play, or that read differently in the two, and so tell nothing about the policy. `other_settings` are
+    those that differ besides the weights: the difference may be theirs.
+
+    Comparison(before_name="smollm2-135m", after_name="smollm2-135m with hello-cpu/adapter", tasks=4, before=0.0,
+               after=0.5, difference=Estimate(value=0.5, low=-0.1, high=0.8), p=0.25, won=2, lost=0, …)
+    """
+
+    before_name: str
+    after_name: str
+    tasks: int
+    before: float
+    after: float
+    difference: Estimate
+    p: float
+    reward_difference: Estimate
+    won: int
+    lost: int
+    categories: Mapping[str, CategoryChange]
+    changes: tuple[TaskChange, ...]
+    left_out: tuple[str, ...] = ()
+    other_settings: Mapping[str, tuple[str, str]]
+
+    @property
+    def verdict(self) -> str:
+        """The comparison in one sentence."""
+        if not self.p <= 1.0 - CONFIDENCE:
+            return "No difference that this many tasks can show."
+        return (
+            "Better: more than chance explains." if self.difference.value > 0 else "Worse: more than chance explains."
+        )
+
+
+# What may differ between two evaluations without a word: the weights are what is compared.
+_COMPARED: Final = ("name", "model.path", "learner", "training", "algorithm", "tasks.train", "workers")
+
+
+def compare(before: Evaluation, after: Evaluation) -> Comparison:
+    """Hold `after` against `before`. Raises BadValueError if they have no task in common."""
+    olds = {task.id: task for task in before.tasks}
+    pairs = [(old, new) for new in after.tasks if (old := olds.get(new.id)) and old.fingerprint == new.fingerprint]
+    if not pairs:
+        raise BadValueError(
+            f"{before.name} and {after.name} have no task in common", fix="compare evaluations of the same tasks"
+        )
+    paired = {new.id for _, new in pairs}
+    names = dict.fromkeys(task.id for task in (*before.tasks, *after.tasks))
+    differences = [_share(new) - _share(old) for old, new in pairs]
+    changes = [
+        TaskChange(id=new.id, category=new.category, before=float(_share(old)), after=float(_share(new)))
+        for old, new in pairs
+    ]
+    return Comparison(
+        before_name=before.title,
+        after_name=after.title,
+        tasks=len(pairs),
+        before=fmean([change.before for change in changes]),
+        after=fmean([change.after for change in changes]),
+        difference=difference_interval([float(d) for d in differences]),
+        p=sign_flip_p(differences),
+        reward_difference=mean_interval([new.reward - old.reward for old, new in pairs]),
+        won=sum(d > 0 for d in differences),
+        lost=sum(d < 0 for d in differences),
+        categories=_by_category(after, changes),
+        changes=tuple(changes),
+        left_out=tuple(name for name in names if name not in paired),
+        other_settings=_other_settings(before.config, after.config),
+    )
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    return _COMPARISON.dump_python(comparison, mode="json")
+
+
+_COMPARISON: Final = TypeAdapter(Comparison)
+
+
+def _share(task: TaskResult) -> Fraction:
+    return Fraction(task.solved, task.episodes)
+
+
+def _by_category(after: Evaluation, changes: Sequence[TaskChange]) -> dict[str, CategoryChange]:
+    found: dict[str, CategoryChange] = {}
+    for name in after.figures.categories:
+        of_category = [change for change in changes if change.category == name]
+        if of_category:
+            found[name] = CategoryChange(
+                tasks=len(of_category),
+                before=fmean([change.before for change in of_category]),
+                after=fmean([change.after for change in of_category]),
+                difference=difference_interval([change.after - change.before for change in of_category]),
+            )
+    return found
+
+
+def _other_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    old, new = _leaves(before), _leaves(after)
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return {
+        name: (old.get(name, "–"), new.get(name, "–"))
+        for name in names
+        if not any(f"{name}.".startswith(f"{compared}.") for compared in _COMPARED)
+    }
+
+
+def _leaves(section: Mapping[str, Any], path: str = "") -> dict[str, str]:
+    """Every setting by its dotted name."""
+    found: dict[str, str] = {}
+    for name, value in section.items():
+        here = f"{path}.{name}" if path else name
+        found |= _leaves(value, here) if isinstance(value, dict) else {here: str(value)}  # pyright: ignore[reportUnknownArgumentType]
+    return found

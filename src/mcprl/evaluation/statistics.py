@@ -8,16 +8,24 @@ that counts episodes as if they were independent would be too narrow by up to �
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from statistics import NormalDist, fmean, variance
 from typing import Final
 
+from mcprl.evaluation.outcomes import CallFate, CallOutcome, EpisodeOutcome
+from mcprl.records import Source
+
 __all__ = [
     "CONFIDENCE",
     "Estimate",
+    "Figures",
+    "Spread",
+    "TaskResult",
+    "count_figures",
     "difference_interval",
     "mean_interval",
     "pass_all_k",
@@ -29,10 +37,8 @@ __all__ = [
     "student_quantile",
 ]
 
+
 CONFIDENCE: Final = 0.95
-_HALVINGS: Final = 80
-_TERMS: Final = 400
-_TINY: Final = 1e-300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +57,9 @@ def share_interval(task_means: Sequence[float], episodes: int) -> Estimate:
     """The mean over tasks of something between 0 and 1, with a Wilson interval at the effective number of episodes.
 
     That number is p(1 − p)·n / s² for n tasks whose means have variance s²: as many independent episodes would tell as
-    much. It lies between the number of tasks (episodes of a task all alike) and of `episodes` (tasks all alike). Where
+    much. It lies between the number of tasks (episodes of a task all alike) and of `episodes` (tasks all alike). If
     all means are the same, nothing is known about s², and it is the number of tasks. A Wilson interval stays within
-    [0, 1] and does not shrink to a point where all tasks were solved, or none. Its quantile is Student's where tasks
+    [0, 1] and does not shrink to a point if all tasks were solved, or none. Its quantile is Student's if tasks
     have several episodes, as s² is then itself an estimate.
     """
     tasks = len(task_means)
@@ -85,9 +91,9 @@ def mean_interval(task_means: Sequence[float]) -> Estimate:
 def difference_interval(differences: Sequence[float]) -> Estimate:
     """The mean of paired differences of shares, each between −1 and 1, with an interval that is never a point.
 
-    Two tasks are added, one won and one lost, and Student's interval is taken of the n + 2. With one episode a task,
-    this is the interval of Bonett and Price for paired proportions, which keeps its promise also where few pairs
-    differ; an interval of the differences alone would claim certainty where none does.
+    Two tasks are added, one won and one lost, and Student's interval is taken of the n + 2. With one episode per task,
+    this is the interval of Bonett and Price for paired proportions, which keeps its promise even if few pairs
+    differ; an interval of the differences alone would claim certainty if none does.
     """
     n = len(differences) + 2
     centre = sum(differences) / n
@@ -129,7 +135,7 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
     """The chance, were before and after the same, of a mean difference as large as this one in either direction.
 
     Were they the same, each task's difference could as well have had the other sign. All 2ⁿ choices of signs are
-    counted, exactly, by the sums that they give. With one episode a task this is the exact test of McNemar.
+    counted, exactly, by the sums that they give. With one episode per task this is the exact test of McNemar.
     """
     unit = math.lcm(*(d.denominator for d in differences)) if differences else 1
     steps = [abs(int(d * unit)) for d in differences if d]
@@ -154,55 +160,199 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(0, math.ceil(percent * len(values) / 100) - 1)]
 
 
-def student_cdf(t: float, freedom: float) -> float:
-    """The chance that Student's t with that many degrees of freedom is at most `t`."""
-    tail = 0.5 * _regularised_beta(freedom / (freedom + t * t), freedom / 2.0, 0.5)
-    return 1.0 - tail if t > 0 else tail
+def student_cdf(t: float, freedom: int) -> float:
+    """The chance that Student's t with that many degrees of freedom is at most `t` (Abramowitz and Stegun 26.7.3–4).
+
+    With θ = atan(t / √ν), the chance of [−t, t] is a finite sum of powers of cos θ.
+    """
+    angle = math.atan(t / math.sqrt(freedom))
+    square = math.cos(angle) ** 2
+    term = math.cos(angle) if freedom % 2 else 1.0
+    terms: list[float] = []
+    for power in range(freedom % 2, freedom - 1, 2):
+        terms.append(term)
+        term *= square * (power + 1) / (power + 2)
+    total = math.sin(angle) * math.fsum(terms)
+    return 0.5 + 0.5 * (2.0 / math.pi * (angle + total) if freedom % 2 else total)
 
 
 @lru_cache(maxsize=1024)
-def student_quantile(probability: float, freedom: float) -> float:
-    """The t that Student's distribution stays below with that probability, above one half."""
+def student_quantile(probability: float, freedom: int) -> float:
+    """The t that Student's distribution stays below with that probability, at least one half. By bisection."""
     if not 0.5 <= probability < 1.0:
-        raise ValueError(f"{probability} is no probability from one half to below 1")
-    high = 1.0
+        raise ValueError(f"{probability} is not a probability from one half to below 1")
+    low, high = 0.0, 1.0
     while student_cdf(high, freedom) < probability:
         high *= 2.0
-    return _bisect(lambda t: student_cdf(t, freedom) < probability, 0.0, high)
-
-
-def _bisect(is_below: Callable[[float], bool], low: float, high: float) -> float:
-    for _ in range(_HALVINGS):
+    for _ in range(60):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if is_below(middle) else (low, middle)
+        low, high = (middle, high) if student_cdf(middle, freedom) < probability else (low, middle)
     return (low + high) / 2.0
 
 
-def _regularised_beta(x: float, a: float, b: float) -> float:
-    """I_x(a, b), by its continued fraction on the side where that converges fast."""
-    if x <= 0.0 or x >= 1.0:
-        return float(x >= 1.0)
-    if x > (a + 1.0) / (a + b + 2.0):
-        return 1.0 - _regularised_beta(1.0 - x, b, a)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    return front * _beta_fraction(x, a, b) / a
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """One task over all its episodes. Two evaluations are compared where ids and fingerprints agree.
+
+    TaskResult(id="meet-ana", category="medium", fingerprint="9f2c…", episodes=4, solved=1, reward=0.31)
+    """
+
+    id: str
+    category: str
+    fingerprint: str
+    episodes: int
+    solved: int
+    reward: float
 
 
-def _beta_fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of the incomplete beta function, evaluated from the front (Lentz)."""
-    numerator, denominator = 1.0, 1.0 / _apart_from_zero(1.0 - (a + b) * x / (a + 1.0))
-    fraction = denominator
-    for m in range(1, _TERMS):
-        even = m * (b - m) * x / ((a + 2 * m - 1.0) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1.0))
-        for coefficient in (even, odd):
-            denominator = 1.0 / _apart_from_zero(1.0 + coefficient * denominator)
-            numerator = _apart_from_zero(1.0 + coefficient / numerator)
-            fraction *= numerator * denominator
-        if abs(numerator * denominator - 1.0) < 1e-15:
-            break
-    return fraction
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A part of the tasks: Slice(tasks=12, episodes=48, success=Estimate(…), reward=Estimate(…))."""
+
+    tasks: int
+    episodes: int
+    success: Estimate
+    reward: Estimate
 
 
-def _apart_from_zero(value: float) -> float:
-    return value if abs(value) > _TINY else _TINY
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How a number is spread over episodes: Spread(mean=2.4, p50=2, p95=5, most=8, total=115)."""
+
+    mean: float
+    p50: float
+    p95: float
+    most: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """One tool. Shares are of its calls; `success` is of the tasks with an episode that used it.
+
+    Latencies are of live calls that reached the server, None if there was none.
+
+    ToolResult(server="directory", calls=40, valid=0.9, errors=0.05, latency_p50_s=0.003, latency_p95_s=0.011,
+               tasks=10, success=Estimate(value=0.6, low=0.4, high=0.8))
+    """
+
+    server: str | None
+    calls: int
+    valid: float
+    errors: float
+    latency_p50_s: float | None
+    latency_p95_s: float | None
+    tasks: int
+    success: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """All that is said of an evaluation as a whole.
+
+    `pass_at[k]` and `pass_all[k]` go from k = 1 to the number of episodes per task; `failures` has the most frequent
+    kind first; `turn_counts` are episodes by their number of turns.
+    """
+
+    tasks: int
+    episodes: int
+    success: Estimate
+    reward: Estimate
+    pass_at: Mapping[int, Estimate]
+    pass_all: Mapping[int, Estimate]
+    categories: Mapping[str, Slice]
+    failures: Mapping[str, int]
+    tools: Mapping[str, ToolResult]
+    turn_counts: Mapping[int, int]
+    turns: Spread
+    prompt_tokens: Spread
+    sampled_tokens: Spread
+    duration_s: Spread
+    valid_calls: float | None
+
+
+def count_figures(tasks: Sequence[TaskResult], episodes: Sequence[EpisodeOutcome]) -> Figures:
+    """The figures of all episodes of all tasks; each task has at least one."""
+    whole = _slice(tasks)
+    most_k = min(task.episodes for task in tasks)
+    categories = sorted({task.category for task in tasks}, key=_by_difficulty)
+    calls = [call for episode in episodes for call in episode.calls]
+    failures = Counter(episode.failure for episode in episodes if episode.failure is not None)
+    return Figures(
+        tasks=whole.tasks,
+        episodes=whole.episodes,
+        success=whole.success,
+        reward=whole.reward,
+        pass_at={k: _over_tasks(tasks, pass_at_k, k) for k in range(1, most_k + 1)},
+        pass_all={k: _over_tasks(tasks, pass_all_k, k) for k in range(1, most_k + 1)},
+        categories={name: _slice([task for task in tasks if task.category == name]) for name in categories},
+        failures=dict(sorted(failures.items(), key=lambda item: (-item[1], item[0]))),
+        tools=_tools(tasks, episodes, calls),
+        turn_counts=dict(sorted(Counter(episode.turns for episode in episodes).items())),
+        turns=_spread([episode.turns for episode in episodes]),
+        prompt_tokens=_spread([episode.prompt_tokens for episode in episodes]),
+        sampled_tokens=_spread([episode.sampled_tokens for episode in episodes]),
+        duration_s=_spread([episode.duration_s for episode in episodes]),
+        valid_calls=fmean(call.fate is not CallFate.INVALID for call in calls) if calls else None,
+    )
+
+
+def _over_tasks(tasks: Sequence[TaskResult], chance: Callable[[int, int, int], float], k: int) -> Estimate:
+    return share_interval(
+        [chance(task.episodes, task.solved, k) for task in tasks], sum(task.episodes for task in tasks)
+    )
+
+
+def _slice(tasks: Sequence[TaskResult]) -> Slice:
+    return Slice(
+        tasks=len(tasks),
+        episodes=sum(task.episodes for task in tasks),
+        success=_over_tasks(tasks, pass_at_k, 1),
+        reward=mean_interval([task.reward for task in tasks]),
+    )
+
+
+def _tools(
+    tasks: Sequence[TaskResult], episodes: Sequence[EpisodeOutcome], calls: Sequence[CallOutcome]
+) -> dict[str, ToolResult]:
+    by_tool: dict[str, list[CallOutcome]] = {}
+    users: dict[str, set[str]] = {}
+    for call in calls:
+        by_tool.setdefault(call.tool, []).append(call)
+    for episode in episodes:
+        for call in episode.calls:
+            users.setdefault(call.tool, set()).add(episode.task_id)
+    return {
+        tool: _tool(by_tool[tool], [task for task in tasks if task.id in users[tool]])
+        for tool in sorted(by_tool, key=lambda tool: (-len(by_tool[tool]), tool))
+    }
+
+
+def _tool(calls: Sequence[CallOutcome], tasks: Sequence[TaskResult]) -> ToolResult:
+    live = [call.latency_s for call in calls if call.source is Source.LIVE and call.fate is not CallFate.INVALID]
+    return ToolResult(
+        server=calls[0].server,
+        calls=len(calls),
+        valid=fmean(call.fate is not CallFate.INVALID for call in calls),
+        errors=fmean(call.fate is CallFate.ERROR for call in calls),
+        latency_p50_s=percentile(live, 50) if live else None,
+        latency_p95_s=percentile(live, 95) if live else None,
+        tasks=len(tasks),
+        success=_slice(tasks).success,
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(
+        mean=fmean(values),
+        p50=percentile(values, 50),
+        p95=percentile(values, 95),
+        most=max(values),
+        total=float(sum(values)),
+    )
+
+
+def _by_difficulty(category: str) -> tuple[int, str]:
+    """Difficulties in their own order, other categories by name."""
+    order = ("easy", "medium", "hard")
+    return (order.index(category) if category in order else len(order), category)

@@ -11,8 +11,7 @@ What escapes: a descendant that leaves the group and also drops its environment.
 /proc, the marks cannot be read: only the groups are ended.
 """
 
-from mcprl.processes.child import ChildProcess, free_port, search_path
+from mcprl.processes.child import ChildProcess, free_port, private_folder, search_path
 from mcprl.processes.guard import CHILD_MARK, OWNER_MARK
-from mcprl.processes.private_folder import private_folder
 
 __all__ = ["CHILD_MARK", "OWNER_MARK", "ChildProcess", "free_port", "private_folder", "search_path"]

@@ -23,7 +23,7 @@ from mcprl.samplers.sampler import Completion, SampleRequest
 
 if TYPE_CHECKING:
     # Only a type here: grammars bring a compiler, and turns that nothing holds need none.
-    from mcprl.chat.grammars import Grammars
+    from mcprl.grammar.masks import Grammars
 
 __all__ = ["TransformersSampler"]
 

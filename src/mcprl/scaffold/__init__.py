@@ -3,6 +3,125 @@
 The files there are what a user gets, as they stand: they run, are checked like all code here, and are not imported.
 """
 
-from mcprl.scaffold.project import DEFAULT_MODEL, FILES, Project, write_project
+from __future__ import annotations
 
-__all__ = ["DEFAULT_MODEL", "FILES", "Project", "write_project"]
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcprl.errors import BadValueError
+
+__all__ = ["DEFAULT_MODEL", "FILES", "TEMPLATE", "Project", "write_project"]
+
+
+TEMPLATE = Path(__file__).parent / "template"
+
+DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
+"""The model of the template's own recipe."""
+
+FILES: Mapping[str, str] = {
+    "server.py": "an MCP server: three tools, a state for each episode",
+    "servers.json": "which servers there are; add your own here",
+    "make_tasks.py": "writes the task files",
+    "tasks/train.jsonl": "12 tasks to learn from, each with its solution",
+    "tasks/validation.jsonl": "4 tasks to judge by",
+    "recipe.yaml": "the run: model, tasks, servers, settings",
+    "test_project.py": "plays all tasks without a model",
+    "README.md": "how to go on, and how to make it yours",
+    ".gitignore": "what git leaves alone",
+}
+"""The files of a project, each with what it is for."""
+
+# Under its own name it would rule this repository, and what goes into the wheel.
+_NAMES_IN_TEMPLATE = {".gitignore": "gitignore"}
+_MODEL_LINE = f"  path: {DEFAULT_MODEL}     #"
+_THINKING_LINE = "  thinking: false "
+# Qwen3-0.6B or Qwen3-30B-A3B. Those with a word behind it always think, or never do.
+_THINKS_UNLESS_TOLD = re.compile(r"qwen3-[0-9.]+b(-a[0-9]+b)?", re.IGNORECASE)
+_PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A project that was written.
+
+    Project(folder=Path("shop"), model="Qwen/Qwen3-0.6B", is_local_model=False)
+    """
+
+    folder: Path
+    model: str
+    is_local_model: bool
+
+    def next_steps(self) -> tuple[tuple[str, str], ...]:
+        """Commands to go on with, to be copied into a shell in this order, each with what it does."""
+        here = self.folder.absolute() == Path.cwd()
+        return (
+            *(() if here else ((f"cd {shlex.quote(str(self.folder))}", ""),)),
+            ("python -m unittest", "plays the solution of every task; no model"),
+            ("mcprl doctor recipe.yaml", "examines all of it before a step is spent; --fast: without the model"),
+            ("mcprl play --recipe recipe.yaml", "you in the place of the model"),
+            ("mcprl train recipe.yaml", "trains an adapter, outputs/stock/adapter"),
+            ("mcprl dashboard", "shows the run in a browser, also while it trains"),
+            ("mcprl eval recipe.yaml --adapter outputs/stock/adapter", "plays the validation tasks"),
+        )
+
+
+def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
+    """Write all files into a folder that is new or empty. `model` is a folder, or a name on the hub.
+
+    Raises a BadValueError, and writes nothing, where the folder holds something already or there is no such model.
+    """
+    location = _model_location(model)
+    texts = {name: (TEMPLATE / _NAMES_IN_TEMPLATE.get(name, name)).read_text(encoding="utf-8") for name in FILES}
+    texts["recipe.yaml"] = _with_model(texts["recipe.yaml"], location)
+    try:
+        _require_empty(folder)
+        for name, text in texts.items():
+            _write(folder / name, text)
+    except OSError as error:
+        raise BadValueError(
+            f"cannot write the project to {folder}: {error.strerror}", fix="name a folder that can be made and written"
+        ) from error
+    return Project(folder=folder, model=location, is_local_model=location.startswith("/"))
+
+
+def _require_empty(folder: Path) -> None:
+    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if held:
+        shown = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
+        raise BadValueError(
+            f"{folder} is not empty: it holds {shown}", fix="name a folder that is new or empty; nothing was written"
+        )
+
+
+def _model_location(model: str) -> str:
+    """As recipes write it: a name on the hub as it is; a folder, seen from here, by its whole path."""
+    if Path(model).is_dir():
+        return str(Path(model).absolute())
+    if not model.strip() or model.startswith((".", "/", "~")):
+        raise BadValueError(
+            f"--model is {model!r}, and there is no such folder", fix="correct the path, or give a name on the hub"
+        )
+    return model
+
+
+def _with_model(recipe: str, model: str) -> str:
+    if model == DEFAULT_MODEL:
+        return recipe
+    # A JSON text is a YAML text, whatever characters a path has.
+    written = model if _PLAIN_YAML.fullmatch(model) else json.dumps(model)
+    lines = recipe.replace(_MODEL_LINE, f"  path: {written}  #").splitlines()
+    if not _THINKS_UNLESS_TOLD.fullmatch(Path(model).name):
+        # A family that cannot be told whether to think refuses to be.
+        lines = [line for line in lines if not line.startswith(_THINKING_LINE)]
+    return "\n".join(lines) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    if text.startswith("#!"):  # servers.json starts it by its path, which is then seen from that file
+        path.chmod(path.stat().st_mode | 0o111)

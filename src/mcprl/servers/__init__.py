@@ -1,42 +1,39 @@
-"""The MCP servers that ship with mcprl, by name. Importing this package is cheap: a server is imported when made."""
+"""MCP servers of mcprl and of installed packages, by name. Importing this is cheap: a server is imported when made."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
-from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
-from mcprl.errors import BadValueError
+from mcprl.errors import BadValueError, MissingExtraError, did_you_mean
 from mcprl.protocol import TOKEN_HEADER, TOKEN_VARIABLE
-from mcprl.redact import SECRETS
-from mcprl.suggestions import did_you_mean
+from mcprl.secrets import SECRETS
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["SERVERS", "make_server", "run"]
+__all__ = ["make_server", "run"]
 
-SERVERS: Mapping[str, str] = {
-    "bfcl": "mcprl.servers.bfcl.server",
-    "directory": "mcprl.servers.directory",
-    "fmp": "mcprl.servers.fmp.server",
-    "polygon": "mcprl.servers.polygon.server",
-    "python": "mcprl.servers.python.server",
-    "slack": "mcprl.servers.slack.server",
-    "tavily": "mcprl.servers.tavily.server",
-}
-"""Name of each server and the module whose `make_server` makes it."""
+# Servers of packages that may not be installed, and the extra that brings them.
+_EXTRAS = {**dict.fromkeys(("fmp", "polygon", "python", "slack", "tavily"), "market"), "bfcl": "suites"}
 
 
 def make_server(name: str, **options: Any) -> MCPServer:
-    """A server, not yet running. Options are those of its own `make_server`: make_server("fmp", world=7)."""
-    if name not in SERVERS:
-        hint = did_you_mean(name, SERVERS)
-        raise BadValueError(f"mcprl ships no server {name!r}{hint}", fix=f"choose one of: {', '.join(sorted(SERVERS))}")
-    return import_module(SERVERS[name]).make_server(**options)
+    """A server, not yet running. Options are those of its own `make_server`: make_server("fmp", world=7).
+
+    Packages add servers through the entry point group `mcprl.servers`.
+    """
+    servers = {entry.name: entry for entry in entry_points(group="mcprl.servers")}
+    if name in servers:
+        return servers[name].load()(**options)
+    if name in _EXTRAS:
+        raise MissingExtraError(f"the server {name!r} is not installed", fix=f"pip install 'mcprl[{_EXTRAS[name]}]'")
+    raise BadValueError(
+        f"there is no server {name!r}{did_you_mean(name, servers)}", fix=f"choose one of: {', '.join(sorted(servers))}"
+    )
 
 
 def run(

@@ -23,7 +23,7 @@ from tinker import types
 from tinker.lib.internal_client_holder import InternalClientHolder
 
 from mcprl.errors import EngineLostError, UnfitEngineError
-from mcprl.redact import SECRETS
+from mcprl.secrets import SECRETS
 from mcprl.skyrl.serve import KEY_HEADER
 
 __all__ = ["AdamStep", "Drawn", "Model", "ScoredRow", "SkyrlClient", "require_fit_sdk"]

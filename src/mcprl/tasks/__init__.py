@@ -1,9 +1,7 @@
 """Tasks: files, the order in which they are dealt, and what is wrong with them before a step is spent."""
 
-from mcprl.tasks.curriculum import Curriculum
-from mcprl.tasks.dealing import Deal, Dealer
 from mcprl.tasks.files import TaskFile, load_preamble, load_tasks, read_task_file, write_tasks
-from mcprl.tasks.order import TaskOrder, make_order
+from mcprl.tasks.order import Curriculum, Deal, Dealer, TaskOrder, make_order
 
 __all__ = [
     "Curriculum",

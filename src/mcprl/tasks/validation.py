@@ -2,22 +2,349 @@
 
 from __future__ import annotations
 
+import difflib
+import math
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal, Protocol, cast
 
 from mcprl.config import EpisodesConfig
+from mcprl.conversations import WrittenCall, calls_in
+from mcprl.errors import did_you_mean
+from mcprl.files import canonical_json
+from mcprl.goals import ExpectedText, HasAll, HasNumber, Matches
 from mcprl.records import Difficulty, Task
-from mcprl.suggestions import did_you_mean
-from mcprl.tasks.call_checks import OfferedTool, ToolsByName
-from mcprl.tasks.drift import DriftedCall, RecordedCall, alias_settings, drift_of, recorded_calls
-from mcprl.tasks.files import TaskEntry, TaskFile
-from mcprl.tasks.leaks import duplicates, leaks
-from mcprl.tasks.reachability import unreachable_checks
+from mcprl.schemas import why_no_pattern
+from mcprl.tasks.files import Row, TaskEntry, TaskFile
+from mcprl.tasks.formats import line_of
 
-__all__ = ["DifficultyFigures", "Problem", "ProblemKind", "Report", "ToolFigures", "validate"]
+__all__ = [
+    "DifficultyFigures",
+    "DriftedCall",
+    "Problem",
+    "ProblemKind",
+    "Report",
+    "ToolFigures",
+    "alias_settings",
+    "check_call",
+    "leaks",
+    "normalised_question",
+    "validate",
+]
+
+
+class OfferedTool(Protocol):
+    """What a tool list says about a tool. `parameters` is the JSON Schema of its arguments."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def server(self) -> str: ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]: ...
+
+
+ToolsByName = Mapping[str, OfferedTool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mend:
+    """An alias for the settings of a server, in a recipe under `servers.settings`.
+
+    Mend(server="fmp", setting="argument_aliases", alias="ticker", meant="symbol")
+    """
+
+    server: str
+    setting: Literal["tool_aliases", "argument_aliases"]
+    alias: str
+    meant: str
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {{{self.alias}: {self.meant}}}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCheck:
+    """What is wrong with a call, and the aliases that would mend all of it; none where no alias does.
+
+    CallCheck(problems=("has no argument 'ticker'", "lacks the argument 'symbol'"), mends=(Mend(…),))
+    """
+
+    problems: tuple[str, ...] = ()
+    mends: tuple[Mend, ...] = ()
+
+
+def check_call(name: str, arguments: Mapping[str, Any], tools: ToolsByName, *, partial: bool = False) -> CallCheck:
+    """Hold a call against the tools. With `partial`, arguments may be missing: they are those that a goal expects."""
+    if name in tools:
+        return _check_arguments(tools[name], arguments, partial=partial)
+    problem = f"no server lists it{did_you_mean(name, tools)}"
+    # Of the tools with a similar name, the first that takes these arguments is the likeliest to be meant.
+    for close in difflib.get_close_matches(name, list(tools), n=3):
+        inside = _check_arguments(tools[close], arguments, partial=partial)
+        if not inside.problems or inside.mends:
+            alias = Mend(server=tools[close].server, setting="tool_aliases", alias=name, meant=close)
+            return CallCheck(problems=(problem,), mends=(alias, *inside.mends))
+    return CallCheck(problems=(problem,))
+
+
+def _check_arguments(tool: OfferedTool, arguments: Mapping[str, Any], *, partial: bool) -> CallCheck:
+    properties = cast("Mapping[str, Any]", tool.parameters.get("properties", {}))
+    required = cast("Sequence[str]", () if partial else tool.parameters.get("required", ()))
+    missing = [name for name in required if name not in arguments]
+    takes_others = tool.parameters.get("additionalProperties", False) is not False
+    unknown = [name for name in arguments if name not in properties and not takes_others]
+    problems = [f"has no argument {name!r}" for name in unknown] + [f"lacks the argument {name!r}" for name in missing]
+    free = {name: properties[name] for name in properties if name not in arguments}
+    meant = _pair({name: arguments[name] for name in unknown}, free, missing)
+    if len(meant) < len(unknown) or not set(missing) <= set(meant.values()):
+        return CallCheck(problems=tuple(problems))
+    mends = tuple(
+        Mend(server=tool.server, setting="argument_aliases", alias=alias, meant=name) for alias, name in meant.items()
+    )
+    return CallCheck(problems=tuple(problems), mends=mends)
+
+
+def _pair(unknown: Mapping[str, Any], free: Mapping[str, Any], missing: Sequence[str]) -> dict[str, str]:
+    """Which argument each unknown one means: by likeness of the names, and the last missing one by elimination."""
+    meant: dict[str, str] = {}
+    for name, value in unknown.items():
+        left = [other for other in free if other not in meant.values() and _fits(value, free[other])]
+        close = difflib.get_close_matches(name, left, n=1)
+        if close:
+            meant[name] = close[0]
+    strangers = [name for name in unknown if name not in meant]
+    wanted = [name for name in missing if name not in meant.values()]
+    if len(strangers) == len(wanted) == 1 and _fits(unknown[strangers[0]], free.get(wanted[0], {})):
+        meant[strangers[0]] = wanted[0]
+    return meant
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int, float),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+def _fits(value: Any, schema: Any) -> bool:
+    """Whether a value has the type that a schema names; a schema that names none takes all."""
+    named: Any = cast("Mapping[str, Any]", schema).get("type") if isinstance(schema, Mapping) else None
+    names = cast("list[Any]", named) if isinstance(named, list) else [named]
+    known = [_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES]
+    return not known or any(isinstance(value, kinds) for kinds in known)
+
+
+_CONVERSATIONS = (("prompt",), ("messages",), ("extra_info", "original_conversation"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """A call and where it stands; `message` counts from 1 in the conversation that `part` names.
+
+    RecordedCall(row="row 18", part="prompt", message=18, call=WrittenCall(name="polygon_get_news", arguments={…}))
+    """
+
+    row: str
+    part: str
+    message: int
+    call: WrittenCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftedCall:
+    """A recorded call that does not fit the tools, what is wrong with it, and the aliases that would mend it.
+
+    DriftedCall(row="row 4", part="prompt", message=3, tool="fmp_get_quote",
+                problems=("has no argument 'ticker'", "lacks the argument 'symbol'"),
+                mends=(Mend(server="fmp", setting="argument_aliases", alias="ticker", meant="symbol"),))
+    """
+
+    row: str
+    part: str
+    message: int
+    tool: str
+    problems: tuple[str, ...]
+    mends: tuple[Mend, ...] = ()
+
+
+def recorded_calls(rows: Iterable[Row]) -> Iterator[RecordedCall]:
+    """Every call that the assistant makes in a conversation of a row."""
+    for row in rows:
+        for path in _CONVERSATIONS:
+            for number, message in enumerate(_messages_at(row.value, path), start=1):
+                if message.get("role") == "assistant":
+                    for call in calls_in(message):
+                        yield RecordedCall(row=row.label, part=".".join(path), message=number, call=call)
+
+
+def drift_of(recorded: Iterable[RecordedCall], tools: ToolsByName) -> Iterator[DriftedCall]:
+    """The calls that do not fit the tools, in their order."""
+    for place in recorded:
+        call = place.call
+        if call.problem is not None or call.arguments is None:
+            check = CallCheck(problems=(call.problem or "it has no arguments",))
+        else:
+            check = check_call(call.name, call.arguments, tools)
+        if check.problems:
+            yield DriftedCall(
+                row=place.row,
+                part=place.part,
+                message=place.message,
+                tool=call.name,
+                problems=check.problems,
+                mends=check.mends,
+            )
+
+
+def alias_settings(drifted: Iterable[DriftedCall]) -> dict[str, dict[str, dict[str, str]]]:
+    """The aliases of all drifted calls, by server and setting, as a recipe has them under `servers.settings`.
+
+    Where one name means two things at one server, that which it means more often is kept: it can have one meaning.
+    """
+    counts = Counter(mend for call in drifted for mend in call.mends)
+    settings: dict[str, dict[str, dict[str, str]]] = {}
+    for mend, _ in counts.most_common():
+        settings.setdefault(mend.server, {}).setdefault(mend.setting, {}).setdefault(mend.alias, mend.meant)
+    return settings
+
+
+def _messages_at(value: Any, path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    for key in path:
+        value = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
+    if isinstance(value, list):
+        for entry in cast("list[Any]", value):
+            # What is no message still counts, or the numbers of those after it would be wrong.
+            yield cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+
+
+# More than anyone writes of a price, a ratio or a percentage.
+_DECIMALS = 4
+_SIGNIFICANT = 6
+
+
+def unreachable_checks(task: Task, tools: ToolsByName, turns: int) -> Iterator[str]:
+    """What of the task cannot be reached within `turns`, one sentence each. Unknown tools are another matter."""
+    yield from _calls(task, tools)
+    yield from _turns(task, turns)
+    for text in [task.goal.answer] if task.goal.answer is not None else []:
+        yield from (f"its answer {problem}" for problem in _impossible(text))
+    for state in task.goal.state:
+        if state.tool in tools:
+            for problem in check_call(state.tool, state.arguments, tools).problems:
+                yield f"the state is asked from {state.tool}, which {_of_tool(problem)}"
+        for text in state.texts:
+            yield from (f"the state of {state.tool} {problem}" for problem in _impossible(text))
+
+
+def _calls(task: Task, tools: ToolsByName) -> Iterator[str]:
+    needed = [(call.tool, call.arguments) for call in task.goal.calls]
+    solved = [(call.name, call.arguments) for call in task.solution.calls] if task.solution is not None else []
+    for who, calls, partial in (("it", needed, True), ("its solution", solved, False)):
+        for name, arguments in calls:
+            if task.tools is not None and name not in task.tools:
+                yield f"{who} needs {name}, which is not among its tools"
+            elif name in tools:
+                for problem in check_call(name, arguments, tools, partial=partial).problems:
+                    yield f"{who} needs {name}, which {_of_tool(problem)}"
+
+
+def _of_tool(problem: str) -> str:
+    return problem.replace("lacks the argument", "is not given")
+
+
+def _turns(task: Task, turns: int) -> Iterator[str]:
+    needed = max(len(task.goal.calls), task.goal.min_calls)
+    answer = task.goal.answer is not None
+    if needed + answer > turns:
+        yield f"it needs {needed} calls{' and an answer' if answer else ''}, one a turn, but may take {turns} turns"
+    solved = len(task.solution.calls) + 1 if task.solution is not None else 0
+    if solved > turns:
+        yield f"its solution takes {solved} turns, but it may take {turns}"
+
+
+def _impossible(text: ExpectedText) -> Iterator[str]:
+    match text:
+        case Matches():
+            problem = why_no_pattern(text.pattern)
+            if problem is not None:
+                yield f"can match nothing: {problem}"
+        case HasNumber():
+            rounded = _as_written(text.value)
+            if not abs(rounded - text.value) <= text.tolerance:
+                yield (
+                    f"must be {text.value!r} to within {text.tolerance:g}, which even {rounded!r} is not: "
+                    f"the tolerance is below the rounding"
+                )
+        case HasAll():
+            both = [word for word in text.members if word.casefold() in {other.casefold() for other in text.none_of}]
+            if both:
+                yield f"must have {both[0]!r} and must not have it"
+        case _:
+            pass
+
+
+def _as_written(value: float) -> float:
+    """The value as someone writes it who rounds to 4 decimals, or to 6 significant digits where that is finer."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    magnitude = math.floor(math.log10(abs(value)))
+    return round(value, max(_DECIMALS, _SIGNIFICANT - 1 - magnitude))
+
+
+_DASHES = re.compile(r"[‐-―−﹘﹣-]")
+_QUOTES = re.compile(r"[‘’‚‛“”„‟\"'`]")
+_CHECKED = ("answer", "calls", "in_any_order", "min_calls", "state", "rubric", "solution")
+
+
+def normalised_question(task: Task) -> str:
+    """The user's words without what makes no other question of them: case, spacing, kinds of dashes and quotes."""
+    text = "\n".join(message["content"] for message in task.prompt if message["role"] == "user")
+    plain = unicodedata.normalize("NFKC", _DASHES.sub("-", text)).casefold()
+    return " ".join(_QUOTES.sub("'", plain).split()).rstrip(".!? ")
+
+
+def duplicates(entries: Sequence[TaskEntry]) -> Iterator[tuple[TaskEntry, str]]:
+    """The entries that ask what an earlier one asks, each with a sentence that names it."""
+    first: dict[str, TaskEntry] = {}
+    for entry in entries:
+        other = first.setdefault(normalised_question(entry.task), entry)
+        if other is not entry:
+            yield entry, f"asks the same as {other.task.id} ({other.row.label})"
+
+
+def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
+    """The entries of `file` that `other` has too: the same question, the same goal and solution, or only the id."""
+    questions = {normalised_question(entry.task): entry for entry in other.entries}
+    ids = {entry.task.id for entry in other.entries}
+    solutions = {key: entry for entry in other.entries if (key := _goal_and_solution(entry.task)) is not None}
+    for entry in file.entries:
+        question = questions.get(normalised_question(entry.task))
+        solution = solutions.get(_goal_and_solution(entry.task) or "")
+        if question is not None:
+            yield entry, f"asks the same as {question.task.id} ({other.path.name}, {question.row.label})"
+        elif solution is not None:
+            yield entry, f"has the goal and solution of {solution.task.id} ({other.path.name}, {solution.row.label})"
+        elif entry.task.id in ids:
+            yield entry, f"has the id of another task in {other.path.name}"
+
+
+def _goal_and_solution(task: Task) -> str | None:
+    # Without a solution two goals may well be the same: many questions need the same tools.
+    if task.solution is None:
+        return None
+    line = line_of(task)
+    return canonical_json({name: line[name] for name in _CHECKED if name in line})
 
 
 class ProblemKind(StrEnum):

@@ -6,26 +6,25 @@ Usable without any training:
 """
 
 from mcprl.tools.cassettes.cassette import Cassette
-from mcprl.tools.catalog import Catalog, Tool
+from mcprl.tools.catalog import Catalog, Tool, ToolDefinition
 from mcprl.tools.connection import ServerConnection
-from mcprl.tools.definitions import ToolDefinition
-from mcprl.tools.limits import Desk, LimitsDesk, desk_lost, desk_settings
+from mcprl.tools.limits import LimitsService, SharedLimits, limit_settings, limits_lost
 from mcprl.tools.specs import ServerSpec, load_server_specs
 from mcprl.tools.toolbox import Toolbox, ToolLease, open_toolbox
 
 __all__ = [
     "Cassette",
     "Catalog",
-    "Desk",
-    "LimitsDesk",
+    "LimitsService",
     "ServerConnection",
     "ServerSpec",
+    "SharedLimits",
     "Tool",
     "ToolDefinition",
     "ToolLease",
     "Toolbox",
-    "desk_lost",
-    "desk_settings",
+    "limit_settings",
+    "limits_lost",
     "load_server_specs",
     "open_toolbox",
 ]

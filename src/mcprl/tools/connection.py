@@ -9,16 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import math
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import httpx2
 from mcp import MCPError
 from mcp.client import InputRequiredRoundsExceededError
-from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_PARAMS,
+    AudioContent,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 from pydantic import ValidationError
 
 from mcprl.errors import (
@@ -32,15 +45,94 @@ from mcprl.errors import (
     ToolsChangedError,
     ToolServerError,
 )
-from mcprl.redact import SECRETS
-from mcprl.tools.answers import Answer, answer_of
-from mcprl.tools.failures import asked_wait_s, log_size, log_tail, one_line, shortened
+from mcprl.protocol import RETRY_AFTER_S
+from mcprl.secrets import SECRETS
 from mcprl.tools.pins import PinnedTools
 from mcprl.tools.session import Session, list_tools, open_session
 from mcprl.tools.specs import ServerSpec
-from mcprl.tools.transports.wire import TransportOutcome, Trouble, outcome_of
+from mcprl.tools.transports.messages import TransportOutcome, Trouble, outcome_of
 
-__all__ = ["ServerConnection"]
+__all__ = ["Answer", "CallableServer", "ServerConnection", "shortened"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back: Answer("Ana: Lima, America/Lima"), Answer("Nobody called 'Bo' works here.", is_error=True)."""
+
+    text: str
+    is_error: bool = False
+    truncated: bool = False
+
+
+class CallableServer(Protocol):
+    """What the pipeline needs of a server: one connection, or several that share the work."""
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer: ...
+
+
+def answer_of(result: CallToolResult) -> Answer:
+    """Its text parts, or else its structured content as JSON; other parts are named, not shown."""
+    texts: list[str] = []
+    omitted: list[str] = []
+    for part in result.content:
+        match part:
+            case TextContent():
+                texts.append(part.text)
+            case EmbeddedResource(resource=TextResourceContents() as resource):
+                texts.append(resource.text)
+            case ImageContent():
+                omitted.append("[image omitted]")
+            case AudioContent():
+                omitted.append("[audio omitted]")
+            case ResourceLink():
+                omitted.append(f"[resource {part.uri} omitted]")
+            case EmbeddedResource():
+                omitted.append(f"[resource {part.resource.uri} omitted]")
+    if not texts and result.structured_content is not None:
+        texts.append(json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":")))
+    return Answer("\n".join([*texts, *omitted]), is_error=bool(result.is_error))
+
+
+_LOG_TAIL_LINES = 20
+_MAX_DETAIL_CHARS = 500
+
+
+def log_size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def log_tail(path: Path, offset: int) -> str:
+    """The last lines that this attempt wrote."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as log:
+        log.seek(offset)
+        lines = log.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-_LOG_TAIL_LINES:])
+
+
+def one_line(error: Exception) -> str:
+    """An error for a sentence: of a group, the first cause; without secrets, and not too long."""
+    while isinstance(error, ExceptionGroup):
+        error = cast("ExceptionGroup[Exception]", error).exceptions[0]
+    text = shortened(" ".join(SECRETS.redact(str(error)).split()))
+    if isinstance(error, MCPError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= _MAX_DETAIL_CHARS else f"{text[: _MAX_DETAIL_CHARS - 1]}…"
+
+
+def asked_wait_s(error: MCPError) -> float | None:
+    """The seconds after which a server, by the data of its error, wants to be called again; None where it says none."""
+    data: Any = error.data
+    asked: Any = cast("dict[str, Any]", data).get(RETRY_AFTER_S) if isinstance(data, dict) else None
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not math.isfinite(asked):
+        return None
+    return max(0.0, float(asked))
+
 
 _logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from dotenv.parser import parse_stream
 
 from mcprl.errors import MissingKeyError, ServerFileError
-from mcprl.redact import MIN_SECRET_CHARACTERS, SECRETS, looks_secret
+from mcprl.secrets import MIN_SECRET_CHARACTERS, SECRETS, looks_secret
 
 __all__ = [
     "Expansion",

@@ -17,10 +17,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mcprl.canonical import canonical_json
 from mcprl.errors import ConfigFileError, ToolsChangedError
-from mcprl.redact import SECRETS
-from mcprl.tools.definitions import ToolDefinition
+from mcprl.files import canonical_json
+from mcprl.secrets import SECRETS
+from mcprl.tools.catalog import ToolDefinition
 
 __all__ = ["PinnedTools", "ToolsDiff", "compare_tools", "read_pins", "write_pins"]
 

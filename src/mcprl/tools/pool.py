@@ -10,22 +10,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from mcprl.errors import ServerStartError
-from mcprl.tools.answers import Answer, CallableServer
-from mcprl.tools.connection import ServerConnection
-from mcprl.tools.definitions import ToolDefinition
+from mcprl.errors import ServerLostError, ServerStartError
+from mcprl.protocol import EPISODE, EPISODE_LIVES_S
+from mcprl.tools.catalog import ToolDefinition
+from mcprl.tools.connection import Answer, CallableServer, ServerConnection
 from mcprl.tools.pins import PinnedTools
-from mcprl.tools.seats import EpisodeKey, EpisodeSeat
+from mcprl.tools.session import Session
 from mcprl.tools.specs import ServerSpec
 
-__all__ = ["EpisodePool", "ServerPool", "SharedPool", "make_pool"]
+__all__ = ["EpisodeKey", "EpisodePool", "ServerPool", "SharedPool", "make_pool"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeKey:
+    """What a server is told about an episode: a name that nobody can guess, and when it is certainly over.
+
+    EpisodeKey(lives_s=600.0)
+    """
+
+    lives_s: float
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+
+
+class EpisodeServer:
+    """Calls of one episode, always to the same process, and only while that process lives.
+
+    A server that died has lost what the episode did there. To go on with its next life would score the policy for a
+    world that forgot half of what it was told, so the episode is lost instead, and run again.
+    """
+
+    def __init__(self, connection: ServerConnection, episode: EpisodeKey) -> None:
+        self.connection = connection
+        self._meta = {EPISODE: episode.id, EPISODE_LIVES_S: episode.lives_s}
+        self._session: Session | None = None
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer:
+        session = await self.connection.live_session()
+        if self._session is None:
+            self._session = session
+        if session is not self._session:
+            raise ServerLostError(
+                f"server {self.connection.spec.name!r} died earlier in this episode, and what it held died with it",
+                fix=f"see its log {self.connection.log}",
+                delivered=False,
+            )
+        return await self.connection.call(tool, arguments, deadline_s, meta=self._meta)
+
 
 _logger = logging.getLogger(__name__)
 
@@ -121,7 +160,7 @@ class SharedPool(_Pool):
         replica = min(self._replicas, key=lambda each: (not each.is_up, self._seated[each]))
         self._seated[replica] += 1
         try:
-            yield EpisodeSeat(replica, episode)
+            yield EpisodeServer(replica, episode)
         finally:
             self._seated[replica] -= 1
 

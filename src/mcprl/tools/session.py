@@ -5,32 +5,126 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
+import os
 import secrets
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mcp import Client, MCPError
 from mcp.client.session import IncomingMessage
+from mcp.client.stdio import get_default_environment
 from mcp.client.subscriptions import SubscriptionLost
 from mcp_types import CallToolResult, Tool, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from mcprl.bounds import MAX_DEPTH, MAX_LISTING_BYTES, OverLimitError, measure
 from mcprl.errors import ServerStartError, ToolLimitError
-from mcprl.processes import ChildProcess, free_port
+from mcprl.processes import ChildProcess, free_port, search_path
 from mcprl.protocol import TOKEN_HEADER, TOKEN_VARIABLE
-from mcprl.tools.definitions import ToolDefinition, definition_of
-from mcprl.tools.results import ResultChecks
+from mcprl.schemas import MAX_DEPTH, MAX_LISTING_BYTES, BadSchemaError, OverLimitError, SchemaCheck, measure
+from mcprl.secrets import SECRETS
+from mcprl.tools.catalog import ToolDefinition, definition_of
 from mcprl.tools.specs import FOLDER, PORT, ServerSpec
 from mcprl.tools.transports.http import http_transport
-from mcprl.tools.transports.launch import find_program, port_answers, start_child
 from mcprl.tools.transports.stdio import stdio_transport
 
-__all__ = ["Session", "list_tools", "open_session"]
+__all__ = ["Session", "find_program", "list_tools", "open_session", "port_answers", "start_child"]
+
+
+_logger = logging.getLogger(__name__)
+
+
+class ResultChecks:
+    """The output schemas of a server's tools. Each is compiled when its first result comes."""
+
+    def __init__(self, server: str, schemas: Mapping[str, Mapping[str, Any] | None]) -> None:
+        self._server = server
+        self._schemas = dict(schemas)
+        self._checks: dict[str, SchemaCheck] = {}
+
+    async def validate(self, name: str, result: CallToolResult) -> None:
+        """Raise RuntimeError, as the SDK does, if a result breaks the schema that its tool promises."""
+        schema = self._schemas.get(name)
+        if schema is None:
+            return
+        if result.structured_content is None and "structured_content" not in result.model_fields_set:
+            raise RuntimeError(f"tool {name} has an output schema but did not return structured content")
+        try:
+            if name not in self._checks:
+                self._checks[name] = await asyncio.to_thread(SchemaCheck, schema)
+        except BadSchemaError as error:
+            raise RuntimeError(f"the output schema of tool {name} is invalid: {error}") from error
+        except OverLimitError as error:
+            self._schemas[name] = None
+            _logger.warning(
+                "server %r: results of tool %r are not checked: its output schema %s", self._server, name, error
+            )
+            return
+        try:
+            error = self._checks[name].error(result.structured_content)
+        except (OverLimitError, RecursionError) as error:
+            raise RuntimeError(f"the structured content of tool {name} {error}") from error
+        if error is not None:
+            raise RuntimeError(f"invalid structured content returned by tool {name}: {error.message}")
+
+
+_KNOCK_S = 2.0
+
+
+def find_program(spec: ServerSpec) -> str | None:
+    """Where the program is that a server's `command`, or the first word of its `start`, names; None where nowhere."""
+    program = spec.command if spec.command is not None else spec.settings.start[0]
+    if "/" in program:
+        # Relative to the server's own folder, as it is for the shell; absolute, because the child changes there first.
+        program = os.path.abspath(Path(spec.cwd or ".") / program)
+    # Looked up here because the operating system would search our own PATH, not the child's.
+    return shutil.which(program, path=_environment(spec)["PATH"])
+
+
+async def start_child(spec: ServerSpec, *, port: int | None, log: Path) -> ChildProcess:
+    """Start the process of a server, with pipes where it speaks over its standard streams.
+
+    `port` is written in the place of `{port}` in a start command. Raises OSError where it cannot be executed.
+    """
+    program = find_program(spec)
+    if program is None:
+        raise FileNotFoundError(f"there is no program {spec.command or spec.settings.start[0]!r} on the PATH")
+    arguments = spec.args if spec.command is not None else spec.settings.start[1:]
+    return await ChildProcess.start(
+        [program, *(word if port is None else word.replace(PORT, str(port)) for word in arguments)],
+        env=_environment(spec),
+        log=log,
+        cwd=spec.cwd,
+        pipes=spec.command is not None,
+        clean=SECRETS.line_cleaner(),
+    )
+
+
+async def port_answers(url: str) -> bool:
+    """Whether something accepts connections where the URL points."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(_KNOCK_S):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+    except OSError:
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
+def _environment(spec: ServerSpec) -> dict[str, str]:
+    """What the SDK counts as safe to inherit (HOME, PATH, USER and the like), and the server's own variables."""
+    return {**get_default_environment(), "PATH": search_path(), **spec.env}
+
 
 _MAX_LIST_PAGES = 100
 _PORT_POLL_S = 0.05

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from urllib.parse import urlsplit
 
 from mcprl.config import ServerSettings
-from mcprl.errors import ServerFileError
-from mcprl.redact import SECRETS
-from mcprl.suggestions import did_you_mean
+from mcprl.errors import ServerFileError, did_you_mean
+from mcprl.secrets import SECRETS
 from mcprl.tools.keys import (
     Expansion,
     load_keys,

@@ -224,7 +224,7 @@ def merge_stats(
 ) -> StatsDocument:
     """The figures of several toolboxes as those of one that got all their calls.
 
-    `spent` is what a desk counted of each server, in calls and USD: it still knows those of a worker that is gone.
+    `spent` is what a service counted of each server, in calls and USD: it still knows those of a worker that is gone.
     """
     names = dict.fromkeys(name for document in documents for name in document["servers"])
     servers: dict[str, ServerFigures] = {}
@@ -238,7 +238,7 @@ def merge_stats(
 
 def _merged_server(parts: Sequence[ServerFigures], spent: tuple[int, float]) -> ServerFigures:
     tools = dict.fromkeys(tool for part in parts for tool in part["tools"])
-    # In decimal, as budgets count. What a desk counted is never less, except where a server needs no desk.
+    # In decimal, as budgets count. What a service counted is never less, except where a server needs no service.
     usd = float(sum((Decimal(str(part["usd"])) for part in parts), Decimal(0)))
     return ServerFigures(
         restarts=sum(part["restarts"] for part in parts),

@@ -11,23 +11,18 @@ from pathlib import Path
 from typing import Self, TypeVar, cast
 
 from mcprl.config import CassetteMode, ServersConfig, ServerSettings
-from mcprl.errors import ServerFileError, ServerStartError, ToolsChangedError
+from mcprl.errors import ServerFileError, ServerStartError, ToolsChangedError, did_you_mean
 from mcprl.records import Observation, ToolCall
-from mcprl.suggestions import did_you_mean
-from mcprl.tools.answers import CallableServer
+from mcprl.tools.arguments import ArgumentCheck
+from mcprl.tools.calls import Instead, Pipeline, Route, open_route
 from mcprl.tools.cassettes.cassette import Cassette
-from mcprl.tools.catalog import Catalog, Tool, compile_checks
-from mcprl.tools.definitions import ToolDefinition
-from mcprl.tools.failures import shortened
-from mcprl.tools.lane import Lane, open_lane
-from mcprl.tools.limits import Desk
+from mcprl.tools.catalog import Catalog, Tool, ToolDefinition, compile_checks
+from mcprl.tools.connection import CallableServer, shortened
+from mcprl.tools.limits import LimitsService
+from mcprl.tools.names import is_offered, matches
 from mcprl.tools.pins import PinnedTools, read_pins
-from mcprl.tools.pipeline import Instead, Pipeline
-from mcprl.tools.pool import ServerPool, make_pool
-from mcprl.tools.seats import EpisodeKey
+from mcprl.tools.pool import EpisodeKey, ServerPool, make_pool
 from mcprl.tools.specs import ServerSpec, load_server_specs
-from mcprl.tools.stages.arguments import ArgumentCheck
-from mcprl.tools.stages.permissions import is_offered, matches
 from mcprl.tools.stats import ServerStats, StatsDocument, stats_document
 
 __all__ = ["ToolLease", "Toolbox", "open_toolbox"]
@@ -47,7 +42,7 @@ class Toolbox:
             observation = await lease.call(ToolCall(name="find_person", arguments={"name": "Ana"}))
 
     With a cassette in mode `replay` no server is started: the cassette says which tools there are, and `replayed`
-    holds the settings of its servers. Rates and budgets are the toolbox's own, or those that the desk `limits` keeps.
+    holds the settings of its servers. Rates and budgets are the toolbox's own, or those of the service `limits`.
     """
 
     def __init__(
@@ -59,7 +54,7 @@ class Toolbox:
         cassette: Cassette | None = None,
         cassette_mode: CassetteMode = "live",
         replayed: Mapping[str, ServerSettings] | None = None,
-        limits: Desk | None = None,
+        limits: LimitsService | None = None,
     ) -> None:
         if len({spec.name for spec in specs}) != len(specs):
             raise ValueError("two servers have the same name")
@@ -73,7 +68,7 @@ class Toolbox:
         self._replayed = replayed or {}
         self._desk = limits
         self._pools: dict[str, ServerPool] = {}
-        self._lanes: dict[str, Lane] = {}
+        self._routes: dict[str, Route] = {}
         self._stack = AsyncExitStack()
         self._catalog: Catalog | None = None
         self._pipeline: Pipeline | None = None
@@ -107,11 +102,11 @@ class Toolbox:
         servers = {
             name: ServerStats(
                 restarts=self._pools[name].restarts if name in self._pools else 0,
-                calls=lane.limits.calls,
-                usd=lane.limits.usd,
-                breaker_openings=lane.breaker.openings,
+                calls=route.limits.calls,
+                usd=route.limits.usd,
+                breaker_openings=route.breaker.openings,
             )
-            for name, lane in self._lanes.items()
+            for name, route in self._routes.items()
         }
         return stats_document(servers, self._pipeline.stats)
 
@@ -121,13 +116,13 @@ class Toolbox:
             await self._open()
             settings = {spec.name: spec.settings for spec in self._specs} or self._replayed
             definitions = self.definitions
-            self._lanes = {
-                name: open_lane(name, settings.get(name, ServerSettings()), version, self._desk)
+            self._routes = {
+                name: open_route(name, settings.get(name, ServerSettings()), version, self._desk)
                 for name, (version, _) in definitions.items()
             }
-            tools = tuple(_on_offer(definitions, self._lanes))
-            self._catalog = Catalog(tools, await _compile(tools, self._lanes))
-            self._pipeline = Pipeline(self._catalog, self._lanes, cassette=self._cassette, cassette_mode=self._mode)
+            tools = tuple(_on_offer(definitions, self._routes))
+            self._catalog = Catalog(tools, await _compile(tools, self._routes))
+            self._pipeline = Pipeline(self._catalog, self._routes, cassette=self._cassette, cassette_mode=self._mode)
             if self._cassette is not None and self._mode != "replay":
                 for name, (version, tools) in definitions.items():
                     self._cassette.record_tools(name, version, tools)
@@ -186,8 +181,8 @@ class Toolbox:
     async def _close(self) -> None:
         closings = [pool.close() for pool in self._pools.values()]
         errors = [error for error in await asyncio.gather(*closings, return_exceptions=True) if error is not None]
-        for lane in self._lanes.values():
-            await lane.limits.settle()
+        for route in self._routes.values():
+            await route.limits.settle()
         if errors:
             raise errors[0]
 
@@ -225,10 +220,12 @@ class ToolLease:
 
 
 @asynccontextmanager
-async def open_toolbox(config: ServersConfig, *, log_dir: Path, limits: Desk | None = None) -> AsyncGenerator[Toolbox]:
+async def open_toolbox(
+    config: ServersConfig, *, log_dir: Path, limits: LimitsService | None = None
+) -> AsyncGenerator[Toolbox]:
     """The toolbox of a recipe: servers with their keys, pins and cassette as its `servers` section says.
 
-    `limits` is the desk that keeps rates and budgets for several toolboxes; without one they are this toolbox's own.
+    `limits` is the service that keeps rates and budgets for several toolboxes; without one they are this toolbox's own.
     """
     specs: Sequence[ServerSpec] = ()
     if config.cassette_mode != "replay":
@@ -277,14 +274,14 @@ async def _gather(*works: Awaitable[_Result]) -> list[_Result]:
     return cast("list[_Result]", outcomes)
 
 
-async def _compile(tools: Sequence[Tool], lanes: Mapping[str, Lane]) -> dict[str, ArgumentCheck]:
+async def _compile(tools: Sequence[Tool], routes: Mapping[str, Route]) -> dict[str, ArgumentCheck]:
     """The checks of all tools, made off the event loop, each server's within the time that it has to start."""
     by_server: dict[str, list[Tool]] = {}
     for tool in tools:
         by_server.setdefault(tool.server, []).append(tool)
     checks: dict[str, ArgumentCheck] = {}
     for made in await _gather(
-        *(_compile_server(server, offered, lanes[server].settings) for server, offered in by_server.items())
+        *(_compile_server(server, offered, routes[server].settings) for server, offered in by_server.items())
     ):
         checks |= made
     for tool in tools:
@@ -310,10 +307,10 @@ async def _compile_server(server: str, tools: Sequence[Tool], settings: ServerSe
 
 
 def _on_offer(
-    definitions: Mapping[str, tuple[str, tuple[ToolDefinition, ...]]], lanes: Mapping[str, Lane]
+    definitions: Mapping[str, tuple[str, tuple[ToolDefinition, ...]]], routes: Mapping[str, Route]
 ) -> Iterator[Tool]:
     for server, (_, tools) in definitions.items():
-        settings = lanes[server].settings
+        settings = routes[server].settings
         for tool in tools:
             if is_offered(tool.name, settings.allow, settings.deny):
                 yield Tool(

@@ -3,24 +3,121 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Mapping
 
-from mcprl.algorithms import make_batch, next_coefficient
+import psutil
+
 from mcprl.episodes import episode_metrics, succeeded
+from mcprl.learning.algorithms import make_batch, next_coefficient
 from mcprl.records import Batch, LostEpisode, Trajectory, Update
+from mcprl.runs.checkpoints import RunState, deal_ids, write_state
+from mcprl.runs.folder import StepRecord
+from mcprl.runs.summary import Summary
 from mcprl.tasks import Deal
 from mcprl.tools.stats import write_stats
-from mcprl.training.collecting import CollectedStep, collect_step
-from mcprl.training.folder import StepRecord
-from mcprl.training.pipeline import Pipeline
-from mcprl.training.resources import resource_metrics
+from mcprl.training.pipeline import CollectedStep, Pipeline, collect_step
 from mcprl.training.run import Run
-from mcprl.training.saving import save_run
 from mcprl.training.shutdown import RunStopped
-from mcprl.training.summary import Summary
 
-__all__ = ["train"]
+__all__ = ["resource_metrics", "train"]
+
+
+async def save_run(run: Run, open_deals: Mapping[int, Deal]) -> None:
+    """Save the run as it stands between two steps. Where that fails, the checkpoints of before are as they were."""
+    started = time.monotonic()
+    with run.timeline.span(run.step - 1, "save"):
+        await _write(run, open_deals)
+    run.save_s = time.monotonic() - started
+
+
+async def _write(run: Run, open_deals: Mapping[int, Deal]) -> None:
+    state = RunState(
+        step=run.step,
+        settings=run.conditions.settings,
+        model=run.conditions.model,
+        weights_version=run.weights.version,
+        kl_coefficient=run.kl_coefficient,
+        order=run.order.state(),
+        health=run.health.state(),
+        open_deals=deal_ids(open_deals),
+    )
+    partial = run.checkpoints.begin(run.step)
+    await run.learner.save_state(partial)
+    write_state(partial, state)
+    await asyncio.to_thread(run.checkpoints.commit, run.step)
+    run.saved_step = run.step
+    # What the checkpoint covers is not needed a second time.
+    run.journal.forget_before(run.step)
+    kept = run.config.training.keep_checkpoints
+    await asyncio.to_thread(run.checkpoints.retain, kept, also=run.health.steps_to_return_to)
+
+
+_GIB = 2**30
+_GPU_QUERY = ("--query-gpu=memory.used,memory.total,utilization.gpu", "--format=csv,noheader,nounits")
+_GPU_DEADLINE_S = 5.0
+
+
+async def resource_metrics() -> Mapping[str, float]:
+    """Memory of this process and of all that it started, what the machine has left, and the GPUs taken together.
+
+    {"memory_trainer_gib": 2.1, "memory_children_gib": 3.4, "memory_free_gib": 12.8, "cpu_load": 1.9}
+    """
+    own = psutil.Process()
+    children = [_rss(child) for child in own.children(recursive=True)]
+    return {
+        "memory_trainer_gib": own.memory_info().rss / _GIB,
+        "memory_children_gib": sum(children) / _GIB,
+        "memory_free_gib": psutil.virtual_memory().available / _GIB,
+        "cpu_load": psutil.getloadavg()[0],
+        **await _gpu_metrics(),
+    }
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.NoSuchProcess:  # it has ended since it was listed
+        return 0
+
+
+async def _gpu_metrics() -> dict[str, float]:
+    """By NVIDIA's own program, which comes with the driver; without it, nothing is known of GPUs.
+
+    `gpu_silent` is 1 where the program is there and does not tell.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    process = await asyncio.create_subprocess_exec(
+        program, *_GPU_QUERY, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(_GPU_DEADLINE_S):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return {"gpu_silent": 1.0}
+    rows = _rows(said.decode()) if process.returncode == 0 else None
+    if not rows:
+        return {"gpu_silent": 1.0}
+    used, total, busy = (sum(column) for column in zip(*rows, strict=True))
+    return {
+        "gpu_memory_gib": used / 1024,
+        "gpu_memory_total_gib": total / 1024,
+        "gpu_busy_share": busy / len(rows) / 100,
+    }
+
+
+def _rows(said: str) -> list[list[float]] | None:
+    """A row a GPU; None where one does not tell, as small boards and virtual ones do."""
+    try:
+        return [[float(cell) for cell in line.split(",")] for line in said.splitlines() if line.strip()]
+    except ValueError:
+        return None
+
 
 # Of the time between a signal and the end: until then episodes may finish, and until then an update may.
 _EPISODES_SHARE, _UPDATE_SHARE = 0.3, 0.6

@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 
-from mcprl.servers.upstream import UNSAID_WAIT_S
+from mcprl_market.upstream import UNSAID_WAIT_S
 
 T = TypeVar("T")
 

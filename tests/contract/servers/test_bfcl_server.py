@@ -16,13 +16,11 @@ from mcprl.tools import ServerSpec, Toolbox
 
 pytest.importorskip("bfcl_eval", reason="needs the wheel: pip install --no-deps bfcl-eval==2026.3.23 mpmath")
 
-from mcprl.evaluation.bfcl.gold import gold_calls
-from mcprl.evaluation.bfcl.scripted import play_calls
-from mcprl.evaluation.bfcl.suite import make_suite, server_settings
-from mcprl.servers.bfcl.documents import all_tools
-from mcprl.servers.bfcl.server import BEGIN, STATE, make_server
-from mcprl.servers.bfcl.simulators import Simulators
-from mcprl.servers.bfcl.wheel import entry_of
+from mcprl_suites.bfcl.scripted import play_calls
+from mcprl_suites.bfcl.server import BEGIN, STATE, make_server
+from mcprl_suites.bfcl.simulators import Simulators, all_tools
+from mcprl_suites.bfcl.suite import gold_calls, make_suite, server_settings
+from mcprl_suites.bfcl.wheel import entry_of
 
 SUITE = make_suite()
 TASKS = SUITE.tasks()

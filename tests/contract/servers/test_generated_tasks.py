@@ -20,27 +20,27 @@ from pathlib import Path
 import pytest
 from wrong_variants import Variant, wrong_variants
 
-import mcprl
+import mcprl_market
 from mcprl.chat import load_chat
 from mcprl.concurrency import run_all
 from mcprl.config import EpisodesConfig, RewardsConfig, ServerSettings
-from mcprl.episodes.checks import numbers_in
+from mcprl.episodes.demonstrations import Trial, play, play_gold
 from mcprl.episodes.environment import Environment
-from mcprl.episodes.gold import Trial, play, play_gold
 from mcprl.episodes.loop import lease_for
+from mcprl.episodes.rewards import numbers_in
 from mcprl.goals import HasAll, HasNumber
 from mcprl.records import Task
 from mcprl.servers import make_server
 from mcprl.tasks import load_preamble, load_tasks
-from mcprl.tasks.generation import generate
 from mcprl.tools import ServerSpec, Toolbox
 from mcprl.tools.specs import load_server_specs
-from mcprl.world import open_market
+from mcprl_market.generation import generate
+from mcprl_market.world import open_market
 
 pytestmark = pytest.mark.process
 
 WORLD = 7
-SHIPPED = Path(mcprl.__file__).parent / "data" / "market"
+SHIPPED = Path(mcprl_market.__file__).parent / "data"
 REWARDS = RewardsConfig()
 AT_ONCE = 16
 FEWEST_VARIANTS = 10

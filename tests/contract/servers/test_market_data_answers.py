@@ -9,8 +9,8 @@ from mcp import Client, MCPError
 
 from mcprl.protocol import RETRY_AFTER_S
 from mcprl.servers import make_server
-from mcprl.servers.polygon.texts import MAX_BARS_SHOWN
-from mcprl.servers.upstream import UNSAID_WAIT_S, Upstream
+from mcprl_market.polygon import MAX_BARS_SHOWN
+from mcprl_market.upstream import UNSAID_WAIT_S, Upstream
 
 
 @pytest.fixture(params=[FMP, POLYGON], ids=lambda live: live.name)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import mcprl
+import mcprl_market
 from mcprl.cli import main
 from mcprl.records import Task
 from mcprl.tasks import load_tasks
 
 pytestmark = pytest.mark.process
 
-MARKET = Path(mcprl.__file__).parent / "data" / "market"
+MARKET = Path(mcprl_market.__file__).parent / "data"
 RECIPE = """
 name: play
 model: {path: nowhere}

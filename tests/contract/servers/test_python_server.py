@@ -19,8 +19,8 @@ from served_specs import served_spec
 from mcprl.errors import Fault
 from mcprl.protocol import EPISODE_SCOPE, SCOPE
 from mcprl.records import ToolCall
-from mcprl.servers.python.server import make_server
 from mcprl.tools import Toolbox
+from mcprl_market.python.server import make_server
 
 pytestmark = [
     pytest.mark.process,

@@ -11,7 +11,7 @@ from served_specs import served_spec
 from mcprl.protocol import EPISODE, EPISODE_LIVES_S
 from mcprl.records import ToolCall
 from mcprl.tools import Toolbox
-from mcprl.world import open_workspace
+from mcprl_market.world import open_workspace
 
 pytestmark = pytest.mark.process
 

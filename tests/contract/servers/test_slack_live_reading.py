@@ -10,9 +10,8 @@ from local_upstream import Trouble
 from mcp import Client, MCPError
 
 from mcprl.protocol import EPISODE, EPISODE_SCOPE, SCOPE
-from mcprl.servers.slack.live import LiveChat
-from mcprl.servers.slack.server import make_server
-from mcprl.servers.upstream import Upstream
+from mcprl_market.slack import LiveChat, make_server
+from mcprl_market.upstream import Upstream
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from mcprl.episodes import EpisodeRunner
 from mcprl.goals import Contains, ExpectedCall, ExpectedState, Goal, HasNumber
 from mcprl.recipe import load_recipe
 from mcprl.records import StopReason, Task, ToolCall, Trajectory
-from mcprl.samplers.scripted import ScriptedSampler
+from mcprl.samplers.sampler import ScriptedSampler
 from mcprl.tools import Toolbox
-from mcprl.world import open_market
+from mcprl_market.world import open_market
 
 pytestmark = pytest.mark.process
 

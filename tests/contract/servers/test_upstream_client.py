@@ -12,8 +12,8 @@ from mcp_types import INTERNAL_ERROR
 
 from mcprl.errors import BadValueError, MissingKeyError
 from mcprl.protocol import RETRY_AFTER_S
-from mcprl.redact import SECRETS
-from mcprl.servers.upstream import UNSAID_WAIT_S, Upstream, UpstreamRefusal, base_url, path_segment, required_key
+from mcprl.secrets import SECRETS
+from mcprl_market.upstream import UNSAID_WAIT_S, Upstream, UpstreamRefusal, base_url, path_segment, required_key
 
 KEY = "q7Rk2Vx9Tz4Lm8Wn3Bc6Yd1Hs5"
 PATIENT_S = 60.0  # long enough for whatever is answered, on a machine that is busy with other things

@@ -13,7 +13,7 @@ from mcp import MCPError
 from upstream_calls import client_of, outcome
 
 from mcprl.processes import ChildProcess, free_port
-from mcprl.tools.transports.wire import Trouble, outcome_of
+from mcprl.tools.transports.messages import Trouble, outcome_of
 
 pytestmark = [pytest.mark.process, pytest.mark.parametrize("mode", ["auto", "legacy"])]
 

@@ -14,7 +14,7 @@ from live_servers import HERE, eventually
 from upstream_calls import client_of, outcome
 
 from mcprl.processes import ChildProcess, free_port
-from mcprl.tools.transports.wire import Trouble
+from mcprl.tools.transports.messages import Trouble
 from processor_time import uncollected
 
 pytestmark = pytest.mark.process

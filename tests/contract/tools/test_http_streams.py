@@ -14,7 +14,7 @@ from mcp_types import RootsListChangedNotification
 from upstream_calls import ERAS, call_echo, client_of, does, outcome, outcome_of_misbehaviour
 from upstream_server import upstream
 
-from mcprl.tools.transports.wire import Trouble
+from mcprl.tools.transports.messages import Trouble
 
 # Events
 

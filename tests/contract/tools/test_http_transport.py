@@ -15,7 +15,7 @@ from upstream_server import upstream
 
 from mcprl.config import ServerSettings
 from mcprl.processes import free_port
-from mcprl.tools.transports.wire import TransportOutcome, Trouble, outcome_of
+from mcprl.tools.transports.messages import TransportOutcome, Trouble, outcome_of
 
 # Connections
 

@@ -20,9 +20,9 @@ from mcp_types import CONNECTION_CLOSED, CallToolResult, TextContent, ToolListCh
 
 from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec
-from mcprl.tools.transports.launch import find_program, port_answers, start_child
+from mcprl.tools.session import find_program, port_answers, start_child
+from mcprl.tools.transports.messages import TransportOutcome, Trouble, outcome_of
 from mcprl.tools.transports.stdio import stdio_transport
-from mcprl.tools.transports.wire import TransportOutcome, Trouble, outcome_of
 
 pytestmark = pytest.mark.process
 
@@ -105,7 +105,7 @@ async def own_task(spec: ServerSpec, folder: Path) -> AsyncGenerator[Talk]:
 @pytest.fixture
 async def flooding(tmp_path, monkeypatch):
     # Of the 10 s that the rest of a line may take, a busy machine may take as much itself.
-    monkeypatch.setattr("mcprl.tools.transports.line_reader._MAX_FLOOD_S", 300.0)
+    monkeypatch.setattr("mcprl.tools.transports.stdio._MAX_FLOOD_S", 300.0)
     async with own_task(script("flooding"), tmp_path) as talk:
         yield talk
 
@@ -150,7 +150,7 @@ async def test_with_other_calls_in_flight_the_right_one_is_answered(flooding, id
 
 
 async def test_a_line_without_end_is_answered_at_once_and_then_ends_the_session(flooding, monkeypatch):
-    monkeypatch.setattr("mcprl.tools.transports.line_reader._MAX_FLOOD_BYTES", 50_000_000)
+    monkeypatch.setattr("mcprl.tools.transports.stdio._MAX_FLOOD_BYTES", 50_000_000)
     outcome = await flooding.outcome("endless")
     assert outcome.trouble is Trouble.TOO_LARGE
     async with asyncio.timeout(DEADLINE_S):

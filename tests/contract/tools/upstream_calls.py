@@ -11,7 +11,7 @@ from upstream_server import upstream
 from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec
 from mcprl.tools.transports.http import http_transport
-from mcprl.tools.transports.wire import TransportOutcome, outcome_of
+from mcprl.tools.transports.messages import TransportOutcome, outcome_of
 
 LIMIT = 100_000
 ERAS = pytest.mark.parametrize("era", ["modern", "legacy"])

@@ -9,7 +9,7 @@ from family_tokenizers import FAMILIES, TEMPLATE, write_tokenizer
 from transformers import AutoTokenizer
 
 from mcprl.chat import Chat, load_chat
-from mcprl.chat.chatml import ChatmlRenderer
+from mcprl.chat.loading import ChatmlRenderer
 
 
 @pytest.fixture(scope="session")

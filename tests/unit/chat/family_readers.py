@@ -11,8 +11,7 @@ from pydantic import TypeAdapter
 from renderers import RendererConfig, create_renderer
 from transformers import AutoTokenizer
 
-from mcprl.chat.reading import TurnReader
-from mcprl.chat.thinking import Thinking
+from mcprl.chat.parsing import Thinking, TurnReader
 
 __all__ = ["FamilyReader", "load_family_readers"]
 

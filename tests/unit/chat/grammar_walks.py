@@ -10,9 +10,9 @@ import torch
 from xgrammar import TokenizerInfo
 
 from mcprl.chat import Chat
-from mcprl.chat.call_syntax import syntax_of
-from mcprl.chat.grammars import Grammars
-from mcprl.chat.thinking import Thinking
+from mcprl.chat.parsing import Thinking
+from mcprl.chat.writing import syntax_of
+from mcprl.grammar.masks import Grammars
 
 __all__ = ["WALK_TOOLS", "Walker", "admissible_ids"]
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from mcprl.chat.parsing import MAX_CALLS
-from mcprl.chat.problems import Problem
+from mcprl.chat.parsing import MAX_CALLS, Problem
 from mcprl.records import ToolCall
 
 __all__ = ["PIECES", "Fuzz", "assert_recordable"]

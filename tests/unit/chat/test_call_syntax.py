@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from mcprl.chat.call_syntax import CALL_SYNTAXES, syntax_of
+from mcprl.chat.writing import CALL_SYNTAXES, syntax_of
 from mcprl.errors import NoCallSyntaxError
 
 TOOL = {

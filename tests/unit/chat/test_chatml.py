@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from mcprl.chat.chatml import ChatmlRenderer
+from mcprl.chat.loading import ChatmlRenderer
 from mcprl.errors import BadValueError
 
 MESSAGES = st.sampled_from([SYSTEM, USER, CALLING, CALLING_TWICE, RESULT, ANSWER])

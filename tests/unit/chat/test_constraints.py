@@ -10,10 +10,10 @@ import pytest
 from grammar_walks import WALK_TOOLS
 
 from mcprl.chat import load_chat
-from mcprl.chat.constraints import make_grammar
-from mcprl.chat.control_text import control_tokens
-from mcprl.chat.grammars import Grammars
+from mcprl.chat.rendering import control_tokens
 from mcprl.errors import BadValueError, InadmissibleTokenError, NoCallSyntaxError, UnheldSchemaError
+from mcprl.grammar.calls import make_grammar
+from mcprl.grammar.masks import Grammars
 
 FIND = {
     "name": "find",

@@ -11,9 +11,9 @@ from grammar_walks import WALK_TOOLS, Walker, admissible_ids
 from jsonschema.validators import Draft202012Validator
 
 from mcprl.chat import Chat, load_chat
-from mcprl.chat.call_syntax import CALL_SYNTAXES, syntax_of
-from mcprl.chat.constraints import make_grammar
-from mcprl.chat.grammars import Grammars
+from mcprl.chat.writing import CALL_SYNTAXES, syntax_of
+from mcprl.grammar.calls import make_grammar
+from mcprl.grammar.masks import Grammars
 from mcprl.servers import make_server
 
 PROMPT = [{"role": "user", "content": "Who is it?"}]

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
-from mcprl.chat import grammars as module
-from mcprl.chat.grammars import Grammars, load_grammars
 from mcprl.errors import BadValueError, GrammarError, InadmissibleTokenError, MissingExtraError
+from mcprl.grammar import masks as module
+from mcprl.grammar.masks import Grammars, load_grammars
 
 ALPHABET = "ab<é€"
 MARKER = "<|im_start|>"
@@ -359,6 +359,6 @@ def test_a_model_folder_gives_the_grammars_of_its_head(tiny_qwen3):
 
 def test_without_the_engine_the_error_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "xgrammar", None)
-    monkeypatch.delitem(sys.modules, "mcprl.chat.grammars")
+    monkeypatch.delitem(sys.modules, "mcprl.grammar.masks")
     with pytest.raises(MissingExtraError, match=r"needs xgrammar.*mcprl\[torch\]"):
-        __import__("mcprl.chat.grammars")
+        __import__("mcprl.grammar.masks")

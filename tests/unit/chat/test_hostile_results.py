@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from mcprl.chat import Chat
-from mcprl.chat.control_text import ControlText
+from mcprl.chat.rendering import ControlText
 from processor_time import least_s
 
 RENDERERS = list(FAMILIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 
 import pytest
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 from mutations import assert_recordable
 from slow_texts import BARE, TAGGED, cpu_ms, growth
 
-from mcprl.chat import llama_calls
-from mcprl.chat.llama_calls import parse_llama_calls
-from mcprl.chat.parsing import MAX_CALLS
+from mcprl.chat.parsing import MAX_CALLS, parse_llama_calls
 
 QUOTE = '{"name": "quote", "parameters": {"symbol": "AAPL"}}'
 
@@ -141,7 +138,3 @@ def test_time_grows_with_the_text_and_not_with_its_square(shape, record_property
 def test_a_quarter_of_a_megabyte_is_read_in_a_moment(shape):
     # The bar of bench/parser_fuzz.py is 50 ms. Here it leaves room for what else the machine does.
     assert cpu_ms(parse_llama_calls, BARE[shape](1 << 18)) < 1500
-
-
-def test_the_examples_in_the_documentation_hold():
-    assert tuple(doctest.testmod(llama_calls)) == (0, 1)

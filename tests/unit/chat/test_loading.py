@@ -12,8 +12,8 @@ from renderers import DefaultRendererConfig, create_renderer
 from transformers import AutoTokenizer
 
 from mcprl.chat import Thinking, load_chat
-from mcprl.chat.chatml import ChatmlRenderer
-from mcprl.chat.probing import find_traits
+from mcprl.chat.loading import ChatmlRenderer
+from mcprl.chat.rendering import find_traits
 from mcprl.errors import BadValueError, UnbridgeableError
 
 NONE, OPTIONAL, OPEN = Thinking.NONE, Thinking.OPTIONAL, Thinking.OPEN

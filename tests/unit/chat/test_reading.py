@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from family_readers import load_family_readers
 from mutations import PIECES, Fuzz, assert_recordable
 from written_calls import CALLS, SAMPLED, SPECS, WRITERS, written_turns
 
-from mcprl.chat import reading, tagged_calls, thinking
-from mcprl.chat.problems import Problem
-from mcprl.chat.reading import JSON_FAMILIES, TurnReader, read_text
-from mcprl.chat.tagged_calls import is_whole
-from mcprl.chat.thinking import Thinking, split_thinking
+from mcprl.chat.parsing import JSON_FAMILIES, Problem, Thinking, TurnReader, is_whole, read_text, split_thinking
 
 CALL = '<tool_call>{"name": "a"}</tool_call>'
 OTHER_FAMILIES = [family for family in WRITERS if family not in JSON_FAMILIES]
@@ -108,7 +102,7 @@ def test_prose_is_what_is_left_without_the_token_that_ended_the_turn(family, rea
     it = readers[family]
     for stop in it.stop_token_ids:
         turn = it.reader.read([], [*it.encode(" It is 09:30. "), stop], SPECS)
-        if family != "glm-4.5":  # It begins every turn inside thinking.
+        if family != "glm-4.5":  # It begins every turn inside parsing.
             assert (turn.prose, turn.calls) == ("It is 09:30.", ())
         assert turn.text == f" It is 09:30. {it.tokenizer.decode([stop])}"
 
@@ -258,9 +252,3 @@ def test_a_call_in_tags_is_whole_or_not_and_other_families_are_not_asked(family)
     assert not is_whole(family, f"{inner}<oops")
     assert not is_whole(family, f"<oops{inner}")
     assert is_whole("kimi-k2", "<oops")
-
-
-def test_the_examples_in_the_documentation_hold():
-    assert tuple(doctest.testmod(reading)) == (0, 1)
-    assert tuple(doctest.testmod(thinking)) == (0, 1)
-    assert tuple(doctest.testmod(tagged_calls)) == (0, 2)

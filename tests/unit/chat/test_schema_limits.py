@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from keyword_cases import HELD, INTEGER, MENDED, NARROWER, REFUSED, STRING, UNHELD, tool, written
 
-from mcprl.chat.schema_limits import Unheld, as_grammar_schema, find_unheld
+from mcprl.grammar.schemas import Unheld, as_grammar_schema, find_unheld
 from schema_walks import EXCLUDES, Walker, part_at, walker_of
 
 

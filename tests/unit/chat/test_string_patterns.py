@@ -10,7 +10,7 @@ from drawn_schemas import PATTERNS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.chat.string_patterns import is_too_large, read_pattern, with_length, write_pattern
+from mcprl.grammar.patterns import is_too_large, read_pattern, with_length, write_pattern
 
 READABLE = [pattern for pattern in PATTERNS if "?!" not in pattern]
 MORE = [

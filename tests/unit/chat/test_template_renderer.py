@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from mcprl.chat import Thinking, load_chat
-from mcprl.chat.template import TemplateRenderer
+from mcprl.chat.loading import TemplateRenderer
 from mcprl.errors import BadValueError, UnbridgeableError
 
 HEADER = "<|start_header_id|>{role}<|end_header_id|>\n\n"

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mcprl.chat.argument_json import write_json
-from mcprl.chat.call_syntax import CALL_SYNTAXES
-from mcprl.chat.constraints import make_grammar
-from mcprl.chat.grammars import Grammars
-from mcprl.chat.writing import TurnWriter
+from mcprl.chat.writing import CALL_SYNTAXES, TurnWriter, write_json
 from mcprl.errors import BadValueError, NoCallSyntaxError
+from mcprl.grammar.calls import make_grammar
+from mcprl.grammar.masks import Grammars
 from mcprl.records import ToolCall
 
 ASKED = [{"role": "user", "content": "Who?"}]

@@ -147,10 +147,10 @@ def test_a_sound_cassette_answers_the_calls_it_was_made_from(run, made, log):
     result = run("verify", made, log)
     assert result.exit_code == 0
     sound, share, unreadable = result.output.splitlines()
-    assert sound == f"{made} is sound."
-    assert share == "Found 2 of 2 calls that can be replayed (100.0%), 2 of 5 calls in all (40.0%)."
+    assert sound == f"{made} is valid."
+    assert share == "Found 2 of 2 calls (100.0%) that can be replayed, 2 of 5 calls (40.0%) in total."
     assert unreadable.startswith("unreadable: log.json, row 1, message 9: ")
-    assert "3 of 5 calls in all" in run("verify", made, log, "--alias", "ticker=symbol").output
+    assert "3 of 5 calls (60.0%) in total" in run("verify", made, log, "--alias", "ticker=symbol").output
 
 
 def test_a_call_that_is_missing_from_the_cassette_is_named_and_the_exit_code_is_1(run, made, tmp_path):
@@ -158,7 +158,7 @@ def test_a_call_that_is_missing_from_the_cassette_is_named_and_the_exit_code_is_
     other.write_text(json.dumps(exchange("fmp_get_quote", {"symbol": "Z"}, "Price: 9")))
     result = run("verify", made, other)
     assert result.exit_code == 1
-    assert "Found 0 of 1 calls that can be replayed (0.0%)" in result.output
+    assert "Found 0 of 1 calls (0.0%) that can be replayed" in result.output
     assert "missing: other.json, row 1, message 1: fmp_get_quote" in result.output
 
 
@@ -170,7 +170,7 @@ def test_a_cassette_that_was_tampered_with_is_not_sound(run, made):
     result = run("verify", made)
     assert result.exit_code == 1
     assert "fault: server 'fmp': the definition of 'fmp_get_quote' is not the one recorded" in result.output
-    assert "sound" not in result.output
+    assert "is valid" not in result.output
 
 
 def test_a_long_list_of_faults_is_cut_and_says_so(run, made):

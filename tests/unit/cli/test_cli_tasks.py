@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mcprl.cli.tasks import app
+from mcprl.cli import app
 from mcprl.errors import BadValueError, OtherWorldError, TaskFileError
 from mcprl.tasks import load_tasks
 
@@ -33,7 +33,7 @@ def run(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
     def invoke(*arguments: object) -> tuple[int, str]:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        result = CliRunner().invoke(app, ["tasks", *map(str, arguments)])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.exit_code, result.stdout

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mcprl.cli import EXIT_CODES, explain
+from mcprl.cli.explain import GROUPS, error_pages, find_page, nearest_codes
 from mcprl.errors import UnknownKeyError
-from mcprl.errors.pages import GROUPS, error_pages, find_page, nearest_codes
 
 APP = typer.Typer()
 APP.command()(explain.command)
@@ -38,7 +38,7 @@ def test_every_page_is_printed_with_all_its_parts(code):
     assert result.exit_code == 0
     printed = words(result.stdout)
     assert printed.startswith(f"{code} {page.name} {page.meaning} Whose fault ")
-    assert f"Usual causes • {' • '.join(page.causes)} How to mend it {page.fix}" in printed
+    assert f"Usual causes • {' • '.join(page.causes)} How to fix it {page.fix}" in printed
     assert printed.endswith(f"As it appears mcprl: {page.example}")
     assert all(len(line) <= 100 for line in result.stdout.splitlines())
 

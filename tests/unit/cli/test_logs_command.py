@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mcprl.cli import logs
+from mcprl.cli.logs import find_logs, follow_lines, last_lines
 from mcprl.errors import NoRunError
-from mcprl.monitoring.run_logs import find_logs, follow_lines, last_lines
 
 APP = typer.Typer()
 APP.command()(logs.command)
@@ -118,7 +118,7 @@ def test_what_is_added_is_printed_as_it_comes_until_ctrl_c(outputs, monkeypatch)
         yield "ten\x1b[2J"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mcprl.monitoring.run_logs.follow_lines", follow)
+    monkeypatch.setattr("mcprl.cli.logs.follow_lines", follow)
     result = run("new", "vllm", "--follow", "--grep", "t", "-n", "1")
     assert (result.exit_code, result.stdout) == (0, "three\nten\\x1b[2J\n")
 
@@ -146,7 +146,7 @@ def test_following_sees_what_is_appended_cut_and_replaced(tmp_path):
     assert lines == ["half a line", "second", "cut", "new", "last without an end"]
 
 
-def test_a_long_log_is_read_from_its_end(tmp_path):
+def test_the_last_matching_lines_of_a_long_log_are_found(tmp_path):
     path = tmp_path / "long.log"
     path.write_text("".join(f"line {n} {'x' * 100}\n" for n in range(5000)) + "needle\n" + "y\n" * 70000)
     assert last_lines(path, 2)[0] == ["y", "y"]

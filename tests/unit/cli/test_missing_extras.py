@@ -5,7 +5,7 @@ import pytest
 from mcprl import cli
 
 
-@pytest.mark.parametrize(("library", "extra"), [("duckdb", "dashboard"), ("torch", "torch"), ("pandas", "servers")])
+@pytest.mark.parametrize(("library", "extra"), [("duckdb", "dashboard"), ("torch", "torch"), ("pandas", "market")])
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(library, extra, monkeypatch, capsys):
     def command() -> None:
         raise ModuleNotFoundError(f"No module named {library!r}", name=f"{library}.part")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from mcprl.cli import app
 from mcprl.errors import BadValueError, McprlError, NoRunError, UnknownKeyError
 from mcprl.recipe import load_recipe
-from mcprl.training.folder import RunFolder
+from mcprl.runs.folder import RunFolder
 from step_records import step_record
 
 ROOT = Path(__file__).parents[3]
@@ -38,9 +38,9 @@ print(sorted(set(sys.modules) & set({HEAVY!r})))
 
 NUMBER = {"type": "number", "minimum": 0}
 MAYBE = {"type": ["number", "null"], "minimum": 0}
+WHOLE = {"type": "integer", "minimum": 0}
 TEXT = {"type": "string", "minLength": 1}
-COUNTS = ("episodes", "turns", "calls", "prompt_tokens", "read_tokens", "sampled_tokens", "learned_tokens")
-AMOUNTS = dict.fromkeys((*COUNTS, "trajectory_bytes", "relayed_bytes", "usd", "seconds"), NUMBER)
+AMOUNTS = ("seconds", "episodes", "turns", "calls", "prompt_tokens", "sampled_tokens", "learned_tokens")
 
 
 def exactly(**properties: object) -> dict[str, object]:
@@ -52,53 +52,31 @@ def exactly(**properties: object) -> dict[str, object]:
     }
 
 
-def list_of(**properties: object) -> dict[str, object]:
-    return {"type": "array", "items": exactly(**properties)}
+def list_of(items: object) -> dict[str, object]:
+    return {"type": "array", "items": items}
 
 
-RATE = exactly(tokens_per_s=NUMBER, source=TEXT)
+STEP = exactly(**dict.fromkeys((*AMOUNTS, "trajectory_bytes", "usd"), NUMBER))
 SCHEMA = exactly(
     name=TEXT,
     engine={"enum": ["torch", "skyrl"]},
+    gpus=WHOLE,
+    workers=WHOLE,
+    steps=WHOLE,
     model=exactly(parameters=MAYBE, rank_parameters=MAYBE, source=TEXT),
-    episode=exactly(
-        **dict.fromkeys(("turns", "prompt_tokens", "turn_tokens", "observation_tokens", "calls", "tool_s"), NUMBER)
-    ),
-    hardware=exactly(
-        engine=TEXT,
-        gpus={"type": "integer"},
-        sampler_units={"type": "integer"},
-        learner_units={"type": "integer"},
-        sampler=RATE,
-        learner=RATE,
-        workers={"type": ["integer", "null"]},
-        cores={"type": ["integer", "null"]},
-    ),
-    step=exactly(
-        **AMOUNTS,
-        weights_bytes=MAYBE,
-        collect_s=NUMBER,
-        update_s=NUMBER,
-        driver_cpu_s=NUMBER,
-        driver_bytes=NUMBER,
-        worker_cpu_s=MAYBE,
-        worker_bytes=MAYBE,
-    ),
-    run=exactly(**AMOUNTS, weights_bytes=MAYBE, steps={"type": "integer"}),
-    parts=list_of(name=TEXT, units=NUMBER, episodes_per_s=MAYBE, busy_s=NUMBER, share=NUMBER, setting=TEXT),
-    bottleneck=exactly(part=TEXT, setting=TEXT),
-    growth=list_of(
-        factor={"enum": [10, 100, 1000]},
-        step_s=NUMBER,
-        bottleneck=TEXT,
-        setting=TEXT,
-        usd=NUMBER,
-        needs=list_of(part=TEXT, units={"type": "integer"}, possible={"type": "boolean"}),
-    ),
-    known={"type": "object", "additionalProperties": exactly(value=NUMBER, source=TEXT)},
-    assumptions=list_of(name=TEXT, value=NUMBER, why=TEXT),
-    warnings={"type": "array", "items": TEXT},
-    measured_on=TEXT,
+    figures={
+        "type": "object",
+        "additionalProperties": exactly(value=NUMBER, source=TEXT, assumed={"type": "boolean"}),
+    },
+    step=STEP,
+    run=STEP,
+    collect_s=NUMBER,
+    update_s=NUMBER,
+    parts=list_of(exactly(name=TEXT, units=WHOLE, busy_s=NUMBER, setting=TEXT)),
+    memory_bytes={"type": "object", "additionalProperties": NUMBER, "required": ["driver"]},
+    checkpoint_bytes=MAYBE,
+    warnings=list_of(TEXT),
+    machine=TEXT,
 )
 
 
@@ -122,7 +100,15 @@ def test_every_recipe_has_a_plan_whose_json_keeps_its_form(recipe):
 def test_every_recipe_has_a_plan_for_a_person(recipe):
     result = plan(str(recipe), "--gpus", "4", "--workers", "8")
     assert result.exit_code == 0, result.exception
-    for words in ("Bottleneck: ", "10×", "1,000×", "assumed: ", "8 workers", "money for tools", "no GPU was measured"):
+    for words in (
+        "Bottleneck: ",
+        "assumed: ",
+        "8 workers",
+        "cost of tools",
+        "disk: ",
+        "memory: ",
+        "no GPU was measured",
+    ):
         assert words in result.stdout
 
 
@@ -150,17 +136,23 @@ def test_the_plan_takes_less_than_two_seconds_of_a_processor(mcprl, record_prope
 
 
 def test_workers_and_settings_of_the_command_line_count():
-    assert planned(str(HELLO), "--workers", "6")["hardware"]["workers"] == 6
-    assert planned(str(HELLO), "--workers", "6", "--set", "training.steps=9")["run"]["steps"] == 9
-    assert planned(str(HELLO), "--workers", "0")["hardware"]["workers"] is None
+    found = planned(str(HELLO), "--workers", "6", "--set", "training.steps=9")
+    assert (found["workers"], found["steps"]) == (6, 9)
+    assert found["run"]["calls"] == pytest.approx(9 * found["step"]["calls"])
+    assert planned(str(HELLO), "--workers", "0")["workers"] == 0
+
+
+@pytest.mark.parametrize(("gpus", "warned"), [("0", False), ("4", False), ("6", True), ("2", True)])
+def test_gpus_that_do_not_fit_the_learner_are_named(gpus, warned):
+    assert (f"{gpus} GPUs, but learner.processes is 4" in plan(str(QWEN), "--gpus", gpus).stdout) is warned
 
 
 def test_figures_that_are_given_are_used_and_no_longer_assumed():
     found = planned(str(QWEN), "--gpus", "4", "--assume", "turns=3", "--assume", "sampler_tokens_per_s=2000")
-    assert found["episode"]["turns"] == 3
-    assert found["hardware"]["sampler"] == {"tokens_per_s": 2000.0, "source": "given"}
-    assert found["known"]["turns"] == {"value": 3.0, "source": "given"}
-    assert {"turns", "sampler_tokens_per_s"}.isdisjoint(assumed["name"] for assumed in found["assumptions"])
+    assert found["step"]["turns"] == 3 * found["step"]["episodes"]
+    assert found["figures"]["sampler_tokens_per_s"] == {"value": 2000.0, "source": "given", "assumed": False}
+    assert found["figures"]["turns"] == {"value": 3.0, "source": "given", "assumed": False}
+    assert found["figures"]["learner_tokens_per_s"]["assumed"]
 
 
 @pytest.mark.parametrize(
@@ -204,17 +196,16 @@ def make_run(outputs: Path, steps: int) -> Path:
 def test_a_run_tells_the_shape_of_its_episodes_and_the_speed_of_its_hardware(tmp_path):
     path = make_run(tmp_path, 2)
     found = planned(str(HELLO), "--run", str(path))
-    shape = found["episode"]
+    shape = {name: figure["value"] for name, figure in found["figures"].items()}
     assert (shape["turns"], shape["turn_tokens"], shape["calls"], shape["tool_s"]) == (2.0, 20.0, 1.5, 0.25)
     assert shape["prompt_tokens"] + 40 + shape["observation_tokens"] == pytest.approx(440)
-    assert found["hardware"]["sampler"] == {"tokens_per_s": 128.0, "source": f"run {path.name}"}
-    assert found["hardware"]["learner"]["tokens_per_s"] == 1760.0
-    assert found["known"]["turns"]["source"] == f"run {path.name}"
+    assert (shape["sampler_tokens_per_s"], shape["learner_tokens_per_s"]) == (128.0, 1760.0)
+    assert found["figures"]["turns"]["source"] == f"run {path.name}"
 
 
 def test_what_is_given_counts_more_than_what_a_run_tells(tmp_path):
     found = planned(str(HELLO), "--run", str(make_run(tmp_path, 1)), "--assume", "turns=5")
-    assert found["episode"]["turns"] == 5
+    assert found["figures"]["turns"]["value"] == 5
 
 
 def test_a_run_without_a_step_tells_nothing(tmp_path):

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from mcprl.cli import app
 from mcprl.errors import NoRunError
 from mcprl.recipe import load_recipe
-from mcprl.training.checkpoints import Checkpoints
-from mcprl.training.folder import RunFolder
+from mcprl.runs.checkpoints import Checkpoints
+from mcprl.runs.folder import RunFolder
 from mcprl.verdicts import Severity, Verdict
 from step_records import step_record
 
@@ -110,7 +110,7 @@ def test_a_run_that_is_not_there_is_an_error_with_the_nearest_name(outputs, argu
 def test_runs_are_compared(outputs):
     result = runs("compare", "hello-cpu", "hello-cpu-2")
     assert result.exit_code == 0
-    assert "o hello-cpu" in result.stdout
+    assert "hello-cpu " in result.stdout
     assert "Caution: the seeds differ" in result.stdout
     compared = strict_json(runs("compare", "hello-cpu", "hello-cpu-2", "--json").stdout)
     assert compared["settings"] == {"seed": ["7", "9"]}

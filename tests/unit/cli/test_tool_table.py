@@ -9,16 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from mcprl.cli.tools import diff_text, observation_details, print_tool_stats, print_tools
 from mcprl.errors import Fault
-from mcprl.monitoring.tool_tables import ToolList, ToolStatsTables, diff_text, observation_details
 from mcprl.records import Observation, Source
 from mcprl.tools.catalog import Tool
 from mcprl.tools.stats import ServerFigures, StatsDocument, ToolFigures
 
 
-def shown(renderable, width: int) -> list[str]:
+def shown(show, width: int, *arguments) -> list[str]:
+    """What a function prints."""
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(renderable)
+    show(console, *arguments)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
@@ -68,14 +69,14 @@ BUSY = StatsDocument(
 
 def test_optional_arguments_stand_in_brackets_and_descriptions_are_no_markup():
     description = "[red]Danger[/red] [/nothing] \x1b[31mred"
-    header, row = shown(ToolList([make_tool(description=description, server="[bold]s")]), 200)
+    header, row = shown(print_tools, 200, [make_tool(description=description, server="[bold]s")])
     assert header.split() == ["server", "tool", "arguments", "effects", "description"]
     assert row.split() == ["[bold]s", "find", "name,", "[city]", "[red]Danger[/red]", "[/nothing]", "\\x1b[31mred"]
 
 
 def test_a_tool_says_what_it_may_do_and_what_else_it_is_called():
     tools = [make_tool("read", read_only=True, idempotent=True), make_tool("put", idempotent=True), make_tool("send")]
-    _, read, put, send = shown(ToolList(tools, {"look": "read", "see": "read", "other": "elsewhere"}), 120)
+    _, read, put, send = shown(print_tools, 120, tools, {"look": "read", "see": "read", "other": "elsewhere"})
     assert read.split()[4:] == ["read-only", "Also", "called", "look,", "see."]
     assert put.split()[4:] == ["idempotent"]
     assert send.split()[4:] == []
@@ -86,7 +87,7 @@ def test_where_a_line_each_does_not_fit_tools_get_a_paragraph_each():
         make_tool("find_person", description="City and time zone of a colleague. " * 3, read_only=True),
         make_tool("list_people", description="Names.\n\nA second paragraph.", server="people"),
     ]
-    assert shown(ToolList(tools, {"who_is": "find_person"}), 80) == [
+    assert shown(print_tools, 80, tools, {"who_is": "find_person"}) == [
         "directory",
         "  find_person(name, [city])  read-only",
         "    City and time zone of a colleague. City and time zone of a colleague. City",
@@ -98,13 +99,13 @@ def test_where_a_line_each_does_not_fit_tools_get_a_paragraph_each():
 
 
 def test_a_description_of_pages_is_cut_between_words():
-    (line,) = shown(ToolList([make_tool(description="word " * 1000)]), 400)[1:]
+    (line,) = shown(print_tools, 400, [make_tool(description="word " * 1000)])[1:]
     assert line.endswith("word…")
     assert line.count("word") == 39
 
 
 def test_figures_are_right_aligned_with_separators_and_totals():
-    assert shown(ToolStatsTables(BUSY), 200) == [
+    assert shown(print_tool_stats, 200, BUSY) == [
         "server     calls made    usd  restarts  breaker opened",
         "directory         400   0.00         0               0",
         "fmp            21,250  12.50         2               1",
@@ -134,7 +135,7 @@ def test_figures_are_right_aligned_with_separators_and_totals():
 
 def test_what_never_happened_takes_no_column():
     quiet = StatsDocument(servers={"directory": server({"find_person": figures(calls=7, ok=7)}, calls=7)})
-    assert shown(ToolStatsTables(quiet), 80) == [
+    assert shown(print_tool_stats, 80, quiet) == [
         "server     calls made  restarts  breaker opened",
         "directory           7         0               0",
         "total               7         0               0",
@@ -148,12 +149,12 @@ def test_what_never_happened_takes_no_column():
 
 def test_parts_of_a_cent_are_shown_where_there_are_any():
     document = StatsDocument(servers={"fmp": server({}, calls=3, usd=0.0024)})
-    assert shown(ToolStatsTables(document), 80)[1].split() == ["fmp", "3", "0.0024", "0", "0"]
+    assert shown(print_tool_stats, 80, document)[1].split() == ["fmp", "3", "0.0024", "0", "0"]
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_narrow_terminal_gets_more_tables_and_every_figure_whole(width):
-    lines = shown(ToolStatsTables(BUSY), width)
+    lines = shown(print_tool_stats, width, BUSY)
     assert max(map(len, lines)) <= width
     words = " ".join(lines).split()
     for figure in ("41,000", "40,900", "97", "20,000", "312", "212.8", "1,840.3", "30,002.1"):
@@ -165,7 +166,7 @@ def test_a_narrow_terminal_gets_more_tables_and_every_figure_whole(width):
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.sampled_from([80, 120]))
 def test_counts_of_any_size_are_shown_whole(calls, cached, width):
     tool = figures(calls=calls, ok=calls, cached=cached)
-    lines = shown(ToolStatsTables(StatsDocument(servers={"s": server({"a_tool_of_usual_length": tool})})), width)
+    lines = shown(print_tool_stats, width, StatsDocument(servers={"s": server({"a_tool_of_usual_length": tool})}))
     words = " ".join(lines).split()
     assert words.count(f"{calls:,}") >= 2
     assert not cached or f"{cached:,}" in words
@@ -173,7 +174,7 @@ def test_counts_of_any_size_are_shown_whole(calls, cached, width):
 
 def test_only_what_went_wrong_is_coloured():
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard", highlight=False)
-    console.print(ToolStatsTables(BUSY))
+    print_tool_stats(console, BUSY)
     red = [line for line in console.file.getvalue().splitlines() if "\x1b[1;31m" in line]
     # The breaker that opened, and the calls that failed.
     assert len(red) == 2
@@ -182,7 +183,7 @@ def test_only_what_went_wrong_is_coloured():
 
 def test_names_from_a_file_of_figures_are_no_markup():
     document = StatsDocument(servers={"[red]s": server({"[bold]t\x1b[2J": figures(calls=1, failures={"[x]": 1})})})
-    text = "\n".join(shown(ToolStatsTables(document), 120))
+    text = "\n".join(shown(print_tool_stats, 120, document))
     assert "[red]s" in text
     assert "[bold]t\\x1b[2J" in text
     assert "\x1b" not in text

@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from mcprl.cli import app
-from mcprl.cli.tools import _typed
+from mcprl.cli.options import typed_value
 from mcprl.config import (
     BreakerSettings,
     BudgetSettings,
@@ -27,7 +27,6 @@ from mcprl.config import (
 )
 from mcprl.errors import BadValueError, ConfigFileError
 from mcprl.records import Observation
-from mcprl.tools.catalog import Tool
 from mcprl.tools.pins import read_pins
 from mcprl.tools.stats import ServerStats, ToolStats, stats_document, write_stats
 
@@ -162,14 +161,14 @@ def test_values_take_the_types_of_the_schema_and_aliases_work_as_for_a_policy(mc
         ({}, "3", 3),
     ],
 )
-def test_a_value_is_json_only_where_the_schema_takes_it(schema, text, value):
+def test_a_value_is_json_only_if_the_schema_accepts_it(schema, text, value):
     parameters = {
         "type": "object",
         "properties": {"value": schema, "other": {"type": "string"}},
         "required": ["value", "other"],
         "$defs": {"count": {"type": "integer"}},
     }
-    result = _typed(Tool(name="t", description="", parameters=parameters, server="s"), "value", text)
+    result = typed_value(parameters, "value", text)
     assert result == value
     assert type(result) is type(value)
 
@@ -177,11 +176,11 @@ def test_a_value_is_json_only_where_the_schema_takes_it(schema, text, value):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["Ana"], "'Ana' is no argument"),
-        (["=Ana"], "'=Ana' is no argument"),
+        (["Ana"], "'Ana' is not KEY=VALUE"),
+        (["=Ana"], "'=Ana' is not KEY=VALUE"),
         (["name=Ana", "name=Bo"], "the argument 'name' is given twice"),
         (["--json", "{"], "--json is not JSON"),
-        (["--json", "[1]"], "--json is no object"),
+        (["--json", "[1]"], "--json is not an object"),
     ],
 )
 def test_arguments_that_cannot_be_read_are_an_error_before_any_server_starts(office, arguments, says):
@@ -272,7 +271,7 @@ def test_a_recipe_without_servers_has_nothing_to_pin(office):
 
 @pytest.mark.process
 def test_looking_at_tools_does_not_load_a_library_for_training():
-    code = "import sys, mcprl.monitoring.tool_tables, mcprl.tools; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, mcprl.cli.tools, mcprl.tools; print({'torch', 'transformers'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout == "set()\n"
 

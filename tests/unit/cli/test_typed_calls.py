@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.cli.typed_calls import Typed, TypingError, read_typed
+from mcprl.cli.play import Typed, TypingError, read_typed
 from mcprl.records import ToolCall
 
 TOOLS = {
@@ -62,8 +62,8 @@ def test_a_block_takes_the_lines_up_to_a_single_full_stop():
         ("It is 5", "finish with: answer"),
         ("", "finish with: answer"),
         ("quote symbol='a", "not closed"),
-        ("quote VLKN", "no name=value"),
-        ("{", "no JSON"),
+        ("quote VLKN", "not name=value"),
+        ("{", "not JSON"),
         ('{"arguments": {}}', "write a call as"),
         ("[1]", "write a call as"),
         ('{"name": "quote", "arguments": []}', "write a call as"),

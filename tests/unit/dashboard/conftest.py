@@ -9,8 +9,8 @@ import pytest
 from shown_runs import client_of, make_config, record
 from starlette.testclient import TestClient
 
-from mcprl.dashboard.run_list import RunList
-from mcprl.training.folder import RunFolder
+from mcprl.runs.folder import RunFolder
+from mcprl_dashboard.open_run import RunList
 
 
 @pytest.fixture

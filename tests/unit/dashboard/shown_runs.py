@@ -11,15 +11,14 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from mcprl.config import RunConfig
-from mcprl.dashboard.app import make_app
-from mcprl.dashboard.run_list import RunList
 from mcprl.errors import Fault
 from mcprl.goals import Contains, Goal
 from mcprl.records import FinishReason, Group, Observation, StopReason, Task, ToolCall, Trajectory, Turn
+from mcprl.runs.folder import RunFolder, Span
 from mcprl.tasks import write_tasks
-from mcprl.training.folder import RunFolder
-from mcprl.training.timeline import Span
 from mcprl.verdicts import Severity, Verdict
+from mcprl_dashboard.app import make_app
+from mcprl_dashboard.open_run import RunList
 from step_records import step_record
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,12 +13,11 @@ import duckdb
 import pytest
 from shown_runs import client_of, get, make_episode
 
-from mcprl.dashboard.answers import Refusal
-from mcprl.dashboard.episode_index import EpisodeIndex, EpisodeKey
-from mcprl.dashboard.open_run import OpenRun
-from mcprl.dashboard.questions import Filter, Page
-from mcprl.dashboard.run_list import RunList
-from mcprl.training.trajectory_files import write_trajectories
+from mcprl.runs.trajectories import write_trajectories
+from mcprl_dashboard.answers import Refusal
+from mcprl_dashboard.episode_index import EpisodeIndex, EpisodeKey
+from mcprl_dashboard.open_run import OpenRun, RunList
+from mcprl_dashboard.questions import Filter, Page
 
 WAIT_S = 60.0  # for what comes at once, on a machine that may be very busy
 LONGEST = 10**12

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shown_runs import make_episode
 
-from mcprl.dashboard.episode_index import EpisodeIndex, EpisodeKey
-from mcprl.dashboard.questions import Filter, Page
 from mcprl.episodes import succeeded
 from mcprl.records import StopReason, Trajectory
-from mcprl.training.trajectory_files import write_trajectories
+from mcprl.runs.trajectories import write_trajectories
+from mcprl_dashboard.episode_index import EpisodeIndex, EpisodeKey
+from mcprl_dashboard.questions import Filter, Page
 
 WORDS = ("Lima", "lima beans", "LIMA", "a", "'", '"', "\\", "\n", "%", "Zoë", "é", "", "{}", "null")
 episodes = st.builds(

@@ -11,10 +11,9 @@ from types import ModuleType
 import pytest
 from shown_runs import ROOT, client_of, get
 
-from mcprl.dashboard.run_list import RunList
-from mcprl.training.past_runs import read_run
-from mcprl.training.token_files import read_token_notes
-from mcprl.training.trajectory_files import read_trajectories
+from mcprl.runs.past_runs import read_run
+from mcprl.runs.trajectories import read_token_notes, read_trajectories
+from mcprl_dashboard.open_run import RunList
 
 MODEL = ROOT / ".cache" / "models" / "taught-qwen3"
 

@@ -8,8 +8,8 @@ import asyncio
 import pytest
 from shown_runs import ADDRESS, TOKEN, browser_of, client_of
 
-from mcprl.dashboard.app import make_app
-from mcprl.dashboard.run_list import RunList
+from mcprl_dashboard.app import make_app
+from mcprl_dashboard.open_run import RunList
 
 PATHS = ("/", "/api/runs", "/api/runs/shown/episodes", "/api/nothing", "/assets/none.js")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.dashboard.line_files import Cursor, LineFile
+from mcprl_dashboard.line_files import Cursor, LineFile
 
 LINES = [b'{"step": 0, "x": 1}\n', b'{"step": 1}\n', b"damaged\n", b'{"step": 2, "x": "\xc3\xa9"}\n']
 

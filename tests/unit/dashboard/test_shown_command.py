@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from mcprl.cli.dashboard import command
 from mcprl.errors import NoRunError
+from mcprl_dashboard.commands import command
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):

@@ -15,10 +15,10 @@ import httpx
 import pytest
 from shown_runs import TASKS, make_episode, record
 
-from mcprl.dashboard import serve
 from mcprl.errors import BadValueError
+from mcprl.runs.journal import EpisodeJournal
 from mcprl.tools.stats import ServerStats, ToolStats, stats_document, write_stats
-from mcprl.training.journal import EpisodeJournal
+from mcprl_dashboard.serving import serve
 
 COMMAND = "import typer; from mcprl.cli.dashboard import command; typer.run(command)"
 

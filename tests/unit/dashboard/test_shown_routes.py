@@ -9,8 +9,8 @@ import json
 import pytest
 from shown_runs import TASKS, get, make_episode, record
 
+from mcprl.runs.journal import EpisodeJournal
 from mcprl.tools.stats import ServerStats, ToolStats, stats_document, write_stats
-from mcprl.training.journal import EpisodeJournal
 
 RUN = "/api/runs/shown"
 
@@ -199,7 +199,7 @@ def test_a_search_is_for_the_text_itself_whatever_sql_would_make_of_it(client, f
 
 
 def test_without_built_pages_every_page_says_how_to_build_them(client, monkeypatch, tmp_path):
-    monkeypatch.setattr("mcprl.dashboard.pages._STATIC", tmp_path)
+    monkeypatch.setattr("mcprl_dashboard.app._STATIC", tmp_path)
     for path in ("/", "/runs/shown", "/runs/shown/episodes/1/ask%2Fthe%20time/0", "/compare?runs=a,b"):
         answer = client.get(path)
         assert (answer.status_code, answer.headers["content-type"]) == (503, "text/plain; charset=utf-8")

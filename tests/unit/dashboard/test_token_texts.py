@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from shown_runs import ROOT, client_of, get, make_config, record
 from tokenizers import Tokenizer, decoders, models
 
-from mcprl.dashboard.answers import Refusal
-from mcprl.dashboard.token_texts import TokenTexts, find_tokenizer
-from mcprl.training.folder import RunFolder
+from mcprl.runs.folder import RunFolder
+from mcprl_dashboard.answers import Refusal
+from mcprl_dashboard.open_run import TokenTexts, find_tokenizer
 
 NAMES = ("smollm2-135m", "taught-qwen3")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from mcprl.doctor import Examination, Finding, examine
-from mcprl.doctor.checks import CHECKS
+from mcprl.checks.doctor import Examination, Finding, examine
+from mcprl.checks.doctor.checks import CHECKS
 
 SERVER = Path(__file__).with_name("sick_server.py")
 

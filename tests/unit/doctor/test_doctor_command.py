@@ -14,9 +14,8 @@ from patients import server
 from rich.console import Console
 from typer.testing import CliRunner
 
-from mcprl.cli.doctor import command
-from mcprl.doctor.findings import fine, skipped, warning, wrong
-from mcprl.monitoring.doctor_table import print_closing, print_finding
+from mcprl.checks.doctor.examination import fine, skipped, warning, wrong
+from mcprl.cli.doctor import command, print_closing, print_finding
 
 app = typer.Typer()
 app.command()(command)
@@ -100,6 +99,6 @@ def test_the_closing_line_counts_what_was_found(capsys):
     console = Console(width=100, highlight=False)
     findings = [fine("a", "x"), warning("b", "y", "z"), wrong("c", "y", "z"), skipped("d", "needs a")]
     print_closing(console, findings, 3.2)
-    assert capsys.readouterr().out.strip() == "Not ready: 1 well, 1 to know of, 1 to mend first, 1 skipped; 3 s."
+    assert capsys.readouterr().out.strip() == "Not ready: 1 ok, 1 warning, 1 error, 1 skipped; 3 s."
     print_closing(console, findings[:1], 3.2)
-    assert capsys.readouterr().out.strip() == "Ready to train: 1 well; 3 s."
+    assert capsys.readouterr().out.strip() == "Ready to train: 1 ok; 3 s."

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from patients import Patient, server, tool, well_patient
 
-from mcprl.doctor import Finding
-from mcprl.doctor.play_checks import foretell_learnable, judge_groups
+from mcprl.checks.doctor import Finding
+from mcprl.checks.doctor.play_checks import foretell_learnable, judge_groups
 from mcprl.goals import Contains, Goal
 from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Group, LostEpisode, Observation, StopReason, Task, ToolCall, Trajectory, Turn

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from patients import Patient, server, task, tool
 
-from mcprl.tools.definitions import ToolDefinition
+from mcprl.tools.catalog import ToolDefinition
 from mcprl.tools.pins import write_pins
 from mcprl.verdicts import Severity
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mcprl.episodes import checks
-from mcprl.episodes.checks import meets, numbers_in, why_unusable
+from mcprl.episodes import rewards
+from mcprl.episodes.rewards import meets, numbers_in, why_unusable
 from mcprl.goals import AnyText, Contains, Exactly, HasAll, HasNumber, Matches
 from processor_time import least_s
 
@@ -23,7 +23,7 @@ decimals = st.decimals(-(10**9), 10**9, allow_nan=False, allow_infinity=False, p
 
 
 def test_the_examples_in_the_documentation_hold():
-    assert doctest.testmod(checks).failed == 0
+    assert doctest.testmod(rewards).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import json
 import pytest
 from staged_episodes import Face, FunctionTools, RecordingSampler, make_config, make_task
 
-from mcprl.chat.grammars import load_grammars
-from mcprl.chat.turn_grammars import TurnGrammars
 from mcprl.config import SamplingConfig
 from mcprl.episodes import EpisodeRunner
 from mcprl.errors import InadmissibleTokenError
+from mcprl.grammar.masks import TurnGrammars, load_grammars
 
 END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "echo", "arguments": {"text": "blue"}}\n</tool_call>'

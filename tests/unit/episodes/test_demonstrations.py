@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from staged_episodes import Face, FunctionTools, call, make_config, make_task
 
-import mcprl
+import mcprl_market
 from mcprl.chat import load_chat
-from mcprl.chat.grammars import load_grammars
-from mcprl.chat.turn_grammars import TurnGrammars
 from mcprl.config import AlgorithmConfig, JudgeConfig, RewardsConfig, RunConfig, SamplingConfig, WarmStartConfig
 from mcprl.episodes.demonstrations import Demonstrator, require_solutions
 from mcprl.errors import (
@@ -25,12 +23,13 @@ from mcprl.errors import (
     TaskFileError,
 )
 from mcprl.goals import ExpectedCall
+from mcprl.grammar.masks import TurnGrammars, load_grammars
 from mcprl.records import Solution, StopReason, Task
 from mcprl.servers import make_server
 from mcprl.tasks import load_preamble, load_tasks
 from mcprl.tools import ServerSpec, Toolbox
 
-SHIPPED = Path(mcprl.__file__).parent / "data" / "market"
+SHIPPED = Path(mcprl_market.__file__).parent / "data"
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
 

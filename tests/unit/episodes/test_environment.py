@@ -12,7 +12,7 @@ from staged_episodes import Face, FunctionTools, Refusal, call, make_task
 
 from mcprl.config import RewardsConfig
 from mcprl.episodes import Action, Environment
-from mcprl.episodes.injection import ErrorInjection
+from mcprl.episodes.environment import ErrorInjection
 from mcprl.errors import BadValueError, Fault, ServerLostError
 from mcprl.goals import Contains, ExpectedCall, ExpectedState
 from mcprl.records import FinishReason, Source, StopReason, ToolCall

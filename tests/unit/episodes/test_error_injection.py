@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from mcprl.episodes.injection import ErrorInjection
+from mcprl.episodes.environment import ErrorInjection
 from mcprl.records import Source
 
 TOOL = "fmp_get_quote"

@@ -14,14 +14,14 @@ import pytest
 import torch
 from staged_episodes import make_config, make_task
 
-from mcprl.algorithms import grpo_advantages
 from mcprl.config import RunConfig, ServerSettings
 from mcprl.episodes import Collector, EpisodeRunner, succeeded
 from mcprl.evaluation.harness import Player
-from mcprl.evaluation.suites import TaskSuite
+from mcprl.evaluation.outcomes import TaskSuite
+from mcprl.learning.algorithms import grpo_advantages
 from mcprl.records import Group, LostEpisode, StopReason, Trajectory
 from mcprl.samplers import SampleRequest
-from mcprl.samplers.scripted import ScriptedSampler
+from mcprl.samplers.sampler import ScriptedSampler
 from mcprl.tools import ServerSpec, Toolbox
 
 pytestmark = pytest.mark.process

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from staged_episodes import call, made_group, made_trajectory, made_turn, make_config
 
+from mcprl.checks.health import Health
 from mcprl.episodes.losses import Correlation, LossLedger, fisher_p
 from mcprl.records import LostEpisode, StopReason, ToolCall
-from mcprl.training.health import Health
 from mcprl.verdicts import Severity
 
 WORDS = [f"word{number}" for number in range(60)]

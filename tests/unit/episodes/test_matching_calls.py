@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.episodes.matching import pair_in_any_order, pair_in_order
+from mcprl.episodes.rewards import pair_in_any_order, pair_in_order
 from processor_time import least_s
 
 

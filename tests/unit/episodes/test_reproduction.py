@@ -9,8 +9,8 @@ import pytest
 from staged_episodes import FunctionTools, RecordingSampler, call, make_config, make_task
 
 from mcprl.episodes import EpisodeRunner
-from mcprl.episodes.attempts import lost_to
-from mcprl.episodes.reproduction import TRIALS
+from mcprl.episodes.collector import lost_to
+from mcprl.episodes.loop import TRIALS
 from mcprl.errors import (
     EpisodeDeadlineError,
     InfrastructureError,

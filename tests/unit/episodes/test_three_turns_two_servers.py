@@ -13,10 +13,10 @@ from mcprl.chat import load_chat
 from mcprl.episodes import EpisodeRunner
 from mcprl.goals import Contains, ExpectedCall, Goal
 from mcprl.records import Group, StopReason, Task, Trajectory
-from mcprl.samplers.scripted import ScriptedSampler
+from mcprl.runs.folder import RunFolder
+from mcprl.runs.trajectories import read_trajectories
+from mcprl.samplers.sampler import ScriptedSampler
 from mcprl.tools import Toolbox
-from mcprl.training.folder import RunFolder
-from mcprl.training.trajectory_files import read_trajectories
 from step_records import step_record
 
 pytestmark = pytest.mark.process

@@ -9,7 +9,7 @@ import pytest
 from staged_episodes import make_config
 
 from mcprl.config import ServersConfig, WorkersConfig
-from mcprl.episodes.workers import open_desk
+from mcprl.episodes.ray_workers import make_shared_limits
 from mcprl.errors import BadValueError, MissingExtraError
 
 
@@ -23,10 +23,10 @@ def with_workers(**servers):
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'mcprl\[ray\]'"):
-        open_desk(with_workers())
+        make_shared_limits(with_workers())
 
 
 def test_workers_do_not_write_a_cassette():
     pytest.importorskip("ray", reason="ray is missing: pip install 'mcprl[ray]'")
     with pytest.raises(BadValueError, match="several workers cannot write one cassette"):
-        open_desk(with_workers(cassette=Path("calls.sqlite"), cassette_mode="record"))
+        make_shared_limits(with_workers(cassette=Path("calls.sqlite"), cassette_mode="record"))

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 
 from mcprl.errors import Fault
-from mcprl.evaluation.figures import TaskResult, count_figures
 from mcprl.evaluation.outcomes import CallFate, CallOutcome, EpisodeOutcome
 from mcprl.evaluation.results import Evaluation, ServerCost
+from mcprl.evaluation.statistics import TaskResult, count_figures
 from mcprl.records import FinishReason, Observation, Source, StopReason, ToolCall, Trajectory, Turn
 
 KINDS = ("wrong answer", "wrong arguments", "turn limit", "invalid calls only", "tool error never recovered")

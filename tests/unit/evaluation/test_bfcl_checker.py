@@ -17,10 +17,9 @@ pytest.importorskip("bfcl_eval", reason="needs the wheel: pip install --no-deps 
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
 from mcprl.errors import Fault
-from mcprl.evaluation.bfcl.checker import Failure, MadeCall, check, made_calls
-from mcprl.evaluation.bfcl.gold import calls_before_offer, gold_calls, read_call
 from mcprl.records import FinishReason, Observation, ToolCall, Turn
-from mcprl.servers.bfcl.wheel import CATEGORIES, entries, entry_of
+from mcprl_suites.bfcl.suite import Failure, MadeCall, calls_before_offer, check, gold_calls, made_calls, read_call
+from mcprl_suites.bfcl.wheel import CATEGORIES, entries, entry_of
 
 ENTRIES = [entry for category in CATEGORIES for entry in entries(category).values()]
 OFFICIAL = {

@@ -13,17 +13,15 @@ pytest.importorskip("bfcl_eval", reason="needs the wheel: pip install --no-deps 
 
 from mcprl.config import EpisodesConfig, ModelConfig, RunConfig, SamplingConfig, ServersConfig, TasksConfig
 from mcprl.errors import BadValueError, MissingExtraError
-from mcprl.evaluation.bfcl import make_suite
-from mcprl.evaluation.suites import named_suite
+from mcprl.evaluation.outcomes import named_suite
 from mcprl.records import FinishReason, StopReason, Trajectory, Turn
-from mcprl.servers.bfcl import wheel
-from mcprl.servers.bfcl.documents import all_tools, json_schema
-from mcprl.servers.bfcl.server import BEGIN, STATE
-from mcprl.servers.bfcl.simulators import Simulators, public_state
-from mcprl.servers.bfcl.wheel import entry_of
-from mcprl.tasks.lines import line_of
+from mcprl.tasks.formats import line_of
+from mcprl.tools.arguments import ArgumentCheck
 from mcprl.tools.specs import load_server_specs
-from mcprl.tools.stages.arguments import ArgumentCheck
+from mcprl_suites.bfcl import make_suite, wheel
+from mcprl_suites.bfcl.server import BEGIN, STATE
+from mcprl_suites.bfcl.simulators import Simulators, all_tools, json_schema, public_state
+from mcprl_suites.bfcl.wheel import entry_of
 
 SUITE = make_suite()
 TASKS = {task.id: task for task in SUITE.tasks()}

@@ -13,17 +13,27 @@ from hypothesis import strategies as st
 from made_evaluations import make_evaluation, make_trajectory, said
 from rich.console import Console
 
-from mcprl.evaluation.comparing import compare
+from mcprl.cli.eval import print_report
+from mcprl.cli.stages import StageConsole
 from mcprl.evaluation.harness import Played
-from mcprl.evaluation.html import comparison_html, evaluation_html
-from mcprl.evaluation.markdown import evaluation_markdown
-from mcprl.evaluation.report import make_folder, write_comparison, write_report
-from mcprl.evaluation.results import ServerCost, read_evaluation
+from mcprl.evaluation.report import (
+    _amount,
+    _line,
+    _mean,
+    _percent,
+    _points,
+    comparison_report,
+    evaluation_report,
+    make_folder,
+    to_html,
+    to_markdown,
+    write_comparison,
+    write_report,
+)
+from mcprl.evaluation.results import ServerCost, compare, read_evaluation
 from mcprl.evaluation.statistics import Estimate
-from mcprl.evaluation.wording import amount, duration, number, percent, points, visible
-from mcprl.monitoring.eval_tables import EvalConsole, print_comparison, print_evaluation
 from mcprl.records import LostEpisode
-from mcprl.training.trajectory_files import read_trajectories
+from mcprl.runs.trajectories import read_trajectories
 
 HOSTILE = '<script>alert(1)</script>" onload="x" \u202e|`*_[a](javascript:1)\x1b[31m'
 
@@ -43,7 +53,7 @@ class Elements(HTMLParser):
 def hostile_page(name: str) -> str:
     before = make_evaluation([0.2, 0.8], names=[name, "b"], categories=[name], failure=name, suite=name, model=name)
     after = make_evaluation([0.8, 0.2], seed=4, names=[name, "b"], categories=[name], failure=name, suite=name)
-    return evaluation_html(after, compare(before, after))
+    return to_html(evaluation_report(after, compare(before, after)))
 
 
 @given(st.one_of(st.just(HOSTILE), st.text(min_size=1)))
@@ -64,7 +74,7 @@ def test_a_page_admits_its_one_sheet_and_nothing_else():
 
 def test_every_plot_is_well_formed_and_has_a_name_for_those_who_cannot_see_it():
     plots = re.findall(r"<svg.*?</svg>", hostile_page(HOSTILE), re.DOTALL)
-    assert len(plots) == 6
+    assert len(plots) == 2
     for plot in plots:
         root = ElementTree.fromstring(plot)
         assert root.attrib["role"] == "img"
@@ -74,7 +84,7 @@ def test_every_plot_is_well_formed_and_has_a_name_for_those_who_cannot_see_it():
 
 def test_markdown_shows_foreign_names_as_they_are():
     before = make_evaluation([0.2, 0.8], names=[HOSTILE, "b"])
-    text = evaluation_markdown(before, None)
+    text = to_markdown(evaluation_report(before, None))
     assert "<script>" not in text.replace("\\<", "").replace("\\>", "")
     assert "\x1b" not in text
     rows = [line for line in text.splitlines() if line.startswith("| \\<script")]
@@ -85,9 +95,9 @@ def test_markdown_shows_foreign_names_as_they_are():
 @pytest.mark.parametrize("episodes", [1, 5])
 def test_extreme_evaluations_are_reported_too(chances, episodes):
     evaluation = make_evaluation(chances, episodes=episodes)
-    page = evaluation_html(evaluation, compare(evaluation, evaluation))
+    page = to_html(evaluation_report(evaluation, compare(evaluation, evaluation)))
     assert "nan" not in page.lower().replace("finance", "")
-    assert evaluation_markdown(evaluation, None)
+    assert to_markdown(evaluation_report(evaluation, None))
 
 
 def test_the_folder_of_an_evaluation_holds_results_reports_and_trajectories(tmp_path):
@@ -110,7 +120,7 @@ def test_a_comparison_can_be_written_alone(tmp_path):
     evaluation = make_evaluation([0.5] * 3)
     write_comparison(make_folder(tmp_path, "x", tmp_path / "both"), compare(evaluation, evaluation))
     assert "No difference" in (tmp_path / "both" / "report.md").read_text()
-    assert "No difference" in comparison_html(compare(evaluation, evaluation))
+    assert "No difference" in to_html(comparison_report(compare(evaluation, evaluation)))
 
 
 def test_the_terminal_shows_the_figures_and_no_foreign_command(tmp_path):
@@ -122,18 +132,18 @@ def test_the_terminal_shows_the_figures_and_no_foreign_command(tmp_path):
         lost={"E-TOOL-011": 3},
         servers={"fmp": ServerCost(calls=9, usd=1.5, restarts=0)},
     )
-    print_evaluation(after, compare(before, after), Path("outputs/eval-made"), console)
-    print_comparison(compare(before, after), Path("outputs/both"), console)
+    print_report(evaluation_report(after, compare(before, after)), Path("outputs/eval-made"), console)
+    print_report(comparison_report(compare(before, after)), Path("outputs/both"), console)
     shown = console.export_text()
     assert "\x1b[31m" not in shown
     assert "3 attempts were lost" in shown
-    assert "$1.50 in all" in shown
+    assert "$1.50 in total" in shown
     assert "Report: outputs/eval-made/report.html" in shown
 
 
 def test_progress_is_a_few_lines_where_there_is_no_terminal(tmp_path):
     console = Console(record=True, width=160, file=(tmp_path / "out").open("w"))
-    with EvalConsole(20, console) as watcher:
+    with StageConsole(20, console) as watcher:
         watcher.stage("starting")
         watcher.episode_finished(
             0, LostEpisode(task_id="t", member=0, attempt=0, code="E-TOOL-011", reason="it went away")
@@ -149,16 +159,9 @@ def test_progress_is_a_few_lines_where_there_is_no_terminal(tmp_path):
 
 def test_numbers_are_worded_alike_everywhere():
     estimate = Estimate(value=0.125, low=-0.03125, high=0.28)
-    assert percent(Estimate(value=0.42, low=0.312, high=0.54)) == "42.0% (31.2–54.0)"
-    assert points(estimate) == "+12.5 points (−3.1 to +28.0)"
-    assert number(estimate) == "0.125 (−0.031 to 0.280)"
-    assert points(Estimate(value=-0.0)) == "+0.0 points"
-    assert [amount(value) for value in (3, 2.44, 1204.2)] == ["3", "2.4", "1,204"]
-    assert [duration(value) for value in (None, 0.003, 0.25, 2.1, 245)] == [
-        "–",
-        "3.0 ms",
-        "250 ms",
-        "2.1 s",
-        "4 min 05 s",
-    ]
-    assert visible("a\n" * 200).endswith("…")
+    assert _percent(Estimate(value=0.42, low=0.312, high=0.54)) == "42.0% (31.2 to 54.0)"
+    assert _points(estimate) == "+12.5 points (−3.1 to +28.0)"
+    assert _mean(estimate) == "0.125 (−0.031 to 0.280)"
+    assert _points(Estimate(value=-0.0)) == "+0.0 points"
+    assert [_amount(value) for value in (3, 2.44, 1204.2)] == ["3", "2.4", "1,204"]
+    assert _line("a\n" * 200).endswith("…")

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from mcprl.errors import BadValueError
-from mcprl.evaluation import requests
-from mcprl.evaluation.requests import GREEDY_TEMPERATURE, Wishes, make_request
-from mcprl.evaluation.suites import TaskSuite
+from mcprl.evaluation import harness
+from mcprl.evaluation.harness import GREEDY_TEMPERATURE, Wishes, make_request
+from mcprl.evaluation.outcomes import TaskSuite
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_wishes_that_contradict_each_other_are_refused(wishes, what):
 def test_a_suite_needs_no_recipe_but_a_model(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(requests, "named_suite", lambda name: TaskSuite(name, []))
+    monkeypatch.setattr(harness, "named_suite", lambda name: TaskSuite(name, []))
     request = make_request(Wishes(suite="some", overrides=["model.path=./mine"]))
     assert (request.config.name, request.config.model.path) == ("some", str(tmp_path / "mine"))
     with pytest.raises(BadValueError, match=r"'model' is missing"):

@@ -9,9 +9,8 @@ import pytest
 from made_evaluations import make_evaluation
 
 from mcprl.errors import BadValueError, ConfigFileError
-from mcprl.evaluation.comparing import compare, comparison_json
-from mcprl.evaluation.figures import count_figures
-from mcprl.evaluation.results import read_evaluation, write_evaluation
+from mcprl.evaluation.results import compare, comparison_json, read_evaluation, write_evaluation
+from mcprl.evaluation.statistics import count_figures
 
 
 def test_figures_add_up_to_the_episodes_that_they_are_counted_from():
@@ -50,9 +49,9 @@ def test_an_evaluation_is_read_back_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "no JSON", '{"schema": 2}', "\x00"])
-def test_what_is_no_evaluation_is_refused_by_name(tmp_path, text):
+def test_a_file_that_is_not_an_evaluation_is_refused_by_name(tmp_path, text):
     (tmp_path / "results.json").write_text(text)
-    with pytest.raises(ConfigFileError, match=r"results\.json holds no evaluation"):
+    with pytest.raises(ConfigFileError, match=r"results\.json does not hold an evaluation"):
         read_evaluation(tmp_path)
 
 

@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_evaluations import a_call, make_trajectory, said
 
-from mcprl.evaluation.outcomes import UNKNOWN_TOOL, CallFate, EpisodeOutcome, FailureKind, failure_of, outcome_of
-from mcprl.evaluation.suites import Judged, TaskSuite
+from mcprl.evaluation.outcomes import (
+    UNKNOWN_TOOL,
+    CallFate,
+    EpisodeOutcome,
+    FailureKind,
+    Judged,
+    TaskSuite,
+    failure_of,
+    outcome_of,
+)
 from mcprl.goals import Contains, ExpectedCall, Goal
 from mcprl.records import StopReason, Task
 

@@ -11,7 +11,7 @@ from made_evaluations import make_trajectory, said
 from mcprl.config import EpisodesConfig
 from mcprl.errors import BadValueError, GroupIncompleteError, ServerLostError
 from mcprl.evaluation.harness import Player, choose_tasks, fingerprint
-from mcprl.evaluation.suites import TaskSuite, named_suite
+from mcprl.evaluation.outcomes import TaskSuite, named_suite
 from mcprl.goals import Contains, Exactly, Goal
 from mcprl.records import LostEpisode, Task
 

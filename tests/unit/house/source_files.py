@@ -10,6 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "src" / "mcprl"
+# Packages of the workspace; a file of theirs is named mcprl_market/fmp.py.
+PACKAGES = tuple(sorted(ROOT.glob("packages/*/src/mcprl_*")))
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,9 @@ class SourceFile:
 
 @cache
 def source_files() -> tuple[SourceFile, ...]:
-    files = sorted(PACKAGE.rglob("*.py"))
-    return tuple(SourceFile(str(f.relative_to(PACKAGE)), f.read_text(), ast.parse(f.read_text())) for f in files)
+    roots = [(PACKAGE, PACKAGE), *((package, package.parent) for package in PACKAGES)]
+    files = [(path, str(path.relative_to(base))) for folder, base in roots for path in sorted(folder.rglob("*.py"))]
+    return tuple(SourceFile(name, path.read_text(), ast.parse(path.read_text())) for path, name in files)
 
 
 def imported_modules(file: SourceFile) -> Iterator[tuple[int, str]]:
@@ -37,7 +40,8 @@ def imported_modules(file: SourceFile) -> Iterator[tuple[int, str]]:
 
     `from mcprl.tools import pool` counts as `mcprl.tools.pool`: where `pool` is no module, its prefix still tells.
     """
-    package = ["mcprl", *file.name.split("/")[:-1]]
+    folders = file.name.split("/")[:-1]
+    package = folders if file.part.startswith("mcprl_") else ["mcprl", *folders]
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:

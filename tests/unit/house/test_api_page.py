@@ -22,7 +22,7 @@ BASE_INSTALL = """
 import importlib, sys
 sys.path.insert(0, {scripts!r})
 for name in ("torch", "transformers", "renderers", "safetensors", "peft", "accelerate", "xgrammar", "skyrl_gym", "ray",
-             "tinker", "vllm", "duckdb"):
+             "tinker", "vllm", "duckdb", "mcprl_dashboard", "mcprl_market", "mcprl_skyrl_gym", "mcprl_suites"):
     sys.modules[name] = None
 from docs_api import MODULES
 for public in MODULES:
@@ -71,25 +71,11 @@ def test_a_module_without_an_extra_is_imported_with_the_base_install(api: Module
 def test_every_public_name_has_a_section_and_every_link_of_the_index_leads_to_one(api: ModuleType, page: str):
     anchors = re.findall(r"^###? `.*` \{ #(\S+) \}$", page, re.MULTILINE)
     links = re.findall(r"\]\(#([^)]+)\)", page)
-    assert len(anchors) == len(set(anchors)) > 100
+    assert len(anchors) == len(set(anchors))
     assert sorted(links) == sorted(anchors)
     for public in api.MODULES:
         names = public.only or api.exported(public.module)
         assert {api.anchor(public.module, name) for name in names} < set(anchors)
-
-
-def test_every_package_with_public_names_is_on_the_page_or_left_out_on_purpose(api: ModuleType):
-    inside = {"mcprl.cli", "mcprl.dashboard", "mcprl.processes", "mcprl.redact", "mcprl.scaffold"}
-    faces = {
-        f"mcprl.{path.parent.name}"
-        for path in (ROOT / "src/mcprl").glob("*/__init__.py")
-        if "__all__" in path.read_text()
-    }
-    assert faces - {public.module for public in api.MODULES} <= inside
-
-
-def test_every_module_that_is_frozen_is_on_the_page(api: ModuleType):
-    assert set(api.PUBLIC_MODULES) - {public.module for public in api.MODULES} == set()
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def config_of(name: str) -> RunConfig:
     """The configuration of the run that an example starts, its command line read by mcprl itself."""
     ((_, *arguments),) = commands(scripts(name), {"HEAD_IP": "10.0.0.2", "WORKERS": "16"})
     assert arguments[0] == "train"
-    command = typer.main.get_command(app).commands["train"]
+    command = typer.main.get_command(app).get_command(None, "train")
     parsed = command.make_context("train", list(arguments[1:])).params
     return load_recipe(ROOT / parsed["recipe"], parsed["overrides"])
 

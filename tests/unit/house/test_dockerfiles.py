@@ -47,8 +47,29 @@ def pins(path: Path) -> dict[str, str]:
     return {canonicalize_name(line.split("==")[0]): line.split("==")[1].split(" ")[0] for line in lines}
 
 
-def project() -> dict:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def project(folder: Path = ROOT) -> dict:
+    return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+
+
+def requirements(extras: list[str]) -> list[Requirement]:
+    """What mcprl asks for with these extras, with what its own packages ask for and without themselves."""
+    todo, found = [Requirement(text) for text in project()["dependencies"]], []
+    todo += [Requirement(f"mcprl[{','.join(extras)}]")]
+    seen: set[str] = set()
+    while todo:
+        requirement = todo.pop()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        if requirement.name == "mcprl":
+            asked = [text for extra in requirement.extras for text in project()["optional-dependencies"][extra]]
+        elif requirement.name.startswith("mcprl-"):
+            asked = project(ROOT / "packages" / requirement.name.removeprefix("mcprl-"))["dependencies"]
+        else:
+            asked = []
+            found.append(requirement)
+        todo += map(Requirement, asked)
+    return found
 
 
 def extras_of(dockerfile: Path) -> set[str]:
@@ -122,7 +143,7 @@ def test_the_cpu_image_has_the_versions_of_the_set_up():
 
 def test_the_cpu_image_asks_for_extras_that_exist():
     asked = extras_of(DOCKERFILES[0])
-    assert {"torch", "servers", "vllm-cpu"} <= asked <= set(project()["optional-dependencies"])
+    assert {"torch", "market", "vllm-cpu"} <= asked <= set(project()["optional-dependencies"])
 
 
 def test_the_gpu_image_has_what_its_extras_ask_for():
@@ -130,17 +151,20 @@ def test_the_gpu_image_has_what_its_extras_ask_for():
     head = next(line for line in (ROOT / "docker/gpu-pins.txt").read_text().splitlines() if "mcprl[" in line)
     found = re.search(r"mcprl\[([\w,-]+)\]", head)
     assert found is not None
-    todo, wanted = found[1].split(","), [Requirement(text) for text in project()["dependencies"]]
-    while todo:
-        for requirement in map(Requirement, project()["optional-dependencies"][todo.pop()]):
-            todo += requirement.extras if requirement.name == "mcprl" else ()
-            wanted += [requirement] if requirement.name != "mcprl" else []
     missing = [
         str(each)
-        for each in wanted
+        for each in requirements(found[1].split(","))
         if not each.specifier.contains(pinned.get(canonicalize_name(each.name), "0"), prereleases=True)
     ]
     assert missing == [], "docker/gpu-pins.txt is stale; its first lines say how it is made"
+
+
+def test_the_gpu_image_has_the_packages_that_its_extras_name():
+    head = next(line for line in (ROOT / "docker/gpu-pins.txt").read_text().splitlines() if "mcprl[" in line)
+    own = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
+    named = own & set(head.partition("[")[2].partition("]")[0].split(","))
+    installed = set(re.findall(r"/build/mcprl_([a-z_]+)-\*\.whl", DOCKERFILES[1].read_text()))
+    assert {name.replace("_", "-") for name in installed} == named != set()
 
 
 def test_the_gpu_image_has_the_versions_that_are_tested():

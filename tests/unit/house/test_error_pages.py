@@ -10,9 +10,9 @@ import pytest
 from source_files import ROOT
 
 from mcprl import errors
+from mcprl.cli.explain import FAULTS, GROUPS, error_pages, read_page
 from mcprl.errors import ConfigurationError, McprlError
-from mcprl.errors.pages import FAULTS, GROUPS, error_pages, read_page
-from mcprl.settings import settings
+from mcprl.recipe import settings
 
 DOCS = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 CODES = [

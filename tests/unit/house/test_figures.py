@@ -19,7 +19,7 @@ from promises import Promise, read_promises
 
 FILES = {
     "bench/quick.py": "import sys\nfrom servers.harness import say\nfrom mcprl.tools import Toolbox\n",
-    "bench/slow.py": "from pathlib import Path\n\n\ndef run():\n    from mcprl.learners import policy\n",
+    "bench/slow.py": "from pathlib import Path\n\n\ndef run():\n    from mcprl.learning import models\n",
     "bench/starting.py": 'ARGV = ["python", "-m", "mcprl.training.worker"]\nSERVER = "echo.py"\n',
     "bench/servers/harness.py": "def say(text):\n    print(text)\n",
     "bench/servers/echo.py": "def answer(text):\n    return text\n",
@@ -32,8 +32,8 @@ FILES = {
     "src/mcprl/tools/box.py": "import mcprl.records\nclass Toolbox:\n    size = 1\n",
     "src/mcprl/tools/pool.py": "def take():\n    return 1\n",
     "src/mcprl/records.py": "def make():\n    return 1\n",
-    "src/mcprl/learners/__init__.py": "",
-    "src/mcprl/learners/policy.py": "def step():\n    return 1\n",
+    "src/mcprl/learning/__init__.py": "",
+    "src/mcprl/learning/models.py": "def step():\n    return 1\n",
     "src/mcprl/training/__init__.py": "",
     "src/mcprl/training/worker.py": "def work():\n    return 1\n",
     "src/mcprl/data/tasks.jsonl": "{}\n",
@@ -74,7 +74,7 @@ def digests(root: Path) -> dict[str, str]:
         ("src/mcprl/tools/__init__.py", {"quick", "recipe"}),
         ("src/mcprl/tools/box.py", {"quick", "recipe"}),  # a relative import
         ("src/mcprl/records.py", {"quick", "recipe"}),  # an import of an import
-        ("src/mcprl/learners/policy.py", {"slow"}),  # an import inside of a function
+        ("src/mcprl/learning/models.py", {"slow"}),  # an import inside of a function
         ("src/mcprl/training/worker.py", {"starting"}),  # a module that is started
         ("bench/servers/echo.py", {"starting", "recipe"}),  # a file that is started
         ("tests/helpers.py", {"test"}),

@@ -34,7 +34,7 @@ REPORT = """<testsuites><testsuite>
         (["/usr/lib/chromium/chromium", "--type=renderer"], None),
         ([PYTHON, "-m", "mcprl", "train", "recipe.yaml"], "trainer"),
         ([PYTHON, "/venv/bin/mcprl", "resume", "outputs/run"], "trainer"),
-        ([PYTHON, "-m", "mcprl.learners.worker"], "trainer"),
+        ([PYTHON, "-m", "mcprl.learning.worker"], "trainer"),
         ([PYTHON, "-m", "mcprl", "doctor", "recipe.yaml"], None),
         (["bash", "-c", "mcprl train recipe.yaml"], None),
         ([], None),

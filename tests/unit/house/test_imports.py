@@ -8,28 +8,24 @@ BASE = {
     "records",
     "goals",
     "protocol",
-    "canonical",
     "conversations",
-    "bounds",
-    "patterns",
     "schemas",
-    "retry_after",
     "config",
-    "settings",
     "recipe",
     "errors",
-    "suggestions",
     "seeds",
     "processes",
+    "progress",
     "concurrency",
-    "durable",
-    "redact",
+    "files",
+    "secrets",
     "skyrl",
     "verdicts",
-    "world",
 }
-BEFORE_EPISODES = BASE | {"tasks", "tools", "chat", "samplers"}
-BEFORE_TRAINING = BEFORE_EPISODES | {"episodes", "algorithms", "learners"}
+BEFORE_EPISODES = BASE | {"tasks", "tools", "chat", "grammar", "samplers"}
+BEFORE_RUNS = BEFORE_EPISODES | {"episodes", "learning"}
+BEFORE_TRAINING = BEFORE_RUNS | {"runs", "checks"}
+PACKAGES = {"mcprl_market", "mcprl_dashboard", "mcprl_skyrl_gym", "mcprl_suites"}
 
 # What each part of mcprl may import, besides itself. A new part needs a row here, and a sentence in docs/design.md.
 MAY_IMPORT = {
@@ -38,57 +34,53 @@ MAY_IMPORT = {
     "tools": BASE,
     "servers": BASE,
     "chat": BASE,
-    "samplers": BASE | {"chat"},
+    "grammar": BASE | {"chat"},
+    "samplers": BASE | {"chat", "grammar"},
     "episodes": BEFORE_EPISODES,
-    "algorithms": BASE,
-    "learners": BASE | {"chat", "algorithms"},
-    "planning": BASE | {"tasks"},
-    # The same environment behind the interface of another trainer.
-    "skyrl_gym": BEFORE_EPISODES | {"episodes"},
+    "learning": BASE | {"chat", "grammar"},
+    # What is on disk is read without torch.
+    "runs": BASE | {"tasks", "tools", "episodes"},
+    # The doctor plays a sample of episodes as training does, and health is judged while training runs.
+    "checks": BEFORE_RUNS | {"runs", "training"},
+    # The loop emits events through a protocol of its own; the command line plugs the console and trackers in.
     "training": BEFORE_TRAINING,
-    # The loop emits events through a protocol of its own; the command line plugs monitoring in. So training does not
-    # appear on the right of itself, and monitoring does not appear on the right of training.
-    "evaluation": BEFORE_TRAINING | {"servers", "training"},
-    "doctor": BEFORE_TRAINING | {"planning", "training"},
-    "dashboard": BASE | {"tasks", "training"},
+    "evaluation": BEFORE_TRAINING | {"training"},
+    "tracking": BASE | {"tasks", "tools", "runs", "training"},
     # Its template is a project of the user's: a server, and a test that plays tasks.
     "scaffold": BEFORE_EPISODES | {"episodes", "servers"},
-    "monitoring": BEFORE_TRAINING | {"planning", "training", "evaluation", "doctor"},
-    "cli": BEFORE_TRAINING
-    | {"planning", "servers", "training", "evaluation", "doctor", "dashboard", "monitoring", "scaffold"},
+    "cli": BEFORE_TRAINING | {"servers", "training", "evaluation", "tracking", "scaffold"},
     "__main__": {"cli"},
-    "__init__": BASE,
+    "api": BASE | {"training", "evaluation", "runs"},
+    "__init__": BASE | {"api", "tasks", "tools"},
+    "mcprl_market": BASE | {"tasks", "tools", "servers", "cli"},
+    "mcprl_dashboard": BASE | {"tasks", "runs"},
+    "mcprl_skyrl_gym": BEFORE_EPISODES | {"episodes"},
+    "mcprl_suites": BEFORE_TRAINING | {"evaluation", "servers", "cli"},
 }
 
 # Who may import a heavy library: files, or folders that end in a slash.
 OWNERS = {
-    "mcp": ("tools/", "servers/", "scaffold/template/server.py"),
-    "mcp_types": ("tools/", "servers/", "scaffold/template/server.py"),
+    "mcp": ("tools/", "servers/", "scaffold/template/server.py", "mcprl_market/", "mcprl_suites/"),
+    "mcp_types": ("tools/", "servers/", "scaffold/template/server.py", "mcprl_market/", "mcprl_suites/"),
     "vllm": ("samplers/vllm_worker.py",),
-    "ray": ("episodes/workers.py", "skyrl_gym/trainer.py"),
+    "ray": ("episodes/ray_workers.py", "mcprl_skyrl_gym/trainer.py"),
     "tinker": ("skyrl/",),
-    "skyrl": ("skyrl/serve.py", "skyrl_gym/trainer.py"),
-    "skyrl_gym": ("skyrl_gym/",),
-    "torch": (
-        "algorithms/",
-        "learners/",
-        "samplers/transformers.py",
-        "samplers/merged_adapters.py",
-        "chat/grammars.py",
-    ),
-    "deepspeed": ("learners/zero3.py",),
-    "peft": ("algorithms/", "learners/", "samplers/transformers.py"),
-    "accelerate": ("algorithms/", "learners/", "samplers/transformers.py"),
-    "transformers": ("chat/", "learners/", "samplers/transformers.py", "skyrl/serve.py"),
-    "renderers": ("chat/",),
-    "xgrammar": ("chat/grammars.py",),
-    "duckdb": ("dashboard/",),
-    "starlette": ("dashboard/", "servers/"),
-    "wandb": ("monitoring/trackers/wandb_tracker.py",),
-    "weave": ("monitoring/trackers/weave_tracker.py",),
-    "tensorboard": ("monitoring/trackers/tensorboard_tracker.py",),
-    "opentelemetry": ("monitoring/trackers/opentelemetry_tracker.py",),
-    "bfcl_eval": ("servers/bfcl/", "evaluation/bfcl/"),
+    "skyrl": ("skyrl/serve.py", "mcprl_skyrl_gym/trainer.py"),
+    "skyrl_gym": ("mcprl_skyrl_gym/",),
+    "torch": ("learning/", "samplers/transformers.py", "samplers/vllm_worker.py", "grammar/masks.py"),
+    "deepspeed": ("learning/sharding.py",),
+    "peft": ("learning/", "samplers/transformers.py"),
+    "accelerate": ("learning/", "samplers/transformers.py"),
+    "transformers": ("chat/", "grammar/masks.py", "learning/", "samplers/transformers.py", "skyrl/serve.py"),
+    "renderers": ("chat/", "grammar/calls.py"),
+    "xgrammar": ("grammar/masks.py",),
+    "duckdb": ("mcprl_dashboard/",),
+    "starlette": ("mcprl_dashboard/", "servers/"),
+    "wandb": ("tracking/wandb.py",),
+    "weave": ("tracking/weave.py",),
+    "tensorboard": ("tracking/tensorboard.py",),
+    "opentelemetry": ("tracking/opentelemetry.py",),
+    "bfcl_eval": ("mcprl_suites/",),
 }
 
 
@@ -109,6 +101,17 @@ def test_a_folder_imports_only_what_stands_before_it():
     assert wrong == []
 
 
+def test_the_core_imports_none_of_the_packages_that_extend_it():
+    wrong = [
+        f"src/mcprl/{file.name}:{line} imports {module}"
+        for file in source_files()
+        if file.part not in PACKAGES
+        for line, module in imported_modules(file)
+        if module.split(".")[0] in PACKAGES
+    ]
+    assert wrong == []
+
+
 def test_episodes_and_learners_do_not_reach_each_other_through_others():
     def reachable(part: str) -> set[str]:
         found, todo = set(), [part]
@@ -118,8 +121,8 @@ def test_episodes_and_learners_do_not_reach_each_other_through_others():
                 todo.append(target)
         return found
 
-    assert "learners" not in reachable("episodes")
-    assert "episodes" not in reachable("learners")
+    assert "learning" not in reachable("episodes")
+    assert "episodes" not in reachable("learning")
 
 
 def test_a_heavy_library_is_imported_only_by_its_owner():

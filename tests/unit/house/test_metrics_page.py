@@ -13,22 +13,21 @@ import pytest
 from source_files import ROOT, source_files
 
 from mcprl.episodes.rewards import PARTS, PENALTIES
-from mcprl.settings import settings
-from mcprl.training.metric_names import METRICS, Metric, metric_named
-from mcprl.training.resources import resource_metrics
+from mcprl.recipe import settings
+from mcprl.runs.metric_names import METRICS, Metric, metric_named
+from mcprl.training.loop import resource_metrics
 
 # Every function whose result, or whose dictionary, ends up in a step's line of metrics.jsonl.
 WRITERS = {
-    "episodes/metrics.py": ("episode_metrics",),
-    "training/collecting.py": ("metrics",),
-    "training/loop.py": ("_make_step", "_course_metrics"),
-    "training/resources.py": ("resource_metrics", "_gpu_metrics"),
-    "algorithms/diagnostics.py": ("parity_metrics", "ratio_metrics", "staleness_metrics"),
-    "algorithms/masks.py": ("mask_shares",),
-    "learners/tally.py": ("check_parity", "metrics", "_norms", "_parts"),
-    "learners/learning.py": ("_update", "_follow"),
-    "learners/reference.py": ("follow",),
-    "learners/remote_policy.py": ("follow",),
+    "episodes/collector.py": ("episode_metrics",),
+    "training/pipeline.py": ("metrics",),
+    "training/loop.py": ("_make_step", "_course_metrics", "resource_metrics", "_gpu_metrics"),
+    "learning/algorithms/diagnostics.py": ("parity_metrics", "ratio_metrics", "staleness_metrics"),
+    "learning/algorithms/losses.py": ("mask_shares",),
+    "learning/update.py": ("check_parity", "metrics", "_norms", "_parts"),
+    "learning/learner.py": ("_update", "_follow"),
+    "learning/models.py": ("follow",),
+    "learning/skyrl_learner.py": ("follow",),
 }
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -91,14 +90,14 @@ def test_the_metrics_of_a_generated_run_are_explained():
 
 
 def test_what_the_dashboard_draws_is_explained():
-    text = (ROOT / "dashboard/src/charts/catalog.ts").read_text()
+    text = (ROOT / "packages/dashboard/web/src/charts/catalog.ts").read_text()
     names = set(re.findall(r'\["([a-z0-9_]+)"(?:, "|\])', text))
     names |= {f"{prefix}something" for prefix in re.findall(r'prefix: "(\w+)"', text)}
     assert len(names) > 40
     assert {name for name in names if metric_named(name) is None} == set()
 
 
-@pytest.mark.parametrize("file", ["monitoring/step_table.py", "training/success.py"])
+@pytest.mark.parametrize("file", ["cli/panel.py", "runs/summary.py"])
 def test_what_a_table_in_the_terminal_reads_is_explained(file):
     tree = next(one.tree for one in source_files() if one.name == file)
     read = {

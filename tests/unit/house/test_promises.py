@@ -157,8 +157,8 @@ def test_a_covered_test_is_read_from_the_report_with_all_its_parameters(measure,
 
 
 def test_without_a_report_a_covered_test_is_run(measure):
-    test = "tests/unit/house/test_shape.py::test_no_file_is_longer_than_400_lines"
-    _, verdicts = measure(entry("p", test=test, covered_by="pytest", figure="longest_file_lines", bar="<= 400"), "p")
+    test = "tests/unit/house/test_shape.py::test_no_function_is_longer_than_60_lines"
+    _, verdicts = measure(entry("p", test=test, covered_by="pytest", figure="longest_function_lines", bar="<= 60"), "p")
     assert verdicts["p"]["holds"] is True
     assert float(verdicts["p"]["measured"]) > 1
 

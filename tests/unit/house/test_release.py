@@ -97,23 +97,23 @@ def test_every_dependency_has_a_licence_that_is_allowed_or_excepted_with_a_reaso
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An sdist and a wheel of a repository with three files, each with the names that are given."""
-    names = ["mcprl/__init__.py", "mcprl/py.typed", "mcprl/dashboard/static/index.html"]
+def packages(tmp_path: Path):
+    """The faults of a package with three files, whose sdist and wheel have the names that are given."""
+    names = ["mcprl_x/__init__.py", "mcprl_x/py.typed", "mcprl_x/static/index.html"]
     for name in names:
         (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "src" / name).write_text("")
-    monkeypatch.setattr(release_packages, "ROOT", tmp_path)
 
-    def make(lost: str = "", more: str = "") -> list[str]:
+    def make(lost: str = "", more: str = "", licence: str = "mcprl_x-1.dist-info/licenses/LICENSE") -> list[str]:
         kept = [name for name in names if name != lost] + ([more] if more else [])
         with tarfile.open(tmp_path / "m.tar.gz", "w:gz") as sdist:
             for name in kept:
-                sdist.addfile(tarfile.TarInfo(f"mcprl-1/src/{name}"), io.BytesIO())
+                sdist.addfile(tarfile.TarInfo(f"mcprl_x-1/src/{name}"), io.BytesIO())
         with zipfile.ZipFile(tmp_path / "m.whl", "w") as wheel:
-            for name in [*kept, "mcprl-1.dist-info/licenses/LICENSE"]:
+            for name in [*kept, licence]:
                 wheel.writestr(name, "")
-        return release_packages.content_faults(tmp_path / "m.tar.gz", tmp_path / "m.whl")
+        made = release_packages.Package(tmp_path, tmp_path / "m.tar.gz", tmp_path / "m.whl")
+        return release_packages.content_faults(made)
 
     return make
 
@@ -123,15 +123,40 @@ def test_whole_packages_have_no_fault(packages):
 
 
 def test_packages_without_the_pages_of_the_dashboard_are_refused(packages):
-    lost = "mcprl/dashboard/static/index.html"
+    lost = "mcprl_x/static/index.html"
     assert packages(lost=lost) == [
-        f"the sdist lacks 1 files, such as src/{lost}",
-        f"the wheel lacks 1 files, such as {lost}",
+        f"m.tar.gz lacks 1 files, such as src/{lost}",
+        f"m.whl lacks 1 files, such as {lost}",
     ]
 
 
 def test_packages_with_a_file_of_keys_are_refused(packages):
-    assert packages(more="mcprl/.env") == ["mcprl/.env is shipped", "src/mcprl/.env is shipped"]
+    assert packages(more="mcprl_x/.env") == ["mcprl_x/.env is shipped", "src/mcprl_x/.env is shipped"]
+
+
+def test_packages_without_a_licence_are_refused(packages):
+    assert packages(licence="mcprl_x-1.dist-info/METADATA") == ["m.whl has no licence"]
+
+
+def test_all_packages_of_the_repository_are_built():
+    names = {release_packages.package_source(folder).name for folder in release_packages.folders()}
+    assert names == {"mcprl", "mcprl_dashboard", "mcprl_market", "mcprl_skyrl_gym", "mcprl_suites"}
+
+
+@pytest.mark.parametrize(
+    ("project", "faults"),
+    [
+        ({"version": "1.0", "dependencies": ["mcprl[chat]==1.0", "numpy>=2"]}, []),
+        ({"version": "0.9", "dependencies": ["mcprl==1.0"]}, ["the version is 0.9"]),
+        ({"version": "1.0", "dependencies": ["mcprl==0.9"]}, ["it asks for mcprl==0.9"]),
+        (
+            {"version": "1.0", "dependencies": [], "optional-dependencies": {"market": ["mcprl-market==0.9"]}},
+            ["it asks for mcprl-market==0.9"],
+        ),
+    ],
+)
+def test_packages_of_another_version_are_refused(project, faults):
+    assert release_packages.version_faults(project, "1.0") == faults
 
 
 def test_the_version_is_the_same_wherever_it_stands():
@@ -216,7 +241,7 @@ def test_a_version_is_not_built_without_its_figures_unless_it_is_in_development(
     monkeypatch.setattr(release, "ROOT", tmp_path)
     monkeypatch.setattr(release, "version", lambda: number)
     monkeypatch.setattr(release, "figure_faults", lambda: ["1 figures: one"])
-    monkeypatch.setattr(release, "build", lambda _folder: [package])
+    monkeypatch.setattr(release, "build", lambda _folder: [release_packages.Package(tmp_path, package, package)])
     if built:
         assert release.build_packages() == 0
     else:
@@ -228,7 +253,7 @@ def test_a_version_is_not_built_without_its_figures_unless_it_is_in_development(
 def test_a_version_without_its_figures_does_not_pass_the_check(tmp_path, monkeypatch, capsys):
     package = tmp_path / "m.whl"
     package.write_text("")
-    monkeypatch.setattr(release, "build", lambda _folder: (package, package))
+    monkeypatch.setattr(release, "build", lambda _folder: [release_packages.Package(tmp_path, package, package)])
     monkeypatch.setattr(release, "content_faults", lambda *_: [])
     monkeypatch.setattr(release, "readme_faults", lambda *_: [])
     monkeypatch.setattr(release, "clean_environment", lambda *_: tmp_path)

@@ -14,14 +14,14 @@ import pytest
 from source_files import ROOT
 
 from mcprl.config import AlgorithmConfig, SamplingConfig, TrackingConfig
-from mcprl.monitoring.trackers import opening, process
 from mcprl.recipe import load_recipe
+from mcprl.tracking import delivery, process
 
 REQUIREMENTS = ROOT / "docs" / "requirements.md"
 PAGES = ("requirements", "from-the-old-scripts", "comparison", "architecture", "decisions", "extending")
 IDS = [f"R{number}" for number in range(1, 33)]
 # In backticks: a path from the root of the repository and, behind two colons, something that is defined there.
-NAMED = re.compile(r"`((?:src|tests|bench|docs|recipes|scripts)/[^`\s:]*)(?:::([\w.]+))?[^`]*`")
+NAMED = re.compile(r"`((?:src|packages|tests|bench|docs|recipes|scripts)/[^`\s:]*)(?:::([\w.]+))?[^`]*`")
 ROW = re.compile(r"^\| (R\d+) \|(.*)\|$", re.MULTILINE)
 
 
@@ -58,7 +58,7 @@ def test_every_requirement_has_one_row_in_order():
 @pytest.mark.parametrize("identifier", IDS)
 def test_a_row_names_its_code_and_a_test(identifier):
     paths = [path for path, _ in named_in(rows()[identifier]) if (ROOT / path).exists()]
-    assert any(path.startswith(("src/", "scripts/")) for path in paths)
+    assert any(path.startswith(("src/", "packages/", "scripts/")) for path in paths)
     assert any(path.startswith("tests/") and "test_" in path for path in paths)
 
 
@@ -95,13 +95,13 @@ def test_every_choice_of_the_objective_is_on_the_page_of_algorithms(setting):
 
 
 def test_every_advantage_that_needs_no_critic_has_its_function():
-    batches = pytest.importorskip("mcprl.algorithms.batches", reason="torch is missing: install mcprl[torch]")
+    batches = pytest.importorskip("mcprl.learning.algorithms.batches", reason="torch is missing: install mcprl[torch]")
     assert set(batches._GROUP_RELATIVE) == choices(AlgorithmConfig, "advantages") - {"gae"}
 
 
 def test_every_engine_of_sampling_makes_a_sampler_of_its_own(tmp_path):
     pytest.importorskip("torch", reason="torch is missing: install mcprl[torch]")
-    from mcprl.training.run import make_sampler
+    from mcprl.episodes.stage import make_sampler
 
     engines = choices(SamplingConfig, "engine")
     recipe = ROOT / "recipes" / "hello-cpu.yaml"
@@ -112,5 +112,5 @@ def test_every_engine_of_sampling_makes_a_sampler_of_its_own(tmp_path):
 def test_every_tracker_has_settings_a_process_a_library_and_an_extra():
     named = set(TrackingConfig.model_fields) - {"flush_s"}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert named == set(process.KINDS) == set(opening._MODULES) == set(opening._VARIABLES)
+    assert named == set(process.KINDS) == set(delivery._MODULES) == set(delivery._VARIABLES)
     assert named - set(extras) == set()

@@ -10,13 +10,14 @@ import pytest
 from episodes_seen import make_trajectory
 from rich.console import Console
 
+from mcprl.cli.console import TrainingConsole, print_summary
+from mcprl.cli.panel import step_row, step_table
+from mcprl.cli.runs import next_command
+from mcprl.cli.stages import StageConsole
 from mcprl.config import ModelConfig, RunConfig, ServersConfig, TasksConfig
-from mcprl.monitoring.console import StageConsole, TrainingConsole, print_summary
-from mcprl.monitoring.run_tables import next_command
-from mcprl.monitoring.step_table import StepTable, step_row
 from mcprl.records import LostEpisode
-from mcprl.training.past_runs import PastRun, RunStatus
-from mcprl.training.summary import Summary
+from mcprl.runs.past_runs import PastRun, RunStatus
+from mcprl.runs.summary import Summary
 from mcprl.verdicts import Severity, Verdict
 
 CONFIG = RunConfig.model_validate(
@@ -107,7 +108,7 @@ def test_a_log_says_what_is_being_started_and_which_episodes_were_lost_in_the_wo
     first, second = out.getvalue().splitlines()
     assert first.endswith(" s  starting 2 tool servers")
     assert second.endswith(
-        "lost to infrastructure, run again: t[red]/1 (E-TOOL-011 said [/nothing] \\x1b[2J" + "!" * 90 + ")"
+        "lost to infrastructure, played again: t[red]/1 (E-TOOL-011 said [/nothing] \\x1b[2J" + "!" * 90 + ")"
     )
 
 
@@ -178,7 +179,7 @@ def test_a_skipped_update_has_no_figures_of_its_own():
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
 def test_a_narrow_terminal_leaves_columns_out_and_keeps_health(width):
     console = Console(file=StringIO(), width=width, highlight=False)
-    console.print(StepTable([step_row("1/20", METRICS, (CLIPPING,), left_s=60)]))
+    console.print(step_table([step_row("1/20", METRICS, (CLIPPING,), left_s=60)], width))
     head, line = console.file.getvalue().splitlines()
     assert head.startswith("step  reward")
     assert "+0.250" in line
@@ -217,7 +218,8 @@ def test_the_summary_shows_whether_it_learned_and_whether_its_numbers_can_be_tru
     rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in first.splitlines())
     assert rows["updates"] == "2 in 1m00s: 40 s to collect, 20 s to learn"
     assert rows["groups complete"] == "4 of 40"
-    assert rows["lost to infrastructure"] == "2 attempts, all run again; 3 restarts of tool servers, 1 of the sampler"
+    restarts = "3 restarts of tool servers, 1 of the sampler"
+    assert rows["lost to infrastructure"] == f"2 attempts, all played again; {restarts}"
     assert rows["reward"] == "-0.100 → +0.250"
     assert rows["valid calls"] == "50% → 75%"
     # The worst of all steps, where it is about correctness.
@@ -242,7 +244,7 @@ def test_the_summary_tells_how_many_steps_were_healthy_and_the_gravest_verdict_i
     print_summary(summary, recipe=Path("a.yaml"), config=CONFIG, folder=Path("outputs/trial"))
     last = capsys.readouterr().out.split("\n\n")[2]
     assert last.splitlines() == [
-        "health  0 healthy, 1 to watch, 1 bad of 2 steps",
+        "health  0 ok, 1 warnings, 1 bad of 2 steps",
         "bad  KL: KL is 4 [red]\\x1b[2J. Try: go back to step 3. (1 step, last 2)",
         "warn clipping (2 steps, last 2)",
     ]
@@ -257,7 +259,7 @@ def test_updates_that_were_skipped_and_groups_left_out_are_in_the_summary(capsys
     print_summary(made, recipe=Path("a.yaml"), config=CONFIG, folder=Path("outputs/trial"))
     text = capsys.readouterr().out
     assert "0 in 30s: 20 s to collect, 10 s to learn; 1 skipped" in text
-    assert "2 of 40, and 3 without variance that were left out" in text
+    assert "2 of 40, and 3 without variance that were dropped" in text
     assert "sampler vs learner" not in text
 
 

@@ -11,11 +11,11 @@ import pytest
 from episodes_seen import make_trajectory
 
 from mcprl.cli import resume, train
+from mcprl.cli.debug_log import FILE_NAME, RunDiary, debugging
 from mcprl.errors import Fault, ServerLostError, UnknownToolError
-from mcprl.monitoring.debug_log import FILE_NAME, RunDiary, debugging
 from mcprl.records import FinishReason, LostEpisode, Observation, Turn
-from mcprl.redact import SECRETS
-from mcprl.training.folder import RunFolder
+from mcprl.runs.folder import RunFolder
+from mcprl.secrets import SECRETS
 from mcprl.verdicts import Severity, Verdict
 
 METRICS = {"reward": 0.25, "weights_version": 4.0}

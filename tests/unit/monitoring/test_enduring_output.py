@@ -12,7 +12,7 @@ pytestmark = pytest.mark.process
 PROGRAM = """
 import sys
 from rich.console import Console
-from mcprl.monitoring.enduring_output import enduring_output
+from mcprl.cli.console import enduring_output
 
 with enduring_output():
     console = Console()

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from mcprl.cli.panel import TrainingPanel
 from mcprl.config import RunConfig
 from mcprl.errors import Fault
-from mcprl.monitoring.panel import TrainingPanel
-from mcprl.monitoring.step_table import step_row
 from mcprl.records import FinishReason, LostEpisode, Observation, Source, Trajectory, Turn
 from mcprl.verdicts import Severity, Verdict
 
@@ -64,8 +63,7 @@ def episode(*observations: Observation) -> Trajectory:
 
 
 def end_step(panel: TrainingPanel, step: int, verdicts: tuple[Verdict, ...] = OK, **metrics: float) -> None:
-    found = METRICS | metrics
-    panel.add_step(step, found, verdicts, step_row(f"{step + 1}/20", found, verdicts, left_s=60.0))
+    panel.add_step(step, METRICS | metrics, verdicts)
 
 
 def drawn(panel: TrainingPanel, width: int = 100, height: int = 40) -> list[str]:
@@ -143,11 +141,11 @@ def test_health_has_the_counts_and_the_worst_verdict_in_words_with_its_fix():
     end_step(panel, 0)
     end_step(panel, 1, (KL,))
     lines = drawn(panel)
-    assert row(lines, "health") == "1 healthy · 1 bad"
+    assert row(lines, "health") == "1 ok · 1 bad"
     assert any("bad  KL: KL is 4 [red]\\x1b[2J. Try: go back to step 3." in line for line in lines)
     end_step(panel, 2)
     lines = drawn(panel)
-    assert row(lines, "health") == "2 healthy · 1 bad"
+    assert row(lines, "health") == "2 ok · 1 bad"
     assert not any("Try:" in line for line in lines)
 
 

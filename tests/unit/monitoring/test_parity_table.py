@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mcprl.monitoring.parity_table import ParityTable
-from mcprl.training.parity import ParityReport, ScoredToken
-from mcprl.training.parity_verdict import ParityFigures
+from mcprl.checks.parity import ParityReport, ScoredToken
+from mcprl.checks.parity_verdict import ParityFigures
+from mcprl.cli.parity import print_parity
 from mcprl.verdicts import Severity, Verdict
 
 EXACT = ParityReport(
@@ -46,12 +46,12 @@ EXACT = ParityReport(
 
 
 def off(severity: Severity) -> ParityReport:
-    return replace(EXACT, verdict=Verdict(severity=severity, what="they [b]differ", fix="mend it"))
+    return replace(EXACT, verdict=Verdict(severity=severity, what="they [b]differ", fix="fix it"))
 
 
 def shown(report: ParityReport, *, width: int = 100, colours: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=colours, highlight=False)
-    console.print(ParityTable(report))
+    print_parity(console, report)
     return console.file.getvalue()
 
 
@@ -83,8 +83,8 @@ def test_where_something_is_off_the_worst_tokens_and_the_fix_are_shown_in_the_wo
     text = shown(off(severity))
     (line,) = [line for line in text.splitlines() if "zone-of" in line]
     cells = re.split(r"\s{2,}", line.strip())
-    assert cells == ["zone-of-[red]ana", "1", "4", r"'\x1b[2J\n[/x]'", "-0.5000", "-2.7500", "-2.2500"]
-    assert [line.rstrip() for line in text.splitlines()[-2:]] == ["they [b]differ", "Fix: mend it."]
+    assert cells == ["zone-of-[red]ana", r"'\x1b[2J\n[/x]'", "1", "4", "-0.5000", "-2.7500", "-2.2500"]
+    assert [line.rstrip() for line in text.splitlines()[-2:]] == ["they [b]differ", "Fix: fix it."]
     assert "\x1b" not in text
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.monitoring.durations import duration
-from mcprl.monitoring.sparkline import sparkline
+from mcprl.cli.printing import duration, sparkline
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

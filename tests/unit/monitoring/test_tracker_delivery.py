@@ -15,13 +15,12 @@ from tracking_stand_in import FAULTS, StandIn, stand_in
 
 from mcprl.config import TrackingConfig
 from mcprl.errors import MissingExtraError
-from mcprl.monitoring.trackers import opening
-from mcprl.monitoring.trackers.delivery import Delivery
-from mcprl.monitoring.trackers.opening import Trackers, require_trackers, tracker_environment
-from mcprl.monitoring.trackers.reports import episode_report, run_started
 from mcprl.processes import free_port
 from mcprl.records import FinishReason, LostEpisode, ToolCall, Turn
-from mcprl.redact import SECRETS
+from mcprl.secrets import SECRETS
+from mcprl.tracking import delivery
+from mcprl.tracking.delivery import Delivery, Trackers, require_trackers, tracker_environment
+from mcprl.tracking.reports import episode_report, run_started
 from processor_time import uncollected
 
 FLUSH_S = 1.0
@@ -51,7 +50,7 @@ def test_a_missing_library_is_known_before_anything_starts(monkeypatch, kind):
     }[kind]
     config = TrackingConfig.model_validate(tracking)
     require_trackers(config)
-    monkeypatch.setitem(opening._MODULES, kind, f"no_such_package.{kind}")
+    monkeypatch.setitem(delivery._MODULES, kind, f"no_such_package.{kind}")
     with pytest.raises(MissingExtraError) as raised:
         require_trackers(config)
     assert raised.value.fix == f"install mcprl[{kind}]"
@@ -102,8 +101,8 @@ async def test_whatever_the_fault_a_tracker_is_spoken_of_once_and_ends_in_time(t
         trackers[fault].step_finished(0, {"reward": 1.0}, [])
         trackers[fault].run_ended({"updates": 1})
     # All of them have sent something before their time begins.
-    for delivery in (d for t in trackers.values() for d in t._deliveries):
-        await delivery.ready.wait()
+    for each in (d for t in trackers.values() for d in t._deliveries):
+        await each.ready.wait()
     for fault, server in servers.items():
         assert server is None or await asyncio.to_thread(server.asked.wait, 60), fault
     began = time.monotonic()
@@ -159,8 +158,8 @@ async def test_a_process_that_dies_is_spoken_of_and_costs_nothing(tmp_path):
     outcome = await delivery.close(60.0)
     assert (outcome.state, outcome.dropped) == ("failed", 1)
     (said,) = listener.said
-    assert said.startswith("tracking: TensorBoard is told no more: its process ended with -9")
-    assert said.endswith("; the run goes on, and its folder has everything")
+    assert said.startswith("tracking: TensorBoard gets no more reports: its process ended with -9")
+    assert said.endswith("; the run continues, and its folder has everything")
 
 
 @pytest.mark.process

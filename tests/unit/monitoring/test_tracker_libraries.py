@@ -88,9 +88,7 @@ async def test_tensorboard_reads_back_scalars_and_histograms_and_no_torch_was_ne
     assert scalars == [(0, 0.25), (1, 1.25)]
     buckets = make_ndarray(events.Tensors("rewards")[0].tensor_proto)
     assert (buckets[0, 0], buckets[-1, 1], buckets[:, 2].sum()) == (0.0, 0.75, MEMBERS)
-    code = (
-        "import sys, mcprl.monitoring.trackers.process; print(sorted({'torch', 'wandb', 'weave'} & set(sys.modules)))"
-    )
+    code = "import sys, mcprl.tracking.process; print(sorted({'torch', 'wandb', 'weave'} & set(sys.modules)))"
     loaded = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", code], text=True)
     assert loaded == "[]\n"
 

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from mcprl.monitoring.trackers.losses import LossHandler, WandbLog
+from mcprl.tracking.reports import LossHandler, WandbLog
 
 
 def entry(level: str, text: str) -> str:
@@ -71,6 +71,6 @@ def test_a_line_that_wandb_leaves_out_is_a_loss(tmp_path):
     assert WandbLog(path).new_losses() == ["filestream: run history line too long, skipping"]
 
 
-def test_without_its_log_nobody_knows_what_wandb_sent(tmp_path):
+def test_without_its_log_it_is_unknown_what_wandb_sent(tmp_path):
     (said,) = WandbLog(tmp_path / "debug-internal.log").new_losses()
-    assert "nobody knows what it sent" in said
+    assert "it is unknown what was sent" in said

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from told_runs import episode, make_config, make_folder
 
 from mcprl.errors import Fault
-from mcprl.monitoring.trackers.reports import (
+from mcprl.records import FinishReason, Observation, Source, ToolCall, Turn
+from mcprl.secrets import SECRETS
+from mcprl.tracking.reports import (
     CallReport,
     EpisodeReport,
     EpisodesOfSteps,
@@ -20,11 +22,9 @@ from mcprl.monitoring.trackers.reports import (
     episode_report,
     run_started,
     step_report,
+    times_of,
 )
-from mcprl.monitoring.trackers.timing import times_of
-from mcprl.monitoring.trackers.wandb_tracker import choose_episodes
-from mcprl.records import FinishReason, Observation, Source, ToolCall, Turn
-from mcprl.redact import SECRETS
+from mcprl.tracking.wandb import choose_episodes
 from mcprl.verdicts import Severity, Verdict
 
 SECRET = "sk-tracked-8c1f2e7d9a4b"
@@ -117,7 +117,7 @@ made_turns = st.lists(st.tuples(st.integers(0, 500), st.lists(seconds, max_size=
 @given(turns=made_turns, duration_s=seconds, ended_at=st.floats(1e9, 2e9))
 def test_turns_and_calls_follow_each_other_inside_of_their_episode(turns, duration_s, ended_at):
     report = EpisodeReport(
-        task_id="t", step=0, member=0, attempt=0, reward=0.0, reward_parts={}, stop="answered", temperature=1.0,
+        task_id="t", step=0, member=0, attempt=0, reward=0.0, reward_parts={}, stop="answered",
         tokens=1, duration_s=duration_s, ended_at=ended_at,
         turns=tuple(
             TurnReport(

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from mcprl.cli import printing as printable_module
+from mcprl.cli.printing import printable
+from mcprl.cli.try_ import print_transcript
 from mcprl.errors import Fault
-from mcprl.monitoring import printable as printable_module
-from mcprl.monitoring.printable import printable
-from mcprl.monitoring.transcript import print_transcript
 from mcprl.records import FinishReason, Observation, Turn
 
 
@@ -107,4 +107,4 @@ def test_text_without_control_characters_is_printable_as_it_is(text):
 
 def test_the_examples_in_the_documentation_hold():
     result = doctest.testmod(printable_module)
-    assert (result.attempted, result.failed) == (1, 0)
+    assert (result.attempted, result.failed) == (4, 0)

@@ -14,9 +14,8 @@ from typing import Any
 from episodes_seen import make_trajectory
 
 from mcprl.config import ModelConfig, RunConfig, ServersConfig, TasksConfig, TrackingConfig
-from mcprl.monitoring.trackers.delivery import Outcome
-from mcprl.monitoring.trackers.opening import Trackers
 from mcprl.records import FinishReason, Observation, ToolCall, Trajectory, Turn
+from mcprl.tracking.delivery import Outcome, Trackers
 from mcprl.verdicts import Severity, Verdict
 
 __all__ = ["KEY", "Listener", "episode", "make_config", "make_folder", "tell"]

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from mcprl.samplers.merged_adapters import MergedAdapter
+from mcprl.samplers.vllm_worker import MergedAdapter
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["scaled by the rank", "by its root"])

@@ -7,7 +7,7 @@ import pytest
 from mcprl.errors import MissingLogprobError
 from mcprl.records import FinishReason, Weights
 from mcprl.samplers import Completion, SampleRequest
-from mcprl.samplers.scripted import ScriptedSampler
+from mcprl.samplers.sampler import ScriptedSampler
 
 REQUEST = SampleRequest(prompt_ids=(1, 2), max_tokens=3, temperature=1.0, stop=(), stop_token_ids=(), seed=0)
 

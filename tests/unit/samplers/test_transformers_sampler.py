@@ -13,9 +13,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mcprl.chat.grammars import Grammars, load_grammars
 from mcprl.config import ModelConfig
 from mcprl.errors import GrammarError
+from mcprl.grammar.masks import Grammars, load_grammars
 from mcprl.records import FinishReason, Weights
 from mcprl.samplers import SampleRequest
 from mcprl.samplers.transformers import TransformersSampler

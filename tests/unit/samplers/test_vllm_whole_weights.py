@@ -26,8 +26,7 @@ from vllm_stand_in import (
 
 from mcprl.errors import BadValueError, SamplerLostError
 from mcprl.records import Weights
-from mcprl.samplers.vllm_server import BASE_NAME
-from mcprl.samplers.vllm_turns import read_completion
+from mcprl.samplers.vllm_server import BASE_NAME, read_completion
 
 
 @pytest.mark.parametrize(("learner", "kind"), [(LORA, "model"), (FULL, "adapter")])

@@ -42,9 +42,8 @@ from mcprl.errors import (
 )
 from mcprl.processes import ChildProcess
 from mcprl.records import FinishReason, Weights
-from mcprl.samplers import vllm_process
-from mcprl.samplers.vllm_server import server_argv, server_env
-from mcprl.samplers.vllm_turns import read_completion
+from mcprl.samplers import vllm_server
+from mcprl.samplers.vllm_server import read_completion, server_argv, server_env
 
 SOCKET = Path("/run/mcprl-1/vllm.sock")
 
@@ -146,7 +145,7 @@ def test_for_whole_weights_the_server_takes_no_adapters_and_listens_to_a_socket_
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
     assert option(argv, "--uds") == str(SOCKET)
     module, name = option(argv, "--worker-extension-cls").rsplit(".", 1)
-    source = Path(vllm_process.__file__).with_name(module.rsplit(".", 1)[1] + ".py")
+    source = Path(vllm_server.__file__).with_name(module.rsplit(".", 1)[1] + ".py")
     assert f"class {name}:" in source.read_text()
 
 
@@ -205,7 +204,7 @@ def test_an_answer_without_tokens_is_refused():
 
 def replace_program(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     argv = [sys.executable, "-c", program]
-    monkeypatch.setattr(vllm_process, "server_argv", lambda *_args, **_options: argv)
+    monkeypatch.setattr(vllm_server, "server_argv", lambda *_args, **_options: argv)
 
 
 @pytest.mark.process

@@ -20,7 +20,7 @@ from socket import socket as Socket
 import pytest
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
-from mcprl.samplers import SampleRequest, vllm_process
+from mcprl.samplers import SampleRequest, vllm_server
 from mcprl.samplers.vllm import VllmSampler
 
 MODEL = ModelConfig(path="some/model", dtype="float32", context_tokens=512)
@@ -152,8 +152,8 @@ async def standing_in(
     """A sampler whose servers are ours: `answer` gives the response to a request, or None to hang up."""
     stand_in = StandIn(answer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_process, "server_argv", stand_in.argv)
-        patch.setattr(vllm_process, "_ANSWER_S", 60.0)  # one that is well must not seem ill on a busy machine
+        patch.setattr(vllm_server, "server_argv", stand_in.argv)
+        patch.setattr(vllm_server, "_ANSWER_S", 60.0)  # one that is well must not seem ill on a busy machine
         try:
             async with make_sampler(folder, sampling, learner) as sampler:
                 yield sampler, stand_in

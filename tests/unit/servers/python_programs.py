@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from mcprl.servers.python.bubblewrap import likely_isolation
-from mcprl.servers.python.launch import Launch
-from mcprl.servers.python.limits import Limits
-from mcprl.servers.python.programs import Program, Step
+from mcprl_market.python.launch import Launch, likely_isolation
+from mcprl_market.python.programs import Limits, Program, Step
 
 __all__ = ["HONEST", "needs_bubblewrap", "program", "sandboxed"]
 

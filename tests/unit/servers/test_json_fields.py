@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp import MCPError
 
-from mcprl.servers.json_fields import JsonFields, json_objects
+from mcprl_market.upstream import JsonFields, json_objects
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from mcp.server.mcpserver.exceptions import ToolError
 
 from mcprl.servers import make_server
-from mcprl.servers.polygon.texts import MAX_BARS_SHOWN
-from mcprl.world import open_market
-from mcprl.world.facts import Frequency, Period
+from mcprl_market.polygon import MAX_BARS_SHOWN
+from mcprl_market.world import open_market
+from mcprl_market.world.facts import Frequency, Period
 
 SEEDS = (7, 11)
 _FIGURE = r"\$?(-?[\d,]+(?:\.\d+)?)"

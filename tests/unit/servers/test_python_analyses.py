@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pandas", reason="pandas is missing: run scripts/setup")
 
-from mcprl.servers.python.analyses import correlation, summary, trend
+from mcprl_market.python.analyses import correlation, summary, trend
 
 CLOSES = [192.25, 194.03, 194.35, 195.87, 194.48, 193.03]
 VOLUMES = [5.0, 3.0, 8.0, 1.0, 9.0, 2.0]

@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.servers.python.context import MAX_KEYS, MAX_STORED_BYTES, ContextFullError, EpisodeContext
-from mcprl.servers.python.pipelines import MAX_STEPS, BadPipelineError, steps_of
-from mcprl.servers.python.values import json_value, read_json
-from mcprl.servers.python.worker import MAX_DEPTH
+from mcprl_market.python.server import (
+    MAX_KEYS,
+    MAX_STEPS,
+    MAX_STORED_BYTES,
+    BadPipelineError,
+    ContextFullError,
+    EpisodeContext,
+    steps_of,
+)
+from mcprl_market.python.values import json_value, read_json
+from mcprl_market.python.worker import MAX_DEPTH
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -12,13 +12,12 @@ import pytest
 from python_programs import needs_bubblewrap, program, sandboxed
 
 from mcprl.errors import ConfigurationError, MissingExtraError, SandboxMissingError
-from mcprl.servers.python import bubblewrap, runtime
-from mcprl.servers.python.launch import Kind, Launch, choose_launch
-from mcprl.servers.python.limits import Limits
-from mcprl.servers.python.programs import Ran
-from mcprl.servers.python.runtime import find_runtime
-from mcprl.servers.python.sandbox import Sandbox
-from mcprl.servers.python.server import make_server
+from mcprl_market.python import launch, runtime
+from mcprl_market.python.launch import Kind, Launch, choose_launch
+from mcprl_market.python.programs import Limits, Ran
+from mcprl_market.python.runtime import find_runtime
+from mcprl_market.python.sandbox import Sandbox
+from mcprl_market.python.server import make_server
 
 
 def fake_bubblewrap(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +45,7 @@ def test_where_namespaces_are_forbidden_the_server_does_not_start_and_says_what_
 
 @pytest.mark.process
 def test_a_worker_that_never_gets_ready_stops_the_start(tmp_path, monkeypatch):
-    monkeypatch.setattr("mcprl.servers.python.launch._PROBE_S", 0.2)
+    monkeypatch.setattr("mcprl_market.python.launch._PROBE_S", 0.2)
     fake_bubblewrap(tmp_path, "exec /bin/sleep 60", monkeypatch)
     with pytest.raises(SandboxMissingError, match="did not become ready"):
         choose_launch(Limits(), allow_unsafe=False)
@@ -57,7 +56,7 @@ def test_a_machine_without_a_filter_is_refused_by_name(system, machine, monkeypa
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     with pytest.raises(SandboxMissingError, match=f"not on {system} {machine}"):
-        bubblewrap.find_bubblewrap()
+        launch.find_bubblewrap()
 
 
 def test_a_missing_package_is_refused_by_name(monkeypatch):

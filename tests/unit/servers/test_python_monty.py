@@ -13,11 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from python_programs import HONEST, needs_bubblewrap, program, sandboxed
 
-from mcprl.servers.python.limits import Limits
-from mcprl.servers.python.monty import MontyEngine, MontyFirst
-from mcprl.servers.python.monty_subset import is_same_in_monty
-from mcprl.servers.python.programs import Failed, FailureKind, Outcome, Program, Ran
-from mcprl.servers.python.sandbox import Sandbox
+from mcprl_market.python.monty import MontyEngine, MontyFirst, is_same_in_monty
+from mcprl_market.python.programs import Failed, FailureKind, Limits, Outcome, Program, Ran
+from mcprl_market.python.sandbox import Sandbox
 
 pytest.importorskip("pydantic_monty", reason="pydantic-monty is missing: run scripts/setup")
 
@@ -127,7 +125,7 @@ async def test_the_text_of_a_float_is_another_reason():
 @pytest.mark.process
 @needs_bubblewrap
 async def test_with_both_only_what_monty_cannot_settle_reaches_the_sandbox(monkeypatch):
-    monkeypatch.setattr("mcprl.servers.python.monty._QUICK_S", 60.0)
+    monkeypatch.setattr("mcprl_market.python.monty._QUICK_S", 60.0)
     async with Sandbox(sandboxed(), spares=1) as sandbox:
         counted = Counting(sandbox)
         async with MontyFirst(Limits(), counted) as both:

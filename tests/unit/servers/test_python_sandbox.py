@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 from python_programs import HONEST, needs_bubblewrap, program, sandboxed
 
-from mcprl.servers.python.programs import Failed, FailureKind, Ran
-from mcprl.servers.python.sandbox import Sandbox
-from mcprl.servers.python.worker import MAX_DEPTH
+from mcprl_market.python.programs import Failed, FailureKind, Ran
+from mcprl_market.python.sandbox import Sandbox
+from mcprl_market.python.worker import MAX_DEPTH
 
 pytestmark = [pytest.mark.process, needs_bubblewrap]
 

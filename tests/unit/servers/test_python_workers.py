@@ -16,12 +16,10 @@ from python_programs import needs_bubblewrap, program, sandboxed
 
 from mcprl.errors import SandboxLostError
 from mcprl.processes.guard import GUARD
-from mcprl.servers.python import process
-from mcprl.servers.python.bubblewrap import likely_isolation
-from mcprl.servers.python.launch import Kind, Launch
-from mcprl.servers.python.limits import Limits
-from mcprl.servers.python.programs import Failed, FailureKind, Outcome, Ran
-from mcprl.servers.python.sandbox import Sandbox
+from mcprl_market.python import process
+from mcprl_market.python.launch import Kind, Launch, likely_isolation
+from mcprl_market.python.programs import Failed, FailureKind, Limits, Outcome, Ran
+from mcprl_market.python.sandbox import Sandbox
 
 pytestmark = [pytest.mark.process, needs_bubblewrap]
 

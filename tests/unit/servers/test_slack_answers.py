@@ -9,9 +9,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import INVALID_PARAMS
 
 from mcprl.protocol import RETRY_AFTER_S
-from mcprl.servers.slack.answers import checked_answer
-from mcprl.servers.slack.chat import find_channel, newest_first
-from mcprl.world.facts import Channel, ChatMessage
+from mcprl_market.slack import checked_answer, find_channel, newest_first
+from mcprl_market.world.facts import Channel, ChatMessage
 
 GENERAL = Channel(id="C0GENERAL1", name="general", purpose="All")
 DESK = Channel(id="C0DESK0002", name="trading-desk")

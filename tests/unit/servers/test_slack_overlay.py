@@ -3,9 +3,8 @@
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 
-from mcprl.servers.slack.answers import refusal
-from mcprl.servers.slack.overlay import OverlayChat
-from mcprl.world.facts import Channel, ChatMessage
+from mcprl_market.slack import OverlayChat, refusal
+from mcprl_market.world.facts import Channel, ChatMessage
 
 GENERAL = Channel(id="C1", name="general")
 RANDOM = Channel(id="C2", name="random")

@@ -12,8 +12,8 @@ from mcp import Client
 
 from mcprl.errors import BadValueError, MissingKeyError
 from mcprl.protocol import EPISODE, EPISODE_SCOPE, SCOPE
-from mcprl.servers.slack.server import MAX_MESSAGE_CHARS, make_server
-from mcprl.world import open_workspace
+from mcprl_market.slack import MAX_MESSAGE_CHARS, make_server
+from mcprl_market.world import open_workspace
 
 SEED = 7
 CHANNELS = open_workspace(SEED).channels()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.server.mcpserver.exceptions import ToolError
 
-from mcprl.servers.stock_answers import checked_symbol, money, percent, shortened, whole
+from mcprl_market.making import checked_symbol, money, percent, shortened, whole
 
 
 @pytest.mark.parametrize(

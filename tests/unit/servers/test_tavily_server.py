@@ -5,8 +5,8 @@ import pytest
 from mcp import Client
 
 from mcprl.errors import BadValueError, MissingKeyError
-from mcprl.servers.tavily.server import MAX_QUERY_CHARS, make_server
-from mcprl.world import open_market
+from mcprl_market.tavily import MAX_QUERY_CHARS, make_server
+from mcprl_market.world import open_market
 
 SEED = 7
 MARKET = open_market(SEED)

@@ -15,15 +15,12 @@ from typing import Any
 
 import pytest
 
-from mcprl.config import LearnerConfig, ModelConfig
-from mcprl.config.engines import SkyrlConfig
+from mcprl.config import LearnerConfig, ModelConfig, SkyrlConfig
 from mcprl.errors import EngineStartError, StorageError, UnfitEngineError
 from mcprl.processes import ChildProcess
 from mcprl.skyrl import serve
 from mcprl.skyrl.serve import UNFIT_EXIT_CODE
-from mcprl.skyrl.server import SkyrlServer
-from mcprl.skyrl.server_command import server_argv, server_env
-from mcprl.skyrl.server_state import ServerState
+from mcprl.skyrl.server import ServerState, SkyrlServer, server_argv, server_env
 
 MODEL = ModelConfig(path="/models/small", dtype="float32")
 

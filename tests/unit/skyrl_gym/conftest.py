@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from small_recipes import task_line, write_recipe
 
-from mcprl.skyrl_gym import close_stages
+from mcprl_skyrl_gym import close_stages
 
 TASKS = (
     task_line("greet"),

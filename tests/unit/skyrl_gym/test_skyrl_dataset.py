@@ -9,9 +9,9 @@ import skyrl_gym
 
 from mcprl.errors import BadValueError
 from mcprl.recipe import load_recipe
-from mcprl.skyrl_gym import McpTextEnv, register, write_dataset
-from mcprl.skyrl_gym.rows import task_of_extras
 from mcprl.tasks import load_tasks
+from mcprl_skyrl_gym import McpTextEnv, register, write_dataset
+from mcprl_skyrl_gym.rows import task_of_extras
 
 
 @pytest.fixture

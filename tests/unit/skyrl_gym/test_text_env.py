@@ -11,7 +11,7 @@ from copy import copy
 import pytest
 
 from mcprl.errors import BadValueError, ServerLostError, TaskFileError, UnknownToolError
-from mcprl.skyrl_gym import McpTextEnv
+from mcprl_skyrl_gym import McpTextEnv
 
 
 def call(name, **arguments):

@@ -10,7 +10,7 @@ import pytest
 from mcprl.chat import Chat, load_chat
 from mcprl.errors import BadValueError
 from mcprl.records import Observation
-from mcprl.skyrl_gym.wording import Wording
+from mcprl_skyrl_gym.stages import Wording
 
 PEERS = Path(__file__).resolve().parents[3] / ".venv-peers"
 QWEN3_TEMPLATE = list(PEERS.glob("lib/python*/site-packages/trl/chat_templates/qwen3.jinja"))

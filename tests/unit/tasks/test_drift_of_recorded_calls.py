@@ -18,10 +18,8 @@ from shipped_tools import CONTRACT, SHIPPED_TOOLS
 from mcprl.config import ServerSettings
 from mcprl.conversations import calls_in
 from mcprl.tasks import read_task_file
-from mcprl.tasks.call_checks import check_call
-from mcprl.tasks.drift import alias_settings
-from mcprl.tasks.validation import validate
-from mcprl.tools.stages.aliases import resolve_arguments, resolve_tool
+from mcprl.tasks.validation import alias_settings, check_call, validate
+from mcprl.tools.names import resolve_arguments, resolve_tool
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 FILES = ("recorded-train.json", "recorded-validation.json", "processed-train.json")

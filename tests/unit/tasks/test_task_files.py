@@ -25,7 +25,7 @@ from mcprl.goals import (
 )
 from mcprl.records import Difficulty, Solution, Task, ToolCall
 from mcprl.tasks import load_preamble, load_tasks, write_tasks
-from mcprl.tasks.lines import line_of, task_of, task_schema
+from mcprl.tasks.formats import line_of, task_of, task_schema
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = Draft202012Validator(task_schema())

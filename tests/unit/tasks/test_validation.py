@@ -12,10 +12,8 @@ from shipped_tools import SHIPPED_TOOLS
 from mcprl.goals import AnyText, Contains, ExpectedCall, ExpectedState, Goal, HasAll, HasNumber, Matches
 from mcprl.records import Difficulty, Solution, Task, ToolCall
 from mcprl.tasks import read_task_file
-from mcprl.tasks.files import TaskEntry, TaskFile
-from mcprl.tasks.leaks import normalised_question
-from mcprl.tasks.rows import Row
-from mcprl.tasks.validation import ProblemKind, validate
+from mcprl.tasks.files import Row, TaskEntry, TaskFile
+from mcprl.tasks.validation import ProblemKind, normalised_question, validate
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 

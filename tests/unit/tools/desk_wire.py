@@ -1,4 +1,4 @@
-"""A desk that is asked over a line, as from another process, and short names for what the tests say to it."""
+"""A service that is asked over a line, as from another process, and short names for what the tests say to it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import pickle
 
 from mcprl.config import BudgetSettings, RateSettings, ServerSettings
 from mcprl.errors import McprlError
-from mcprl.tools.limits import Desk, FarLimits, LimitsDesk
+from mcprl.tools.limits import LimitsService, RemoteLimits, SharedLimits
 
 __all__ = ["Wire", "budgeted", "clients_of", "rated"]
 
 
 class Wire:
-    """A line to a desk in another process: what is said is pickled, and takes its time each way."""
+    """A line to a service in another process: what is said is pickled, and takes its time each way."""
 
-    def __init__(self, desk: LimitsDesk, delay_s: float = 0.0) -> None:
-        self._desk = desk
+    def __init__(self, service: SharedLimits, delay_s: float = 0.0) -> None:
+        self._desk = service
         self._delay_s = delay_s
         self.problem: Exception | None = None
 
@@ -61,5 +61,5 @@ def budgeted(**fields) -> ServerSettings:
     return ServerSettings(budget=BudgetSettings(**fields))
 
 
-def clients_of(desk: Desk, count: int, **fields) -> list[FarLimits]:
-    return [FarLimits(desk, "fmp", **fields) for _ in range(count)]
+def clients_of(service: LimitsService, count: int, **fields) -> list[RemoteLimits]:
+    return [RemoteLimits(service, "fmp", **fields) for _ in range(count)]

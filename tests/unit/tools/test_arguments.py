@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from mcprl.tools.stages.arguments import MAX_PROBLEM_CHARS, ArgumentCheck
+from mcprl.tools.arguments import MAX_PROBLEM_CHARS, ArgumentCheck
 
 RICH = {
     "type": "object",

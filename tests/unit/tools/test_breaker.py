@@ -8,7 +8,7 @@ from virtual_clock import run_in_virtual_time
 
 from mcprl.config import BreakerSettings
 from mcprl.errors import BreakerOpenError, BudgetExceededError, ServerBusyError, ServerFaultError, ServerLostError
-from mcprl.tools.stages.breaker import Breaker
+from mcprl.tools.breaker import Breaker
 
 PATIENT = 1000.0
 

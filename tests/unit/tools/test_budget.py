@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mcprl.config import BudgetSettings
 from mcprl.errors import BudgetExceededError, ConfigurationError
-from mcprl.tools.stages.budget import Budget
+from mcprl.tools.limits import Budget
 
 
 def calls_made(settings: BudgetSettings, *, at_most: int = 1000) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.tools.stages.cache import ResultCache
+from mcprl.tools.cache import ResultCache
 
 
 class Clock:

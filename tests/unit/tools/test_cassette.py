@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.errors import CassetteError
-from mcprl.redact import SECRETS
+from mcprl.secrets import SECRETS
 from mcprl.tools.cassettes.cassette import ANY_VERSION, Cassette, canonical_arguments
-from mcprl.tools.cassettes.verifying import find_faults
-from mcprl.tools.definitions import ToolDefinition, definition_of
+from mcprl.tools.cassettes.importing import find_faults
+from mcprl.tools.catalog import ToolDefinition, definition_of
 
 QUOTE = ToolDefinition(
     name="quote",

@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 
 from mcprl.errors import BadToolSchemaError, BadValueError
-from mcprl.redact import SECRETS
+from mcprl.secrets import SECRETS
 from mcprl.tools.cassettes.cassette import ANY_VERSION, Cassette
-from mcprl.tools.cassettes.importing import ImportRules, import_recordings
-from mcprl.tools.cassettes.listings import ListedTool
-from mcprl.tools.cassettes.recordings import Place, RecordedCall, Recordings, read_recordings
-from mcprl.tools.cassettes.sorting import error_rules, reads_by_name, tells_of_an_error
-from mcprl.tools.cassettes.verifying import find_faults, replay
-from mcprl.tools.definitions import ToolDefinition
+from mcprl.tools.cassettes.importing import (
+    ImportRules,
+    error_rules,
+    find_faults,
+    import_recordings,
+    reads_by_name,
+    replay,
+    tells_of_an_error,
+)
+from mcprl.tools.cassettes.recordings import ListedTool, Place, RecordedCall, Recordings, read_recordings
+from mcprl.tools.catalog import ToolDefinition
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 PLACE = Place(file="log.json", row=1, message=1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from virtual_clock import run_in_virtual_time
 
 from mcprl.errors import BudgetExceededError
-from mcprl.tools.limits import FarLimits, LimitsDesk, LocalLimits
+from mcprl.tools.limits import LocalLimits, RemoteLimits, SharedLimits
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ ERRANDS = st.lists(
 
 
 class Till:
-    """What clients of a desk really deliver, as the pipeline does it."""
+    """What clients of a service really deliver, as the pipeline does it."""
 
-    def __init__(self, clients: list[FarLimits]) -> None:
+    def __init__(self, clients: list[RemoteLimits]) -> None:
         self.clients = clients
         self.made = 0
         self.held = 0
@@ -78,13 +78,13 @@ class Till:
 @given(st.integers(0, 8), st.sampled_from([0.0, 0.05]), ERRANDS)
 def test_a_budget_is_exact_over_clients_whatever_is_given_back_or_cancelled(allowed, delay_s, errands):
     async def scenario() -> None:
-        desk = LimitsDesk({"fmp": budgeted(calls=allowed, usd_per_call=0.1)})
-        till = Till(clients_of(Wire(desk, delay_s), 4, usd_per_call=0.1))
+        service = SharedLimits({"fmp": budgeted(calls=allowed, usd_per_call=0.1)})
+        till = Till(clients_of(Wire(service, delay_s), 4, usd_per_call=0.1))
         await asyncio.gather(*(till.run(errand) for errand in errands))
         await asyncio.gather(*(client.settle() for client in till.clients))
         assert till.most <= allowed
         assert sum(client.calls for client in till.clients) == till.made
-        assert await desk.spent("fmp") == (till.made, pytest.approx(till.made / 10))
+        assert await service.spent("fmp") == (till.made, pytest.approx(till.made / 10))
         # Exactly the rest is left.
         for _ in range(allowed - till.made):
             await till.clients[0].spend()
@@ -96,7 +96,7 @@ def test_a_budget_is_exact_over_clients_whatever_is_given_back_or_cancelled(allo
 
 def test_of_many_who_ask_at_once_as_many_are_allowed_as_the_budget_has_calls():
     async def scenario() -> list[BaseException | None]:
-        clients = clients_of(Wire(LimitsDesk({"fmp": budgeted(calls=7)}), 0.01), 4)
+        clients = clients_of(Wire(SharedLimits({"fmp": budgeted(calls=7)}), 0.01), 4)
         return await asyncio.gather(*(client.spend() for client in clients * 5), return_exceptions=True)
 
     outcomes = run_in_virtual_time(scenario())
@@ -106,7 +106,10 @@ def test_of_many_who_ask_at_once_as_many_are_allowed_as_the_budget_has_calls():
 
 async def test_a_refusal_reaches_the_client_with_the_words_of_the_budget():
     settings = budgeted(usd=0.3, usd_per_call=0.1)
-    far, near = FarLimits(Wire(LimitsDesk({"fmp": settings})), "fmp", usd_per_call=0.1), LocalLimits("fmp", settings)
+    far, near = (
+        RemoteLimits(Wire(SharedLimits({"fmp": settings})), "fmp", usd_per_call=0.1),
+        LocalLimits("fmp", settings),
+    )
     refusals: list[str] = []
     for limits in (far, near):
         for _ in range(3):
@@ -121,50 +124,50 @@ async def test_a_refusal_reaches_the_client_with_the_words_of_the_budget():
 @pytest.mark.parametrize("cancelled_at_s", [0.5, 1.5], ids=["on the way out", "on the way back"])
 def test_a_spend_that_is_cancelled_counts_nothing_in_the_end(cancelled_at_s):
     async def scenario() -> tuple[int, float]:
-        desk = LimitsDesk({"fmp": budgeted(calls=1)})
-        client = FarLimits(Wire(desk, 1.0), "fmp")
+        service = SharedLimits({"fmp": budgeted(calls=1)})
+        client = RemoteLimits(Wire(service, 1.0), "fmp")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(cancelled_at_s):
                 await client.spend()
         await client.settle()
         assert client.calls == 0
         await client.spend()
-        return await desk.spent("fmp")
+        return await service.spent("fmp")
 
     assert run_in_virtual_time(scenario()) == (1, 0.0)
 
 
 def test_a_refused_spend_that_is_cancelled_gives_nothing_back():
     async def scenario() -> tuple[int, float]:
-        desk = LimitsDesk({"fmp": budgeted(calls=1)})
-        await desk.spend("fmp")
-        client = FarLimits(Wire(desk, 1.0), "fmp")
+        service = SharedLimits({"fmp": budgeted(calls=1)})
+        await service.spend("fmp")
+        client = RemoteLimits(Wire(service, 1.0), "fmp")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.5):
                 await client.spend()
         await client.settle()
-        return await desk.spent("fmp")
+        return await service.spent("fmp")
 
     assert run_in_virtual_time(scenario()) == (1, 0.0)
 
 
 def test_a_refund_arrives_though_its_caller_is_cancelled():
     async def scenario() -> tuple[int, float]:
-        desk = LimitsDesk({"fmp": budgeted(calls=1)})
-        client = FarLimits(Wire(desk, 1.0), "fmp")
+        service = SharedLimits({"fmp": budgeted(calls=1)})
+        client = RemoteLimits(Wire(service, 1.0), "fmp")
         await client.spend()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await client.refund()
         await client.settle()
-        return await desk.spent("fmp")
+        return await service.spent("fmp")
 
     assert run_in_virtual_time(scenario()) == (0, 0.0)
 
 
 def test_what_a_client_gave_back_it_can_spend_again_at_once():
     async def scenario() -> None:
-        client = FarLimits(Wire(LimitsDesk({"fmp": budgeted(calls=1)}), 1.0), "fmp")
+        client = RemoteLimits(Wire(SharedLimits({"fmp": budgeted(calls=1)}), 1.0), "fmp")
         for _ in range(3):
             await client.spend()
             await client.refund()

@@ -5,7 +5,7 @@ import pytest
 
 from mcprl.config import ErrorRule
 from mcprl.errors import Fault
-from mcprl.tools.stages.disguise import SEARCHED_CHARS, compile_rules, recognise
+from mcprl.tools.names import SEARCHED_CHARS, compile_rules, recognise
 from processor_time import least_s
 
 RULES = compile_rules(

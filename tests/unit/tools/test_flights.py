@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mcprl.tools.stages.flights import Flights
+from mcprl.tools.cache import Flights
 
 
 class Work:

@@ -20,9 +20,9 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from mcprl.redact import SECRETS
-from mcprl.retry_after import retry_after_s
-from mcprl.tools.transports.http_answers import (
+from mcprl.protocol import retry_after_s
+from mcprl.secrets import SECRETS
+from mcprl.tools.transports.exchanges import (
     AnswerLimits,
     answers,
     broken,
@@ -34,7 +34,7 @@ from mcprl.tools.transports.http_answers import (
     status_outcome,
     too_large,
 )
-from mcprl.tools.transports.wire import TransportOutcome, Trouble
+from mcprl.tools.transports.messages import TransportOutcome, Trouble
 
 LIMITS = AnswerLimits(max_bytes=1000, text_characters=50)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -17,7 +17,7 @@ import mcprl.tools.keys
 import mcprl.tools.specs
 from mcprl.config import ServerSettings
 from mcprl.errors import MissingKeyError, ServerFileError
-from mcprl.redact import SecretRegistry
+from mcprl.secrets import SecretRegistry
 from mcprl.tools import ServerSpec, load_server_specs
 from mcprl.tools.keys import Expansion, load_keys
 

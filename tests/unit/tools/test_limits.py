@@ -1,4 +1,4 @@
-"""Limits over several processes: one desk, many who ask, and no way between them on which a limit could be exceeded."""
+"""Limits over several processes: one service, many clients, and a limit is never exceeded."""
 # R15 R24
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mcprl.errors import (
     ServerFileError,
     WorkerLostError,
 )
-from mcprl.tools.limits import FarLimits, Limits, LimitsDesk, LocalLimits, desk_settings, make_limits
+from mcprl.tools.limits import Limits, LocalLimits, RemoteLimits, SharedLimits, limit_settings, make_limits
 
 
 def now() -> float:
@@ -45,13 +45,13 @@ def test_no_period_sees_more_arrivals_than_allowed_from_all_clients_together(cal
     async def call(limits: Limits, after_s: float, takes_s: float, share: float, arrivals: list[float]) -> None:
         await asyncio.sleep(after_s)
         async with limits.passage():
-            # What the way from the desk took is part of the call's own way.
+            # What the way from the service took is part of the call's own way.
             arrivals.append(now() + share * min(takes_s, per_s - delay_s))
             await asyncio.sleep(takes_s)
 
     async def scenario() -> list[float]:
         arrivals: list[float] = []
-        clients = clients_of(Wire(LimitsDesk({"fmp": rated(calls, per_s)}), delay_s), 5)
+        clients = clients_of(Wire(SharedLimits({"fmp": rated(calls, per_s)}), delay_s), 5)
         await asyncio.gather(*(call(clients[number], *plan, arrivals) for number, *plan in plans))
         await asyncio.gather(*(client.settle() for client in clients))
         return sorted(arrivals)
@@ -72,7 +72,7 @@ def test_clients_of_a_desk_pass_when_callers_in_one_process_would(calls, plans):
         return passed
 
     async def far() -> list[float]:
-        return await passages([*clients_of(LimitsDesk({"fmp": rated(calls, 1.0)}), 5)])
+        return await passages([*clients_of(SharedLimits({"fmp": rated(calls, 1.0)}), 5)])
 
     near = run_in_virtual_time(passages([LocalLimits("fmp", rated(calls, 1.0))] * 5))
     assert run_in_virtual_time(far()) == pytest.approx(near, abs=1e-6)
@@ -81,7 +81,7 @@ def test_clients_of_a_desk_pass_when_callers_in_one_process_would(calls, plans):
 def test_waiting_clients_that_are_cancelled_use_up_no_place():
     async def scenario() -> list[float]:
         passed: list[float] = []
-        clients = clients_of(LimitsDesk({"fmp": rated(1, 10.0)}), 5)
+        clients = clients_of(SharedLimits({"fmp": rated(1, 10.0)}), 5)
         callers = [asyncio.create_task(pass_at(client, 0.0, passed)) for client in clients]
         await asyncio.sleep(1.0)
         callers[1].cancel()  # the one whose turn is next
@@ -97,7 +97,7 @@ def test_waiting_clients_that_are_cancelled_use_up_no_place():
 def test_a_pause_that_one_client_asks_for_holds_for_all(settings):
     async def scenario() -> list[float]:
         passed: list[float] = []
-        first, second, third = clients_of(LimitsDesk({"fmp": settings}), 3)
+        first, second, third = clients_of(SharedLimits({"fmp": settings}), 3)
         await pass_at(first, 0.0, passed)
         await first.pause(5.0)
         await second.pause(1.0)
@@ -110,8 +110,8 @@ def test_a_pause_that_one_client_asks_for_holds_for_all(settings):
 def test_other_servers_are_not_held_up():
     async def scenario() -> list[float]:
         passed: list[float] = []
-        desk = LimitsDesk({"fmp": rated(1, 10.0), "tavily": rated(1, 10.0)})
-        fmp, tavily = FarLimits(desk, "fmp"), FarLimits(desk, "tavily")
+        service = SharedLimits({"fmp": rated(1, 10.0), "tavily": rated(1, 10.0)})
+        fmp, tavily = RemoteLimits(service, "fmp"), RemoteLimits(service, "tavily")
         await fmp.pause(100.0)
         await pass_at(tavily, 1.0, passed)
         return passed
@@ -122,11 +122,11 @@ def test_other_servers_are_not_held_up():
 def test_the_place_of_a_worker_that_died_is_free_after_two_periods_and_its_ticket_forgotten():
     async def scenario() -> tuple[list[float], int]:
         times: list[float] = []
-        desk = LimitsDesk({"fmp": rated(2, 1.0)})
+        service = SharedLimits({"fmp": rated(2, 1.0)})
         for _ in range(7):
-            await desk.take_place("fmp")
+            await service.take_place("fmp")
             times.append(now())
-        return times, desk.num_tickets("fmp")
+        return times, service.num_tickets("fmp")
 
     times, num_tickets = run_in_virtual_time(scenario())
     assert times == pytest.approx([0, 0, 2, 2, 4, 4, 6])
@@ -136,17 +136,17 @@ def test_the_place_of_a_worker_that_died_is_free_after_two_periods_and_its_ticke
 def test_a_ticket_freed_late_or_twice_or_never_made_makes_no_room():
     async def scenario() -> list[float]:
         times: list[float] = []
-        desk = LimitsDesk({"fmp": rated(1, 1.0)})
-        late = await desk.take_place("fmp")
+        service = SharedLimits({"fmp": rated(1, 1.0)})
+        late = await service.take_place("fmp")
         await asyncio.sleep(5.0)
-        twice = await desk.take_place("fmp")
+        twice = await service.take_place("fmp")
         times.append(now())
         assert late is not None
         assert twice is not None
         for ticket in (late, late, twice, twice, 12345):
-            await desk.free_place("fmp", ticket)
+            await service.free_place("fmp", ticket)
         for _ in range(3):
-            await desk.take_place("fmp")
+            await service.take_place("fmp")
             times.append(now())
         return times
 
@@ -156,13 +156,13 @@ def test_a_ticket_freed_late_or_twice_or_never_made_makes_no_room():
 
 def test_a_place_freed_shortly_before_it_expires_is_not_freed_twice():
     async def scenario() -> list[float]:
-        desk, passed = LimitsDesk({"fmp": rated(1, 1.0)}), []
-        ticket = await desk.take_place("fmp")
+        service, passed = SharedLimits({"fmp": rated(1, 1.0)}), []
+        ticket = await service.take_place("fmp")
         assert ticket is not None
         await asyncio.sleep(1.5)
-        await desk.free_place("fmp", ticket)
+        await service.free_place("fmp", ticket)
         for _ in range(3):
-            await desk.take_place("fmp")
+            await service.take_place("fmp")
             passed.append(now())
         return passed
 
@@ -178,8 +178,8 @@ PROBLEMS = [
 
 @pytest.mark.parametrize(("problem", "expected"), PROBLEMS)
 async def test_a_desk_that_is_gone_is_a_fault_of_the_infrastructure(problem, expected):
-    wire = Wire(LimitsDesk({"fmp": rated(1, 1.0)}))
-    client = FarLimits(wire, "fmp")
+    wire = Wire(SharedLimits({"fmp": rated(1, 1.0)}))
+    client = RemoteLimits(wire, "fmp")
     wire.problem = problem
     with pytest.raises(expected) as caught:
         await client.spend()
@@ -191,8 +191,8 @@ async def test_a_desk_that_is_gone_is_a_fault_of_the_infrastructure(problem, exp
 
 
 async def test_what_cannot_be_given_back_any_more_costs_no_answer():
-    wire = Wire(LimitsDesk({"fmp": rated(1, 1.0)}))
-    client = FarLimits(wire, "fmp")
+    wire = Wire(SharedLimits({"fmp": rated(1, 1.0)}))
+    client = RemoteLimits(wire, "fmp")
     await client.spend()
     async with client.passage():
         wire.problem = ConnectionResetError("peer is gone")
@@ -203,8 +203,8 @@ async def test_what_cannot_be_given_back_any_more_costs_no_answer():
 
 
 async def test_a_spend_that_is_cancelled_while_the_desk_dies_leaves_no_error_behind():
-    wire = Wire(LimitsDesk({"fmp": rated(1, 1.0)}))
-    client = FarLimits(wire, "fmp")
+    wire = Wire(SharedLimits({"fmp": rated(1, 1.0)}))
+    client = RemoteLimits(wire, "fmp")
     wire.problem = ConnectionResetError("peer is gone")
     spending = asyncio.create_task(client.spend())
     await asyncio.sleep(0)
@@ -215,7 +215,7 @@ async def test_a_spend_that_is_cancelled_while_the_desk_dies_leaves_no_error_beh
 
 
 async def test_a_server_that_the_desk_does_not_know_is_named():
-    client = FarLimits(LimitsDesk({"fmp": ServerSettings()}), "fpm")
+    client = RemoteLimits(SharedLimits({"fmp": ServerSettings()}), "fpm")
     with pytest.raises(ServerFileError, match=r"'fpm'.*did you mean 'fmp'.*same mcpServers file"):
         await client.spend()
 
@@ -225,13 +225,13 @@ async def test_a_server_that_the_desk_does_not_know_is_named():
     [
         (ServerSettings(), LocalLimits),
         (budgeted(usd_per_call=0.1), LocalLimits),
-        (budgeted(calls=3), FarLimits),
-        (budgeted(usd=3.0, usd_per_call=0.1), FarLimits),
-        (rated(1, 1.0), FarLimits),
+        (budgeted(calls=3), RemoteLimits),
+        (budgeted(usd=3.0, usd_per_call=0.1), RemoteLimits),
+        (rated(1, 1.0), RemoteLimits),
     ],
 )
 async def test_only_servers_with_limits_ask_the_desk(settings, kind):
-    limits = make_limits("fmp", settings, LimitsDesk({"fmp": settings}))
+    limits = make_limits("fmp", settings, SharedLimits({"fmp": settings}))
     assert type(limits) is kind
     await limits.spend()
     assert (limits.calls, limits.usd) == (1, settings.budget.usd_per_call)
@@ -248,15 +248,15 @@ def test_the_desk_knows_every_server_that_a_toolbox_would_start(tmp_path):
     off = {"command": "off", "disabled": True}
     path = servers_file(tmp_path, fmp={"command": "fmp"}, time={"command": "time"}, off=off)
     config = ServersConfig(file=path, settings={"fmp": rated(3, 1.0)})
-    assert desk_settings(config) == {"fmp": rated(3, 1.0), "time": ServerSettings()}
+    assert limit_settings(config) == {"fmp": rated(3, 1.0), "time": ServerSettings()}
 
 
 def test_in_replay_the_desk_needs_no_file(tmp_path):
     config = ServersConfig(cassette=tmp_path / "c.sqlite", cassette_mode="replay", settings={"fmp": rated(3, 1.0)})
-    assert desk_settings(config) == {"fmp": rated(3, 1.0)}
+    assert limit_settings(config) == {"fmp": rated(3, 1.0)}
 
 
 def test_settings_for_a_server_that_is_not_there_are_refused_before_any_worker_starts(tmp_path):
     config = ServersConfig(file=servers_file(tmp_path, fmp={"command": "fmp"}), settings={"fpm": rated(3, 1.0)})
     with pytest.raises(ServerFileError, match="'fpm'"):
-        desk_settings(config)
+        limit_settings(config)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mcprl.tools.transports.partial import beginning_of
+from mcprl.tools.transports.messages import beginning_of
 from processor_time import least_s
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.errors import ConfigFileError, ToolsChangedError
-from mcprl.redact import SECRETS
-from mcprl.tools.definitions import ToolDefinition
+from mcprl.secrets import SECRETS
+from mcprl.tools.catalog import ToolDefinition
 from mcprl.tools.pins import PinnedTools, compare_tools, read_pins, write_pins
 
 FIND = ToolDefinition(

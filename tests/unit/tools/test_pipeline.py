@@ -21,7 +21,7 @@ from mcprl.config import (
 )
 from mcprl.errors import BudgetExceededError, Fault, ServerFaultError, ServerFileError, WorkerLostError
 from mcprl.records import Observation, Source, ToolCall
-from mcprl.tools import Cassette, LimitsDesk, ServerSpec, Toolbox, desk_settings, open_toolbox
+from mcprl.tools import Cassette, ServerSpec, SharedLimits, Toolbox, limit_settings, open_toolbox
 from mcprl.tools.stats import merge_stats
 
 READ = ToolAnnotations(read_only_hint=True)
@@ -207,10 +207,10 @@ async def test_the_budget_stops_before_the_call_that_would_exceed_it_and_cached_
 async def test_a_budget_holds_over_toolboxes_that_share_a_desk_and_their_figures_add_up(tmp_path):
     market = Market()
     settings = ServerSettings(budget=BudgetSettings(usd=0.5, usd_per_call=0.1))
-    spec, desk = ServerSpec(name="market", make=market.make, settings=settings), LimitsDesk({"market": settings})
+    spec, service = ServerSpec(name="market", make=market.make, settings=settings), SharedLimits({"market": settings})
     async with (
-        Toolbox([spec], log_dir=tmp_path, limits=desk) as one,
-        Toolbox([spec], log_dir=tmp_path, limits=desk) as other,
+        Toolbox([spec], log_dir=tmp_path, limits=service) as one,
+        Toolbox([spec], log_dir=tmp_path, limits=service) as other,
         one.lease(None) as first,
         other.lease(None) as second,
     ):
@@ -219,29 +219,29 @@ async def test_a_budget_holds_over_toolboxes_that_share_a_desk_and_their_figures
         merged = merge_stats([one.stats(), other.stats()])["servers"]["market"]
     assert len(market.calls) == 5
     assert [type(outcome) for outcome in outcomes].count(BudgetExceededError) == 3
-    assert await desk.spent("market") == (5, 0.5) == (merged["calls"], merged["usd"])
+    assert await service.spent("market") == (5, 0.5) == (merged["calls"], merged["usd"])
     assert merged["tools"]["order"]["ok"] == 5
 
 
 async def test_a_lost_desk_is_no_fault_of_the_policy_nor_of_the_server(tmp_path):
-    class Lost(LimitsDesk):
+    class Lost(SharedLimits):
         async def take_place(self, server: str) -> int | None:
             raise ConnectionResetError("peer is gone")
 
     market, settings = Market(), ServerSettings(rate=RateSettings(calls=9), breaker=BreakerSettings(failures=1))
-    spec, desk = ServerSpec(name="market", make=market.make, settings=settings), Lost({"market": settings})
-    async with Toolbox([spec], log_dir=tmp_path, limits=desk) as box, box.lease(None) as lease:
+    spec, service = ServerSpec(name="market", make=market.make, settings=settings), Lost({"market": settings})
+    async with Toolbox([spec], log_dir=tmp_path, limits=service) as box, box.lease(None) as lease:
         for _ in range(2):
             with pytest.raises(WorkerLostError, match="limits of server 'market'"):
                 await lease.call(call("quote", symbol="A"))
         figures = box.stats()["servers"]["market"]
     assert figures["tools"]["quote"]["failures"] == {"E-WORK-011": 2}
     assert (figures["calls"], figures["breaker_openings"], market.calls) == (0, 0, [])
-    assert await desk.spent("market") == (0, 0.0)
+    assert await service.spent("market") == (0, 0.0)
 
 
 async def test_a_toolbox_that_closes_leaves_no_place_taken_longer_than_needed(tmp_path):
-    class Slow(LimitsDesk):
+    class Slow(SharedLimits):
         freed = 0
         may_free = asyncio.Event()
 
@@ -251,12 +251,12 @@ async def test_a_toolbox_that_closes_leaves_no_place_taken_longer_than_needed(tm
             self.freed += 1
 
     settings = ServerSettings(rate=RateSettings(calls=9))
-    spec, desk = ServerSpec(name="market", make=Market().make, settings=settings), Slow({"market": settings})
-    async with Toolbox([spec], log_dir=tmp_path, limits=desk) as box, box.lease(None) as lease:
+    spec, service = ServerSpec(name="market", make=Market().make, settings=settings), Slow({"market": settings})
+    async with Toolbox([spec], log_dir=tmp_path, limits=service) as box, box.lease(None) as lease:
         await lease.call(call("quote", symbol="A"))
-        assert desk.freed == 0
-        asyncio.get_running_loop().call_later(0.05, desk.may_free.set)  # while the toolbox closes
-    assert desk.freed == 1
+        assert service.freed == 0
+        asyncio.get_running_loop().call_later(0.05, service.may_free.set)  # while the toolbox closes
+    assert service.freed == 1
 
 
 @pytest.mark.process
@@ -265,10 +265,10 @@ async def test_the_toolbox_of_a_recipe_counts_what_others_spent_at_its_desk(tmp_
     entry = {"command": sys.executable, "args": ["-m", "mcprl", "serve", "directory"]}
     file.write_text(json.dumps({"mcpServers": {"directory": entry}}))
     config = ServersConfig(file=file, settings={"directory": ServerSettings(budget=BudgetSettings(calls=3))})
-    desk = LimitsDesk(desk_settings(config))
-    await desk.spend("directory")
-    await desk.spend("directory")
-    async with open_toolbox(config, log_dir=tmp_path, limits=desk) as box, box.lease(None) as lease:
+    service = SharedLimits(limit_settings(config))
+    await service.spend("directory")
+    await service.spend("directory")
+    async with open_toolbox(config, log_dir=tmp_path, limits=service) as box, box.lease(None) as lease:
         assert (await lease.call(call("list_people", city="Lima"))).source is Source.LIVE
         with pytest.raises(BudgetExceededError, match="3 of 3 calls"):
             await lease.call(call("list_people", city="Oslo"))

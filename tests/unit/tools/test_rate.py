@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from virtual_clock import run_in_virtual_time
 
 from mcprl.config import RateSettings
-from mcprl.tools.stages.rate import RateLimit
+from mcprl.tools.limits import RateLimit
 
 
 async def go_through(limit: RateLimit, takes_s: float = 0.0) -> None:

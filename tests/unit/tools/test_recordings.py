@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from mcprl.conversations import answers_in, calls_in
 from mcprl.errors import CassetteError
-from mcprl.tools.cassettes.inferred import infer_definition, is_inferred, merged_definitions
-from mcprl.tools.cassettes.listings import load_tool_list, tools_in_prompt
-from mcprl.tools.cassettes.recordings import read_recordings
+from mcprl.tools.cassettes.importing import infer_definition, is_inferred, merged_definitions
+from mcprl.tools.cassettes.recordings import load_tool_list, read_recordings, tools_in_prompt
 from processor_time import least_s
 
 ROOT = Path(__file__).parents[3]

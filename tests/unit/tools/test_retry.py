@@ -17,7 +17,7 @@ from mcprl.errors import (
     ServerStartError,
     ToolServerError,
 )
-from mcprl.tools.stages.retry import call_with_retries, may_repeat
+from mcprl.tools.calls import call_with_retries, may_repeat
 
 
 def lost(*, delivered: bool = True, retry_after_s: float | None = None) -> ServerLostError:

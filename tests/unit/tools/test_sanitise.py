@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mcprl.tools.stages.sanitise import sanitise
+from mcprl.tools.calls import sanitise
 from processor_time import least_s
 
 ROOMY = 1_000_000

@@ -16,14 +16,14 @@ from mcp_types import CallToolResult, ListToolsResult, TextContent
 from mcp_types import Tool as ListedTool
 from schema_bombs import ANSWERED, PATTERN, REFUSED, TEXT, arguments, doubled
 
-from mcprl.bounds import OverLimitError
-from mcprl.chat.schema_limits import find_unheld
 from mcprl.config import ServerSettings
 from mcprl.errors import BadToolSchemaError, ServerFaultError, ServerStartError, ToolLimitError
+from mcprl.grammar.schemas import find_unheld
 from mcprl.records import ToolCall
+from mcprl.schemas import BadSchemaError, OverLimitError, SchemaCheck
 from mcprl.tools import ServerSpec, Tool, Toolbox
+from mcprl.tools.arguments import ArgumentCheck
 from mcprl.tools.catalog import compile_checks
-from mcprl.tools.stages.arguments import ArgumentCheck
 from processor_time import least_s
 
 MAX_S = 2.0
@@ -287,3 +287,10 @@ def test_a_mutated_schema_is_used_or_refused_by_name(seed):
             return
 
     assert within_limit(use) is None
+
+
+@pytest.mark.parametrize("inner", [{"$ref": "#/$defs/a"}, {"anyOf": [{"$ref": "#/$defs/a"}]}])
+def test_a_schema_that_refers_to_itself_without_end_is_refused(inner):
+    """Python's own limit, met inside a library written in Rust, would be a panic that no handler catches."""
+    with pytest.raises(BadSchemaError, match="refers to itself without end"):
+        SchemaCheck({"$defs": {"a": inner}, "$ref": "#/$defs/a"}).error({"x": 1})

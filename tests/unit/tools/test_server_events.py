@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.tools.transports.events import EventSplitter, ServerEvent
+from mcprl.tools.transports.exchanges import EventSplitter, ServerEvent
 from processor_time import least_s
 
 LINE = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20)

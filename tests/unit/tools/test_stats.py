@@ -266,7 +266,7 @@ def test_calls_of_a_worker_that_is_gone_are_counted_where_the_desk_knows_them():
     parts = [stats_document({"fmp": ServerStats(calls=2, usd=0.2), "time": ServerStats(calls=5)}, ToolStats())] * 2
     merged = merge_stats(parts, spent={"fmp": (7, 0.7), "time": (0, 0.0)})
     assert (merged["servers"]["fmp"]["calls"], merged["servers"]["fmp"]["usd"]) == (7, 0.7)
-    # This one has no limits, so nobody told the desk.
+    # This one has no limits, so nobody told the service.
     assert merged["servers"]["time"]["calls"] == 10
 
 

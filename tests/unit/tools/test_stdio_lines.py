@@ -14,10 +14,18 @@ from hypothesis import strategies as st
 from mcp import MCPError
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from mcprl.redact import SECRETS
-from mcprl.tools.transports.line_reader import LineReader, Unanswered
-from mcprl.tools.transports.lines import CutLine, CutLineEnd, LineSplitter, id_at_end, leading_members
-from mcprl.tools.transports.wire import TransportOutcome, Trouble, outcome_of
+from mcprl.secrets import SECRETS
+from mcprl.tools.transports.messages import (
+    CutLine,
+    CutLineEnd,
+    LineSplitter,
+    TransportOutcome,
+    Trouble,
+    id_at_end,
+    leading_members,
+    outcome_of,
+)
+from mcprl.tools.transports.stdio import LineReader, Unanswered
 from processor_time import least_s
 
 json_values = st.recursive(
@@ -292,7 +300,7 @@ async def test_lines_that_are_no_messages_are_dropped_with_one_warning_without_s
 
 
 async def test_a_server_that_never_ends_a_line_is_given_up_by_size(reading, monkeypatch):
-    monkeypatch.setattr("mcprl.tools.transports.line_reader._MAX_FLOOD_BYTES", 100_000)
+    monkeypatch.setattr("mcprl.tools.transports.stdio._MAX_FLOOD_BYTES", 100_000)
     each = reading(5)
     assert len(each.feed(b'{"jsonrpc":"2.0","id":5,"result":{"a":"', b"x" * LIMIT)) == 1
     for _ in range(10):
@@ -303,7 +311,7 @@ async def test_a_server_that_never_ends_a_line_is_given_up_by_size(reading, monk
 
 
 async def test_a_server_that_never_ends_a_line_is_given_up_by_time(reading, monkeypatch):
-    monkeypatch.setattr("mcprl.tools.transports.line_reader._MAX_FLOOD_S", 0.01)
+    monkeypatch.setattr("mcprl.tools.transports.stdio._MAX_FLOOD_S", 0.01)
     each = reading(5)
     each.feed(b'{"jsonrpc":"2.0","id":5,"result":{"a":"', b"x" * LIMIT)
     async with asyncio.timeout(60):
@@ -312,7 +320,7 @@ async def test_a_server_that_never_ends_a_line_is_given_up_by_time(reading, monk
 
 
 async def test_a_long_line_that_ends_in_time_is_no_flood(reading, monkeypatch):
-    monkeypatch.setattr("mcprl.tools.transports.line_reader._MAX_FLOOD_S", 0.02)
+    monkeypatch.setattr("mcprl.tools.transports.stdio._MAX_FLOOD_S", 0.02)
     each = reading(5)
     each.feed(b'{"jsonrpc":"2.0","id":5,"result":{"a":"', b"x" * LIMIT, b'"}}\n')
     await asyncio.sleep(0.1)

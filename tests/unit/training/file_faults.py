@@ -23,9 +23,9 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from mcprl.durable import storage_faults, write_file
 from mcprl.errors import StorageError
-from mcprl.training.checkpoints import Checkpoints
+from mcprl.files import storage_faults, write_file
+from mcprl.runs.checkpoints import Checkpoints
 
 OLD, NEW = 1, 2
 """What the tensor and the state of a checkpoint hold, by which two saves are told apart."""

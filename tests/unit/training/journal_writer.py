@@ -21,7 +21,7 @@ sys.modules["mcprl.training"] = _package
 
 from plain_trajectory import make_trajectory  # noqa: E402
 
-from mcprl.training.journal import EpisodeJournal  # noqa: E402
+from mcprl.runs.journal import EpisodeJournal  # noqa: E402
 
 
 async def write_on(folder: Path, first_member: int) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from mcprl.errors import NoRoomError, StorageError
-from mcprl.training.checkpoints import Checkpoint, Checkpoints, Damaged, forecast
+from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged, forecast
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_a_file_that_cannot_be_read_is_damage_and_no_crash(checkpoints):
 
 def test_a_checkpoint_of_another_format_is_skipped_with_both_formats_named(checkpoints, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("mcprl.training.checkpoints._FORMAT", 2)
+        patched.setattr("mcprl.runs.checkpoints._FORMAT", 2)
         save(checkpoints, 1)
     _, skipped = checkpoints.newest()
     assert [damaged.why for damaged in skipped] == ["is of format 2, and this mcprl reads format 1"]
@@ -240,7 +240,7 @@ def test_a_checkpoint_is_never_seen_half_deleted(checkpoints, monkeypatch):
         deleted.append(path.name)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mcprl.training.checkpoints.shutil.rmtree", watched)
+    monkeypatch.setattr("mcprl.runs.checkpoints.shutil.rmtree", watched)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.retain(keep=1)
     assert deleted == [".step-00001.removed.partial"]

@@ -17,7 +17,7 @@ from mcprl.errors import GroupIncompleteError, ServerLostError
 from mcprl.goals import Goal
 from mcprl.records import LostEpisode, StopReason, Task, Trajectory
 from mcprl.tasks import Curriculum, Deal, TaskOrder
-from mcprl.training.collecting import collect_step
+from mcprl.training.pipeline import collect_step
 
 REFILL = AlgorithmConfig(dead_groups="refill", max_refills=2)
 ORDERS = (TaskOrder, Curriculum)

@@ -17,8 +17,8 @@ from healthy_steps import HEALTHY, make_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.settings import settings as all_settings
-from mcprl.training.health import RULES, Health
+from mcprl.checks.health import RULES, Health
+from mcprl.recipe import settings as all_settings
 from mcprl.verdicts import Severity, Verdict
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

@@ -9,8 +9,8 @@ import json
 import pytest
 from healthy_steps import HEALTHY, make_config
 
-from mcprl.training.health import Health
-from mcprl.training.health.sight import WINDOW
+from mcprl.checks.health import Health
+from mcprl.checks.health.view import WINDOW
 
 
 def long_run() -> list[dict[str, float]]:

@@ -21,7 +21,7 @@ from trajectory_strategies import trajectories
 
 from mcprl.errors import ResourceLimitError, StorageError
 from mcprl.records import Trajectory
-from mcprl.training.journal import EpisodeJournal
+from mcprl.runs.journal import EpisodeJournal
 
 WRITER = Path(__file__).with_name("journal_writer.py")
 STEP = 12
@@ -128,11 +128,11 @@ async def test_a_disk_that_is_full_in_the_middle_of_a_line_spoils_nothing_that_c
             return real_write(descriptor, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("mcprl.training.journal.os.write", write_half)
+    monkeypatch.setattr("mcprl.runs.journal.os.write", write_half)
     async with EpisodeJournal(tmp_path) as journal:
         with pytest.raises(StorageError, match="No space"):
             await journal.add(make_trajectory(step=STEP, member=1))
-    monkeypatch.setattr("mcprl.training.journal.os.write", real_write)
+    monkeypatch.setattr("mcprl.runs.journal.os.write", real_write)
     await write(tmp_path, [make_trajectory(step=STEP, member=2)])
     assert members(EpisodeJournal(tmp_path).finished(STEP)) == [0, 2]
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mcprl.episodes.stage import MeteredSampler, Occupancy
 from mcprl.records import FinishReason, Weights
 from mcprl.samplers import Completion, SampleRequest
-from mcprl.training.occupancy import MeteredSampler, Occupancy
 
 
 class Clock:

@@ -20,12 +20,14 @@ from mcprl.config import (
     TrainingConfig,
     WarmStartConfig,
 )
+from mcprl.episodes import stage
+from mcprl.episodes.stage import make_sampler
 from mcprl.errors import BadValueError, TaskFileError, UnknownToolError
 from mcprl.records import LostEpisode, Trajectory
+from mcprl.runs.trajectories import read_trajectories
 from mcprl.training import run as run_module
 from mcprl.training.loop import train
-from mcprl.training.run import make_sampler, open_run
-from mcprl.training.trajectory_files import read_trajectories
+from mcprl.training.run import open_run
 
 TINY_QWEN3 = Path(__file__).resolve().parents[3] / ".cache" / "models" / "tiny-qwen3"
 
@@ -74,8 +76,8 @@ A_TASK = {"id": "a", "prompt": "?", "answer": {"any": True}}
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test where anything dear is begun."""
-    for name in ("make_sampler", "open_kit", "open_learner"):
-        monkeypatch.setattr(run_module, name, lambda *_args, _name=name, **_options: pytest.fail(f"{_name} was called"))
+    for module, name in ((stage, "make_sampler"), (stage, "open_kit"), (run_module, "open_learner")):
+        monkeypatch.setattr(module, name, lambda *_args, _name=name, **_options: pytest.fail(f"{_name} was called"))
 
 
 @pytest.mark.process

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mcprl.algorithms import parity_metrics
+from mcprl.checks.parity import ParityReport, check_parity, pick_tasks
 from mcprl.errors import NonFiniteError
 from mcprl.goals import Goal
+from mcprl.learning.algorithms import parity_metrics
 from mcprl.records import FinishReason, StopReason, Task, Trajectory, Turn
-from mcprl.training.parity import ParityReport, check_parity, pick_tasks
 from mcprl.verdicts import Severity
 
 TEMPERATURE = 0.7

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from mcprl.config import RunConfig
 from mcprl.errors import NoRunError
 from mcprl.records import Weights
-from mcprl.training.checkpoints import Checkpoint, Checkpoints, Damaged
-from mcprl.training.folder import RunFolder
-from mcprl.training.past_runs import PastRun, RunStatus, find_runs, is_run, read_run, verify_checkpoints
+from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged
+from mcprl.runs.folder import RunFolder
+from mcprl.runs.past_runs import PastRun, RunStatus, find_runs, is_run, read_run, verify_checkpoints
 from mcprl.verdicts import Severity, Verdict
 from step_records import step_record
 

@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE
 import psutil
 import pytest
 
-from mcprl.training.resources import resource_metrics
+from mcprl.training.loop import resource_metrics
 
 pytestmark = pytest.mark.process
 
@@ -23,7 +23,7 @@ def nvidia_smi(tmp_path, monkeypatch):
         program.write_text(f"#!/bin/sh\nprintf '%b' '{said}'\nexit {status}\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-        monkeypatch.setattr("mcprl.training.resources._GPU_DEADLINE_S", 60.0)  # however busy the machine
+        monkeypatch.setattr("mcprl.training.loop._GPU_DEADLINE_S", 60.0)  # however busy the machine
 
     return install
 

@@ -24,15 +24,14 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
 from crashing.small_runs import small_run
 from mcprl.config import RunConfig
 from mcprl.errors import OtherStateError
-from mcprl.learners.optimisation import Optimisation
+from mcprl.learning.optimizer import Optimisation
 from mcprl.records import LostEpisode, Trajectory
-from mcprl.training.conditions import Conditions, changed_settings, refuse_fixed_settings
-from mcprl.training.folder import RunFolder
+from mcprl.runs.checkpoints import RunState
+from mcprl.runs.folder import RunFolder
+from mcprl.runs.resuming import Conditions, changed_settings, find_standing, refuse_fixed_settings
+from mcprl.runs.trajectories import read_trajectories
 from mcprl.training.loop import train
-from mcprl.training.resuming import find_standing
 from mcprl.training.run import Run, open_run
-from mcprl.training.state import RunState
-from mcprl.training.trajectory_files import read_trajectories
 
 BELLS = Path(__file__).resolve().parents[3] / "bench" / "crashing" / "bells.py"
 SCHEMA = RunConfig.model_json_schema()

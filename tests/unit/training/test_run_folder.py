@@ -21,11 +21,8 @@ from mcprl.errors import NoRunError, RunInUseError, StorageError
 from mcprl.goals import Goal
 from mcprl.recipe import load_recipe
 from mcprl.records import Group, Task, Weights
-from mcprl.training.folder import RunFolder
-from mcprl.training.step_lines import span_of
-from mcprl.training.timeline import Span
-from mcprl.training.token_files import read_token_notes
-from mcprl.training.trajectory_files import read_trajectories
+from mcprl.runs.folder import RunFolder, Span, span_of
+from mcprl.runs.trajectories import read_token_notes, read_trajectories
 from mcprl.verdicts import Severity, Verdict
 from step_records import step_record
 

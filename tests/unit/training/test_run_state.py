@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mcprl.errors import OtherStateError
 from mcprl.goals import Goal
 from mcprl.records import Task
+from mcprl.runs.checkpoints import RunState, deal_ids, deals_of, read_state, write_state
 from mcprl.tasks import Deal
-from mcprl.training.state import RunState, deal_ids, deals_of, read_state, write_state
 
 TASKS = [Task(id=f"t{n}", prompt=({"role": "user", "content": "Hi"},), goal=Goal()) for n in range(6)]
 STATE = RunState(

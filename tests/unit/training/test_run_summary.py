@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from healthy_steps import HEALTHY
 
-from mcprl.training.summary import Summary
+from mcprl.runs.summary import Summary
 from mcprl.verdicts import Severity, Verdict
 
 STEP = {

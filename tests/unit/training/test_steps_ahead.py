@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from mcprl.goals import AnyText, Goal
 from mcprl.records import Task
 from mcprl.tasks import Deal
-from mcprl.training.collecting import CollectedStep
-from mcprl.training.pipeline import Pipeline
+from mcprl.training.pipeline import CollectedStep, Pipeline
 
 NOTHING = CollectedStep(groups=(), dropped=(), all_groups=(), refill_rounds=0, refilled=0)
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from mcprl.training.timeline import Span, Timeline
+from mcprl.runs.folder import Span, Timeline
 
 
 def test_spans_have_the_times_of_what_was_done_inside_and_are_taken_once():

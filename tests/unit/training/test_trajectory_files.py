@@ -15,7 +15,7 @@ from trajectory_strategies import trajectories
 
 from mcprl.errors import StorageError
 from mcprl.records import StopReason, Turn
-from mcprl.training.trajectory_files import (
+from mcprl.runs.trajectories import (
     decode_trajectory,
     encode_trajectory,
     read_trajectories,

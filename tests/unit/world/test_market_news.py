@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import SEEDS, companies
 
-from mcprl.world import open_market
-from mcprl.world.facts import Period
+from mcprl_market.world import open_market
+from mcprl_market.world.facts import Period
 
 DAY = r"(\w+ \d+, \d{4})"
 MONEY = r"\$([\d,]+\.\d+)"

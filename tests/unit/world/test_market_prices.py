@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import SEEDS, cents, companies, markets
 
-from mcprl.world import open_market
-from mcprl.world.facts import Frequency, Period
+from mcprl_market.world import open_market
+from mcprl_market.world.facts import Frequency, Period
 
 FAR_PAST, FAR_FUTURE = date(1990, 1, 1), date(2100, 1, 1)
 

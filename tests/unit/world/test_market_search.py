@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import SEEDS, companies, markets
 
-from mcprl.world import open_market
+from mcprl_market.world import open_market
 
 # What may trip up the query language of the full-text index, besides any text at all.
 AWKWARD = (

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import SEEDS, cents, companies
 
-from mcprl.world import open_market
-from mcprl.world.explainers import EXPLAINERS, OTHER_PAGES
-from mcprl.world.facts import Period
+from mcprl_market.world import open_market
+from mcprl_market.world.facts import Period
+from mcprl_market.world.texts import EXPLAINERS, OTHER_PAGES
 
 SUMMED = ("revenue", "gross_profit", "operating_income", "net_income")
 WELL_KNOWN = {"AAPL", "MSFT", "GOOG", "AMZN", "NVDA", "META", "TSLA", "JPM", "WMT", "BRK", "NFLX", "SPY", "QQQ", "KHC"}

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import SEEDS
 
-from mcprl.world import open_market, open_workspace
-from mcprl.world.facts import Period
+from mcprl_market.world import open_market, open_workspace
+from mcprl_market.world.facts import Period
 from processor_time import least_s
 
 seeds = st.sampled_from(SEEDS)

@@ -7,8 +7,8 @@ import sys
 
 from hypothesis import strategies as st
 
-from mcprl.world import Market, open_market, open_workspace
-from mcprl.world.facts import Frequency
+from mcprl_market.world import Market, open_market, open_workspace
+from mcprl_market.world.facts import Frequency
 
 SEEDS = (0, 7, -3, 2**63)
 

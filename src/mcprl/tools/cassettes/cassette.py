@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from mcprl.canonical import canonical_json
 from mcprl.errors import CassetteError
-from mcprl.redact import SECRETS
-from mcprl.tools.definitions import ToolDefinition
+from mcprl.files import canonical_json
+from mcprl.secrets import SECRETS
+from mcprl.tools.catalog import ToolDefinition
 
 __all__ = ["ANY_VERSION", "Cassette", "Recording", "canonical_arguments"]
 

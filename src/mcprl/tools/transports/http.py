@@ -2,51 +2,196 @@
 
 The SDK ends a session, with every call in it, when a connection fails or a body cannot be read. So it is given a
 client that does not fail: what goes wrong with a request is answered as a JSON-RPC error for that request (see
-`mcprl.tools.transports.wire`). The handshake, sessions, redirects and resumption stay the SDK's own.
+`mcprl.tools.transports.messages`). The handshake, sessions, redirects and resumption stay the SDK's own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 from urllib.request import getproxies
 
 import anyio
 import httpx2
 from anyio.abc import TaskGroup
 from mcp.client.streamable_http import LAST_EVENT_ID, MCP_SESSION_ID, streamable_http_client
-from mcp_types import JSONRPCError
+from mcp_types import JSONRPCError, JSONRPCResponse
 
 from mcprl.tools.specs import ServerSpec
-from mcprl.tools.transports.exchanges import ABANDONED, EventStream, Exchange, error_event
-from mcprl.tools.transports.http_answers import (
+from mcprl.tools.transports.exchanges import (
+    ABANDONED,
     AnswerLimits,
+    EventStream,
+    Exchange,
     answers,
     broken,
     cancelled_id_of,
     connection_outcome,
+    error_event,
     read_repaired,
     refuses_session,
     request_id_of,
     status_outcome,
     too_large,
 )
-from mcprl.tools.transports.http_responses import (
-    EVENTS,
-    error_response,
-    events_response,
-    json_response,
-    says_that_it_is_at_most,
-)
-from mcprl.tools.transports.pools import SmallPools
-from mcprl.tools.transports.streams import KeptOpen
-from mcprl.tools.transports.wire import TransportOutcome, Trouble, error_for
+from mcprl.tools.transports.messages import TransportOutcome, Trouble, error_for
 
 __all__ = ["http_transport"]
+
+
+class KeptOpen:
+    """A stream of the SDK that is closed when the transport ends, and not already when the session lets go of it.
+
+    In between, the SDK ends its session with the server, and an answer that arrives then would find no stream and be
+    raised as an error.
+    """
+
+    def __init__(
+        self, stream: Any, on_end: Callable[[], None] | None = None, on_message: Callable[[], None] | None = None
+    ) -> None:
+        self._stream = stream
+        self._on_end = on_end
+        self._on_message = on_message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            message = await self._stream.__anext__()
+        except StopAsyncIteration:
+            if self._on_end is not None:
+                self._on_end()
+            raise
+        if self._on_message is not None:
+            self._on_message()
+        return message
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Leave it open."""
+
+
+EVENTS = "text/event-stream"
+_JSON = "application/json"
+
+
+def error_response(request: httpx2.Request, request_id: str | int, outcome: TransportOutcome) -> httpx2.Response:
+    """An outcome as the answer to a request."""
+    content = error_for(request_id, outcome).model_dump_json().encode()
+    return httpx2.Response(200, headers={"content-type": _JSON}, content=content, request=request)
+
+
+def says_that_it_is_at_most(max_bytes: int, headers: httpx2.Headers) -> bool:
+    """Whether a body has an announced length, which HTTP holds it to, and is not packed into less."""
+    length = headers.get("content-length", "")
+    return length.isdecimal() and int(length) <= max_bytes and "content-encoding" not in headers
+
+
+def json_response(request: httpx2.Request, response: httpx2.Response, body: bytes, message: object) -> httpx2.Response:
+    """The message in the body of a response, whole and uncompressed, as the answer to a request."""
+    if isinstance(message, JSONRPCResponse) and _is_read(response):
+        return response
+    status = response.status_code
+    if response.is_success:
+        # The SDK addresses an error to its request, whatever id it has, only where the status is one of failure.
+        status = 400 if isinstance(message, JSONRPCError) else 200
+    headers = {"content-type": _JSON, **_session_header(response)}
+    return httpx2.Response(status, headers=headers, content=body, request=request)
+
+
+def events_response(
+    request: httpx2.Request, stream: httpx2.AsyncByteStream, response: httpx2.Response
+) -> httpx2.Response:
+    """A stream of events in the place of that of a response."""
+    headers = {"content-type": EVENTS, **_session_header(response)}
+    return httpx2.Response(200, headers=headers, stream=stream, request=request)
+
+
+def _is_read(response: httpx2.Response) -> bool:
+    """Whether the SDK can read the answer from this response itself."""
+    if response.status_code != 200 or not response.headers.get("content-type", "").startswith(_JSON):
+        return False
+    try:
+        return bool(response.content)
+    except httpx2.ResponseNotRead:
+        return False
+
+
+def _session_header(response: httpx2.Response) -> dict[str, str]:
+    session = response.headers.get(MCP_SESSION_ID)
+    return {} if session is None else {MCP_SESSION_ID: session}
+
+
+_MAX_IN_FLIGHT = 8
+
+
+class SmallPools(httpx2.AsyncBaseTransport):
+    """Sends a request through the first pool that has room, and opens another where none has."""
+
+    def __init__(self, make_pool: Callable[[], httpx2.AsyncBaseTransport]) -> None:
+        self._make_pool = make_pool
+        self._pools: list[_Pool] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        pool = next((pool for pool in self._pools if pool.in_flight < _MAX_IN_FLIGHT), None)
+        if pool is None:
+            pool = _Pool(self._make_pool())
+            self._pools.append(pool)
+        return await pool.handle(request)
+
+    async def aclose(self) -> None:
+        for pool in self._pools:
+            await pool.transport.aclose()
+
+
+class _Pool:
+    """One pool, and how many requests are on their way in it: until their bodies are read or let go."""
+
+    def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
+        self.transport = transport
+        self.in_flight = 0
+
+    async def handle(self, request: httpx2.Request) -> httpx2.Response:
+        self.in_flight += 1
+        try:
+            response = await self.transport.handle_async_request(request)
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+        except BaseException:
+            self.in_flight -= 1
+            raise
+        response.stream = _CountedBody(response.stream, self)
+        return response
+
+
+class _CountedBody(httpx2.AsyncByteStream):
+    """A body that tells its pool when it is closed."""
+
+    def __init__(self, body: httpx2.AsyncByteStream, pool: _Pool) -> None:
+        self._body = body
+        self._pool: _Pool | None = pool
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._body.__aiter__()
+
+    async def aclose(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.in_flight -= 1
+        await self._body.aclose()
+
 
 _logger = logging.getLogger(__name__)
 

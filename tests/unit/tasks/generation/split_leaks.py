@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from mcprl.records import Task
-from mcprl.world import open_market, open_workspace
+from mcprl_market.world import open_market, open_workspace
 
 WORLD = 7
 

@@ -12,8 +12,8 @@ from split_leaks import WORLD, family_of, leaks, subject_of, symbols_in, wording
 
 from mcprl.errors import BadValueError
 from mcprl.records import Difficulty
-from mcprl.tasks.generation import FAMILIES, SHARES, generate
-from mcprl.tasks.generation.offers import SUBSTITUTES, TOOLS
+from mcprl_market.generation import FAMILIES, SHARES, generate
+from mcprl_market.generation.assembly import SUBSTITUTES, TOOLS
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from split_leaks import WORLD, family_of, words_of
 
-from mcprl.tasks.generation import generate
-from mcprl.world import open_market
+from mcprl_market.generation import generate
+from mcprl_market.world import open_market
 
 MARKET = open_market(WORLD)
 TODAY = MARKET.today.isoformat()

@@ -7,12 +7,11 @@ import string
 import pytest
 
 from mcprl.goals import HasAll, HasNumber
-from mcprl.tasks.generation import FAMILIES
-from mcprl.tasks.generation.drafts import asked, choice
-from mcprl.tasks.generation.material import split_material
-from mcprl.tasks.generation.offers import TOOLS, offer
-from mcprl.world import open_market, open_workspace
-from mcprl.world.draws import Draws
+from mcprl_market.generation import FAMILIES
+from mcprl_market.generation.assembly import TOOLS, offer
+from mcprl_market.generation.drafts import asked, choice, split_material
+from mcprl_market.world import open_market, open_workspace
+from mcprl_market.world.draws import Draws
 
 WORLD = 7
 by_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

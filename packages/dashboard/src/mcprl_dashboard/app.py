@@ -1,0 +1,313 @@
+"""The addresses of the dashboard and what each answers. Reading files and asking the index happens in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mcprl.errors import McprlError
+from mcprl_dashboard.answers import Answer, Refusal
+from mcprl_dashboard.episode_details import TokenNoteFiles, course_of_task, episode_details, episode_tokens
+from mcprl_dashboard.episode_index import EpisodeKey
+from mcprl_dashboard.open_run import OpenRun, RunList
+from mcprl_dashboard.questions import Filter, Page, whole
+from mcprl_dashboard.watching import Broadcast, Event, ListLook, RunLook, event_stream, read_tool_figures
+
+__all__ = ["make_app"]
+
+
+_STATIC = Path(__file__).parent / "static"
+_ASSET_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+_FOREVER = "public, max-age=31536000, immutable"  # the name of a built file changes with its content
+
+
+def index_page(_: Request) -> Response:
+    """The one page; its own script reads the address."""
+    if not (_STATIC / "index.html").is_file():
+        return PlainTextResponse(
+            "The pages of the dashboard are not built.\nFix: run scripts/setup dashboard, and load this page again.\n",
+            status_code=503,
+        )
+    return FileResponse(_STATIC / "index.html", media_type="text/html; charset=utf-8")
+
+
+def asset(request: Request) -> Response:
+    """A file that the page loads."""
+    name = request.path_params["name"]
+    path = _STATIC / "assets" / name
+    if not _ASSET_NAME.fullmatch(name) or not path.is_file():
+        raise Refusal(404, "no-file", "there is no such file", "load the page anew")
+    return FileResponse(path, headers={"cache-control": _FOREVER})
+
+
+_OWN_NAMES = ("127.0.0.1", "localhost")
+_CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _CONTENT_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class Guard:
+    """Refuses foreign requests and puts the headers on every answer, refusals and errors included."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refusal = _refusal(scope)
+        app = self._with_token(scope) if refusal is None else refusal.answer()
+        await app(scope, receive, send_guarded)
+
+    def _with_token(self, scope: Scope) -> ASGIApp:
+        """What answers a request: the application if it has the token, and if that is in its query a redirect to the
+        same address without it, so that it is not in the browser's history."""
+        request = Request(scope)
+        cookie = f"mcprl-{scope['server'][1]}"  # a browser sends cookies to all ports of a host
+        if self._is_token(request.query_params.get("token")):
+            rest = urlencode([(key, value) for key, value in request.query_params.multi_items() if key != "token"])
+            answer = RedirectResponse(request.url.replace(scheme="", netloc="", query=rest), status_code=303)
+            answer.set_cookie(cookie, self._token, httponly=True, samesite="lax")
+            return answer
+        if self._is_token(request.cookies.get(cookie)):
+            return self._app
+        fix = "open the link that `mcprl dashboard` printed, with its token"
+        return Refusal(401, "no-token", "the request lacks the token of this dashboard", fix).answer()
+
+    def _is_token(self, given: str | None) -> bool:
+        return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
+
+
+def _refusal(scope: Scope) -> Refusal | None:
+    headers = Headers(scope=scope)
+    server: tuple[str, int] | None = scope.get("server")
+    own = {f"{name}:{server[1]}" for name in _OWN_NAMES} if server is not None else set[str]()
+    if headers.get("host", "").lower() not in own:
+        return Refusal(403, "foreign-host", "the request is for another host", "open the address that mcprl printed")
+    origin = headers.get("origin")
+    if origin is not None and not _is_own(origin, own):
+        return Refusal(403, "foreign-origin", "the request comes from another page", "open the dashboard itself")
+    if scope["method"] not in ("GET", "HEAD"):
+        return Refusal(405, "read-only", "the dashboard only shows", "ask with GET")
+    return None
+
+
+def _is_own(origin: str, own: set[str]) -> bool:
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme == "http" and parts.netloc.lower() in own
+
+
+_COMPRESSED_FROM_BYTES = 4096
+_COMPRESSION = 3
+_PAGES = (
+    "/",
+    "/compare",
+    "/runs/{run}",
+    "/runs/{run}/episodes",
+    "/runs/{run}/episodes/{step}/{task:path}/{member}",
+    "/runs/{run}/tasks/{task:path}",
+)
+
+_Show = Callable[[OpenRun, Request], dict[str, Any]]
+
+
+def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
+    """The application, for requests with this token. Streams of events end when `closing` is set."""
+    shown: dict[str, _Show] = {
+        "": _details,
+        "/metrics": _metrics,
+        "/health": lambda run, _: {"verdicts": run.health.entries()},
+        "/timeline": lambda run, _: {"spans": run.timeline.entries()},
+        "/tools": _tools,
+        "/ratios": _ratios,
+        "/facets": _facets,
+        "/episodes": _episodes,
+        "/episode": lambda run, request: episode_details(run, _key(request)),
+        "/tokens": lambda run, request: episode_tokens(run, _key(request)),
+        "/task": lambda run, request: course_of_task(run, _needed(request, "task")),
+    }
+    events = _Events(runs, closing)
+    routes = [
+        Route("/api/runs", _answering(lambda _: {"runs": runs.cards()})),
+        Route("/api/events", events.of_list),
+        Route("/api/runs/{run}/events", events.of_run),
+        *(
+            Route(f"/api/runs/{{run}}{path}", _answering(lambda request, show=show: show(_run(runs, request), request)))
+            for path, show in shown.items()
+        ),
+        Route("/assets/{name:path}", asset),
+        *(Route(path, index_page) for path in _PAGES),
+    ]
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        yield
+        await asyncio.to_thread(runs.close)
+
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION),
+        ],
+        exception_handlers={Refusal: _refuse, McprlError: _report, 404: _unknown_address},
+        lifespan=lifespan,
+    )
+    return Guard(app, token)  # around all of it, so that answers to faults of its own have the headers too
+
+
+class _Events:
+    """The streams of events: one broadcast for the list, and one for each run that anybody listens to."""
+
+    def __init__(self, runs: RunList, closing: asyncio.Event) -> None:
+        self._runs, self._closing = runs, closing
+        self._of_list = Broadcast(lambda: ListLook(runs))
+        self._of_runs: dict[str, Broadcast] = {}
+
+    async def of_list(self, _: Request) -> Response:
+        return self._stream(self._of_list, None)
+
+    async def of_run(self, request: Request) -> Response:
+        run = await asyncio.to_thread(_run, self._runs, request)
+        broadcast = self._of_runs.setdefault(run.id, Broadcast(lambda: RunLook(run)))
+        return self._stream(broadcast, run)
+
+    def _stream(self, broadcast: Broadcast, run: OpenRun | None) -> Response:
+        async def body() -> AsyncGenerator[bytes]:
+            async with broadcast.listening() as queue:
+                # After listening began, so that nothing falls between what is asked for now and the first event.
+                hello = Event(name="hello", data=await asyncio.to_thread(_standing, run)) if run is not None else None
+                async for chunk in event_stream(hello, queue, self._closing):
+                    yield chunk
+
+        return StreamingResponse(body(), media_type="text/event-stream")
+
+
+def _standing(run: OpenRun) -> dict[str, Any]:
+    status = run.status()
+    return {"step": status.steps_done, "state": status.state.value}
+
+
+def _answering(show: Callable[[Request], dict[str, Any]]) -> Callable[[Request], Response]:
+    def answer(request: Request) -> Response:
+        return Answer(show(request))
+
+    return answer
+
+
+def _run(runs: RunList, request: Request) -> OpenRun:
+    return runs.get(request.path_params["run"])
+
+
+def _details(run: OpenRun, _: Request) -> dict[str, Any]:
+    run.prepare()
+    return run.details()
+
+
+def _metrics(run: OpenRun, request: Request) -> dict[str, Any]:
+    since = whole(request.query_params, "since")
+    return {"steps": [entry for entry in run.metrics.entries() if since is None or entry["step"] > since]}
+
+
+def _tools(run: OpenRun, _: Request) -> dict[str, Any]:
+    return {"servers": read_tool_figures(run.path, run.setting("servers", "settings"))}
+
+
+def _ratios(run: OpenRun, request: Request) -> dict[str, Any]:
+    bounds = run.bounds()
+    return TokenNoteFiles(run.path).histogram(
+        whole(request.query_params, "step"),
+        clip_low=bounds["clip_low"] or 0.0,
+        clip_high=bounds["clip_high"] or 0.0,
+    )
+
+
+def _facets(run: OpenRun, _: Request) -> dict[str, Any]:
+    started = time.perf_counter()
+    run.index.refresh()
+    return run.index.facets() | {"problems": run.index.problems, "took_ms": _since_ms(started)}
+
+
+def _episodes(run: OpenRun, request: Request) -> dict[str, Any]:
+    started = time.perf_counter()
+    wanted, page = Filter.of(request.query_params), Page.of(request.query_params)
+    run.index.refresh()
+    found = run.index.find(wanted, page)
+    return {
+        "total": found.total,
+        "rows": found.rows,
+        "pending": found.pending,
+        "problems": run.index.problems,
+        "took_ms": _since_ms(started),
+    }
+
+
+def _key(request: Request) -> EpisodeKey:
+    step, member = whole(request.query_params, "step"), whole(request.query_params, "member")
+    if step is None or member is None:
+        raise Refusal(400, "bad-question", "step and member are missing", "name step, task and member")
+    return EpisodeKey(step=step, task_id=_needed(request, "task"), member=member)
+
+
+def _needed(request: Request, name: str) -> str:
+    value = request.query_params.get(name)
+    if not value:
+        raise Refusal(400, "bad-question", f"{name} is missing", f"name the {name}")
+    return value
+
+
+def _since_ms(started: float) -> float:
+    return round(1000 * (time.perf_counter() - started), 1)
+
+
+def _refuse(_: Request, refusal: Exception) -> Response:
+    assert isinstance(refusal, Refusal)
+    return refusal.answer()
+
+
+def _report(_: Request, error: Exception) -> Response:
+    assert isinstance(error, McprlError)
+    return Refusal(404, error.code, error.what, error.fix).answer()
+
+
+def _unknown_address(_: Request, _error: Exception) -> Response:
+    return Refusal(404, "no-page", "there is nothing at this address", "begin at the list of runs").answer()

@@ -1,0 +1,560 @@
+"""All episodes of a run in a database in memory, kept up to date from its files.
+
+Opening is two stages. The columns that a file has as they are load at once, so that a table of a hundred thousand
+episodes is there in a moment. What has to be taken out of the turns (tools, faults, the text to search) follows in the
+background, the newest files first; until then answers say how many episodes are still `pending`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import time
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+import duckdb
+
+from mcprl.records import Trajectory
+from mcprl.runs.trajectories import decode_trajectory
+from mcprl_dashboard.answers import Refusal
+from mcprl_dashboard.questions import Filter, Page
+from mcprl_dashboard.shared_database import SharedDatabase
+
+__all__ = ["CLOSE_S", "EpisodeIndex", "EpisodeKey", "Found", "LiveEpisodes"]
+
+
+PREVIEW_CHARACTERS = 160
+
+COLUMNS = """
+    file BIGINT, step BIGINT, task_id VARCHAR, member BIGINT, reward DOUBLE, solved BOOLEAN, stop VARCHAR,
+    duration_s DOUBLE, turns BIGINT, calls BIGINT, faults BIGINT, tokens BIGINT, sampled_tokens BIGINT,
+    tools VARCHAR[], preview VARCHAR, text VARCHAR, live BOOLEAN
+"""
+
+TURN_SHAPE = (
+    '[{"text":"VARCHAR","calls":[{"name":"VARCHAR","arguments":"JSON"}],'
+    '"observations":[{"tool":"VARCHAR","text":"VARCHAR","fault":"VARCHAR"}]}]'
+)
+
+# What `mcprl.episodes.succeeded` says, which costs the import of everything that plays episodes; a test compares them.
+SOLVED = """
+    CASE WHEN parts.answer IS NULL AND parts.state IS NULL AND parts.rubric IS NULL
+    THEN coalesce(parts.calls = 1, false)
+    ELSE coalesce(parts.answer >= 1, true) AND coalesce(parts.state >= 1, true) AND coalesce(parts.rubric >= 0.5, true)
+    END
+"""
+
+_PARTS = """
+    coalesce(
+        try(json_transform(reward_parts, '{"answer":"DOUBLE","state":"DOUBLE","rubric":"DOUBLE","calls":"DOUBLE"}')),
+        {answer: NULL::DOUBLE, state: NULL::DOUBLE, rubric: NULL::DOUBLE, calls: NULL::DOUBLE}
+    ) AS parts
+"""
+# The number in step-00012.parquet; a file belongs to the step of its name, whatever its rows claim.
+_FILE = r"regexp_extract(filename, 'step-(\d+)\.parquet$', 1)::BIGINT AS file"
+
+LIGHT_ROWS = f"""
+    SELECT file, step, task_id, member, reward, {SOLVED} AS solved, stop, duration_s,
+        NULL::BIGINT AS turns, NULL::BIGINT AS calls, NULL::BIGINT AS faults, NULL::BIGINT AS tokens,
+        NULL::BIGINT AS sampled_tokens, NULL::VARCHAR[] AS tools, NULL::VARCHAR AS preview, NULL::VARCHAR AS text,
+        false AS live
+    FROM (
+        SELECT {_FILE}, step::BIGINT AS step, task_id::VARCHAR AS task_id, member::BIGINT AS member,
+            reward::DOUBLE AS reward, stop::VARCHAR AS stop, duration_s::DOUBLE AS duration_s, {_PARTS}
+        FROM read_parquet($files, filename = true)
+    )
+"""
+
+_HALF_PAIRS = r"'\\u[dD][89abAB][0-9a-fA-F]{2}|\\u[dD][c-fC-F][0-9a-fA-F]{2}'"
+_ALL_CALLS = "flatten(list_transform(said, lambda turn: turn.calls))"
+_ALL_OBSERVATIONS = "flatten(list_transform(said, lambda turn: turn.observations))"
+
+FULL_ROWS = rf"""
+    SELECT file, step, task_id, member, reward, {SOLVED} AS solved, stop, duration_s,
+        coalesce(len(said), 0) AS turns, coalesce(len(called), 0) AS calls,
+        coalesce(len(list_filter(seen, lambda one: one.fault IS NOT NULL)), 0) AS faults,
+        tokens, sampled_tokens,
+        coalesce(list_distinct(list_transform(called, lambda call: call.name)), []) AS tools,
+        left(coalesce(said[-1].text, ''), {PREVIEW_CHARACTERS}) AS preview,
+        lower(concat_ws(chr(10),
+            array_to_string(list_transform(said, lambda turn: turn.text), chr(10)),
+            array_to_string(list_transform(called, lambda call: concat_ws(' ', call.name, call.arguments)), chr(10)),
+            array_to_string(list_transform(seen, lambda one: one.text), chr(10))
+        )) AS text,
+        false AS live
+    FROM (
+        SELECT *, {_ALL_CALLS} AS called, {_ALL_OBSERVATIONS} AS seen
+        FROM (
+            SELECT {_FILE}, step::BIGINT AS step, task_id::VARCHAR AS task_id, member::BIGINT AS member,
+                reward::DOUBLE AS reward, stop::VARCHAR AS stop, duration_s::DOUBLE AS duration_s, {_PARTS},
+                len(sampled) AS tokens, list_aggregate(sampled, 'count_if') AS sampled_tokens,
+                coalesce(
+                    try(json_transform(turns::VARCHAR, '{TURN_SHAPE}')),
+                    try(json_transform(regexp_replace(turns::VARCHAR, {_HALF_PAIRS}, '\uFFFD', 'g'), '{TURN_SHAPE}'))
+                ) AS said
+            FROM read_parquet($files, filename = true)
+        )
+    )
+"""
+
+
+_JOURNAL_NAME = re.compile(r"step-(\d+)\.jsonl")
+
+
+@dataclass(slots=True)
+class _Journal:
+    """What was read of one file: up to where, and the episodes by task and member."""
+
+    inode: int
+    offset: int = 0
+    episodes: dict[tuple[str, int], Trajectory] = field(default_factory=dict[tuple[str, int], Trajectory])
+    damaged: int = 0
+
+
+class LiveEpisodes:
+    """Follows the journals of a run. A line counts where it is whole and its checksum holds."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = run / "journal"
+        self._journals: dict[int, _Journal] = {}
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for each journal with lines that are no episodes."""
+        return [
+            f"journal/step-{step:05d}.jsonl has {journal.damaged} damaged lines"
+            for step, journal in sorted(dict(self._journals).items())
+            if journal.damaged
+        ]
+
+    def finished(self) -> dict[int, int]:
+        """How many episodes of each step under way have finished."""
+        return {step: len(journal.episodes) for step, journal in sorted(dict(self._journals).items())}
+
+    def refresh(self, recorded: Container[int]) -> bool:
+        """Read on; whether something changed. Steps that are recorded are no longer under way."""
+        paths = {step: path for step, path in self._files().items() if step not in recorded}
+        changed = False
+        for step in [step for step in self._journals if step not in paths]:
+            del self._journals[step]
+            changed = True
+        for step, path in paths.items():
+            changed = self._read_on(step, path) or changed
+        return changed
+
+    def row(self, step: int, task_id: str, member: int) -> dict[str, Any] | None:
+        """An episode as a file of trajectories would have it."""
+        journal = self._journals.get(step)
+        trajectory = journal.episodes.get((task_id, member)) if journal is not None else None
+        if trajectory is None:
+            return None
+        fields = asdict(trajectory)
+        return fields | {
+            "turns": json.dumps(fields["turns"]),
+            "reward_parts": json.dumps(fields["reward_parts"]),
+            "live": True,
+        }
+
+    def index_rows(self) -> list[tuple[Any, ...]]:
+        """All of them as rows of the index."""
+        return [_index_row(t) for journal in dict(self._journals).values() for t in journal.episodes.values()]
+
+    def _files(self) -> dict[int, Path]:
+        if not self._folder.is_dir():
+            return {}
+        named = ((_JOURNAL_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
+        return {int(name[1]): path for name, path in named if name is not None}
+
+    def _read_on(self, step: int, path: Path) -> bool:
+        try:
+            with path.open("rb") as file:
+                found = path.stat()
+                journal = self._journals.get(step)
+                anew = journal is None or journal.inode != found.st_ino or found.st_size < journal.offset
+                if anew or journal is None:
+                    journal = self._journals[step] = _Journal(found.st_ino)
+                if found.st_size == journal.offset:
+                    return anew
+                file.seek(journal.offset)
+                data = file.read()
+        except FileNotFoundError:  # a checkpoint covers the step by now
+            return self._journals.pop(step, None) is not None
+        whole, _, _torn = data.rpartition(b"\n")
+        if not whole:
+            return anew
+        journal.offset += len(whole) + 1
+        for line in whole.split(b"\n"):
+            trajectory = _episode(line, step)
+            if trajectory is None:
+                journal.damaged += 1
+            else:
+                journal.episodes.setdefault((trajectory.task_id, trajectory.member), trajectory)
+        return True
+
+
+def _episode(line: bytes, step: int) -> Trajectory | None:
+    checksum, _, encoded = line.partition(b" ")
+    if hashlib.sha256(encoded).hexdigest().encode() != checksum:
+        return None
+    try:
+        trajectory = decode_trajectory(encoded)
+    except ValueError:
+        return None
+    return trajectory if trajectory.step == step else None
+
+
+def _index_row(trajectory: Trajectory) -> tuple[Any, ...]:
+    calls = [call for turn in trajectory.turns for call in turn.calls]
+    seen = [observation for turn in trajectory.turns for observation in turn.observations]
+    texts = [turn.text for turn in trajectory.turns]
+    texts += [f"{call.name} {_compact(call.arguments)}" for call in calls]
+    texts += [observation.text for observation in seen]
+    return (
+        trajectory.step,
+        trajectory.step,
+        trajectory.task_id,
+        trajectory.member,
+        trajectory.reward,
+        _succeeded(trajectory.reward_parts),
+        trajectory.stop.value,
+        trajectory.duration_s,
+        len(trajectory.turns),
+        len(calls),
+        sum(observation.fault is not None for observation in seen),
+        len(trajectory.token_ids),
+        sum(trajectory.sampled),
+        sorted({_storable(call.name) for call in calls}),
+        _storable(texts[len(trajectory.turns) - 1][:PREVIEW_CHARACTERS]) if trajectory.turns else "",
+        _storable("\n".join(texts).lower()),
+        True,
+    )
+
+
+def _succeeded(parts: Mapping[str, float]) -> bool:
+    """As the index says of recorded episodes; see episode_columns.SOLVED."""
+    least = {"answer": 1.0, "state": 1.0, "rubric": 0.5}
+    checked = [parts[name] >= bar for name, bar in least.items() if name in parts]
+    return all(checked) if checked else parts.get("calls") == 1.0
+
+
+def _compact(arguments: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(arguments), ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        return ""
+
+
+def _storable(text: str) -> str:
+    """Without halves of surrogate pairs, which no UTF-8 has."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+_FILE_NAME = re.compile(r"step-(\d+)\.parquet")
+_FILES_AT_ONCE = 12  # some thousands of episodes: between two of them, others have their turn
+_FRESH_S = 0.25
+CLOSE_S = 2.0
+_MAX_COMPLETED_FILES = 4
+_Signature = tuple[int, int, int]
+"""Inode, size and time of a file: another where it was written anew."""
+_SHOWN = (
+    "step, task_id, member, reward, solved, stop, turns, calls, faults, tokens, sampled_tokens, duration_s, tools, "
+    "preview, live"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeKey:
+    """Which episode of a run. EpisodeKey(step=12, task_id="meet-ana", member=3)"""
+
+    step: int
+    task_id: str
+    member: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The episodes that a filter lets through: how many, a page of them, and how many could not be judged yet.
+
+    Found(total=812, rows=[{"step": 12, "task_id": "meet-ana", …}], pending=0)
+    """
+
+    total: int
+    rows: list[dict[str, Any]]
+    pending: int
+
+
+class EpisodeIndex:
+    """The episodes of one run. Any thread may ask; each question is answered from one state of the index.
+
+    Once it is closed, every question raises Refusal, also one that was being answered.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._folder = run / "trajectories"
+        self._live = LiveEpisodes(run)
+        self._database = SharedDatabase()
+        with self._database.cursor() as cursor:
+            # Rows of files whose turns were not read yet, and rows that are complete.
+            cursor.execute(f"CREATE TABLE light ({COLUMNS}); CREATE TABLE full_rows ({COLUMNS})")
+            cursor.execute(
+                "CREATE VIEW episodes AS SELECT *, false AS pending FROM full_rows "
+                "UNION ALL SELECT *, true AS pending FROM light"
+            )
+        self._known: dict[int, _Signature] = {}
+        self._pending: set[int] = set()
+        self._problems: dict[int, str] = {}
+        self._lock = Lock()
+        self._filling: Thread | None = None
+        self._fresh_until = 0.0
+
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """Interrupt what is asked and what is done in the background, and give the memory back.
+
+        What cannot be interrupted is waited for no longer than `within_s`, and gives the memory back when it ends.
+        """
+        until = time.monotonic() + within_s
+        self._database.close(within_s)
+        if (filling := self._filling) is not None:
+            filling.join(max(0.0, until - time.monotonic()))
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for each file that cannot be read. The others are there all the same."""
+        return [self._problems[step] for step in sorted(self._problems)] + self._live.problems
+
+    def refresh(self) -> None:
+        """Take in what the files have become since the last time, unless that was a moment ago."""
+        with self._lock:
+            if time.monotonic() < self._fresh_until:
+                return
+            files = self._files()
+            gone = [step for step, known in self._known.items() if files.get(step) != known]
+            new = [step for step, found in files.items() if self._known.get(step) != found]
+            if gone:
+                self._forget(gone)
+            if new:
+                self._load_light(sorted(new))
+                self._known |= {step: files[step] for step in new}
+            if self._live.refresh(set(self._known)):
+                self._replace_live()
+            if self._pending and (self._filling is None or not self._filling.is_alive()):
+                filling = Thread(target=self._fill, name="episode-index", daemon=True)
+                filling.start()
+                self._filling = filling  # only now: `close` joins it from another thread
+            self._fresh_until = time.monotonic() + _FRESH_S
+
+    def wait(self) -> None:
+        """Until the turns of all files are read."""
+        while (filling := self._filling) is not None and filling.is_alive():
+            filling.join()
+
+    def find(self, wanted: Filter, page: Page) -> Found:
+        """A page of the episodes that a filter lets through."""
+        condition, parameters = wanted.condition()
+        with self._database.cursor() as cursor:
+            cursor.begin()  # so that all of this is about one state
+            # Materialised, so that the texts are searched once for the page and the count.
+            chosen = cursor.execute(
+                f"WITH found AS MATERIALIZED (SELECT {_SHOWN}, pending FROM episodes WHERE {condition}) "
+                f"SELECT *, (SELECT count(*) FROM found) AS total FROM found {page.clause()} "
+                "LIMIT $limit OFFSET $offset",
+                parameters | {"limit": page.limit, "offset": page.offset},
+            )
+            rows = _dicts(chosen)
+            totals = [row.pop("total") for row in rows]
+            if not rows and page.offset:  # behind the end
+                totals = [_count(cursor, f"SELECT count(*) FROM episodes WHERE {condition}", parameters)]
+            needs_turns = wanted.needs_turns or page.sort in ("turns", "tokens")
+            pending = _count(cursor, "SELECT count(*) FROM light") if needs_turns else 0
+        self._complete([row for row in rows if row.pop("pending")])
+        return Found(total=totals[0] if totals else 0, rows=rows, pending=pending)
+
+    def facets(self) -> dict[str, Any]:
+        """What there is to filter by, with counts."""
+        with self._database.cursor() as cursor:
+            cursor.begin()
+            summary = cursor.execute("SELECT count(*), min(step), max(step) FROM episodes").fetchone() or (0, 0, 0)
+            return {
+                "episodes": summary[0],
+                "steps": [summary[1], summary[2]] if summary[0] else [],
+                "tasks": _counts(cursor, "SELECT task_id, count(*) FROM episodes GROUP BY 1 ORDER BY 1", "id"),
+                "tools": _counts(
+                    cursor,
+                    "SELECT tool, count(*) FROM (SELECT unnest(tools) AS tool FROM full_rows) "
+                    "GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 1000",
+                    "name",
+                ),
+                "stops": _counts(cursor, "SELECT stop, count(*) FROM episodes GROUP BY 1 ORDER BY 2 DESC, 1", "name"),
+                "pending": _count(cursor, "SELECT count(*) FROM light"),
+            }
+
+    def group(self, step: int, task_id: str) -> list[dict[str, Any]]:
+        """The episodes of a task in a step, by member."""
+        wanted = Filter(task=task_id, step_from=step, step_to=step)
+        return sorted(self.find(wanted, Page(limit=500)).rows, key=lambda row: row["member"])
+
+    def of_task(self, task_id: str) -> list[dict[str, Any]]:
+        """Step, member, reward and solved of all episodes of a task, in that order."""
+        with self._database.cursor() as cursor:
+            return _dicts(
+                cursor.execute(
+                    "SELECT step, member, reward, solved FROM episodes WHERE task_id = $task ORDER BY step, member",
+                    {"task": task_id},
+                )
+            )
+
+    def stored(self, key: EpisodeKey) -> dict[str, Any] | None:
+        """The whole row of an episode as its file has it, turns and reward parts as JSON text; None without one."""
+        live = self._live.row(key.step, key.task_id, key.member)
+        if live is not None:
+            return live
+        path = self._folder / f"step-{key.step:05d}.parquet"
+        if key.step not in self._known or key.step in self._problems:
+            return None
+        try:
+            with self._database.cursor() as cursor:
+                found = _dicts(
+                    cursor.execute(
+                        "SELECT * FROM read_parquet($file) WHERE task_id = $task AND member = $member LIMIT 1",
+                        {"file": str(path), "task": key.task_id, "member": key.member},
+                    )
+                )
+        except duckdb.Error as error:
+            self._note(key.step, error)
+            return None
+        return found[0] | {"live": False} if found else None
+
+    def _files(self) -> dict[int, _Signature]:
+        """The files by step, each with what changes when it is written anew."""
+        if not self._folder.is_dir():
+            return {}
+        found: dict[int, _Signature] = {}
+        for path in self._folder.iterdir():
+            name = _FILE_NAME.fullmatch(path.name)
+            # Of two names for one step, only that which a run writes counts.
+            if name is None or path.name != f"step-{int(name[1]):05d}.parquet":
+                continue
+            try:
+                seen = path.stat()
+            except FileNotFoundError:  # cut off since, by a run that is resumed
+                continue
+            found[int(name[1])] = (seen.st_ino, seen.st_size, seen.st_mtime_ns)
+        return found
+
+    def _forget(self, steps: Sequence[int]) -> None:
+        with self._database.cursor() as cursor:
+            cursor.begin()
+            for table in ("light", "full_rows"):
+                condition = "list_contains($steps, file) AND NOT live"
+                cursor.execute(f"DELETE FROM {table} WHERE {condition}", {"steps": [*steps]})
+            cursor.commit()
+        for step in steps:
+            self._known.pop(step, None)
+            self._problems.pop(step, None)
+        self._pending -= set(steps)
+
+    def _load_light(self, steps: Sequence[int]) -> None:
+        """In one query where all files can be read, which is much faster; else one by one, to tell which cannot."""
+        try:
+            self._insert("light", LIGHT_ROWS, steps)
+        except duckdb.Error as error:
+            if len(steps) == 1:
+                self._note(steps[0], error)
+                return
+            middle = len(steps) // 2
+            self._load_light(steps[:middle])
+            self._load_light(steps[middle:])
+        else:
+            self._pending |= set(steps)
+
+    def _fill(self) -> None:
+        """In the background: read the turns of the files that wait, the newest first."""
+        with contextlib.suppress(Refusal):  # closed meanwhile
+            while True:
+                with self._lock:
+                    newest = sorted(self._pending, reverse=True)[:_FILES_AT_ONCE]
+                    steps = {step: self._known[step] for step in newest if step in self._known}
+                if not steps:
+                    return
+                self._load_full(steps)
+
+    def _load_full(self, steps: Mapping[int, _Signature]) -> None:
+        try:
+            self._insert("full_rows", FULL_ROWS, list(steps), unless_changed=steps)
+        except duckdb.TransactionException:
+            return  # a file was forgotten meanwhile; what is still pending has its turn again
+        except duckdb.Error as error:
+            if len(steps) > 1:
+                for step, signature in steps.items():
+                    self._load_full({step: signature})
+                return
+            for step in steps:
+                self._note(step, error)
+        with self._lock:
+            self._pending -= {step for step, signature in steps.items() if self._known.get(step) == signature}
+
+    def _insert(
+        self, table: str, rows: str, steps: Sequence[int], *, unless_changed: Mapping[int, _Signature] | None = None
+    ) -> None:
+        """Load files into a table; with `unless_changed` in the place of their light rows, if they are still those."""
+        with self._database.cursor() as cursor:
+            cursor.begin()
+            cursor.execute(f"INSERT INTO {table} {rows}", {"files": self._paths(steps)})
+            if unless_changed is None:
+                cursor.commit()
+                return
+            with self._lock:
+                if all(self._known.get(step) == signature for step, signature in unless_changed.items()):
+                    cursor.execute("DELETE FROM light WHERE list_contains($steps, file)", {"steps": list(steps)})
+                    cursor.commit()
+
+    def _paths(self, steps: Sequence[int]) -> list[str]:
+        return [str(self._folder / f"step-{step:05d}.parquet") for step in steps]
+
+    def _replace_live(self) -> None:
+        with self._database.cursor() as cursor:
+            cursor.begin()
+            cursor.execute("DELETE FROM full_rows WHERE live")
+            rows = self._live.index_rows()
+            if rows:
+                cursor.executemany(f"INSERT INTO full_rows VALUES ({', '.join('?' * len(rows[0]))})", rows)
+            cursor.commit()
+
+    def _complete(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Fill in what only turns tell, for rows of a page whose files were not read yet, unless those are many."""
+        steps = sorted({row["step"] for row in rows})
+        if not rows or len(steps) > _MAX_COMPLETED_FILES:
+            return
+        try:
+            with self._database.cursor() as cursor:
+                found = _dicts(cursor.execute(f"SELECT {_SHOWN} FROM ({FULL_ROWS})", {"files": self._paths(steps)}))
+        except duckdb.Error:
+            return  # the reading in the background meets the same fault, and notes it
+        whole = {(row["step"], row["task_id"], row["member"]): row for row in found}
+        for row in rows:
+            row.update(whole.get((row["step"], row["task_id"], row["member"]), {}))
+
+    def _note(self, step: int, error: duckdb.Error) -> None:
+        reason = str(error).splitlines()[0][:200]
+        self._problems[step] = f"trajectories/step-{step:05d}.parquet cannot be read: {reason}"
+
+
+def _dicts(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    names = [column[0] for column in result.description or []]
+    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
+def _counts(cursor: duckdb.DuckDBPyConnection, query: str, name: str) -> list[dict[str, Any]]:
+    return [{name: found, "count": count} for found, count in cursor.execute(query).fetchall()]
+
+
+def _count(cursor: duckdb.DuckDBPyConnection, query: str, parameters: Mapping[str, Any] | None = None) -> int:
+    counted = cursor.execute(query, dict(parameters or {})).fetchone()
+    return counted[0] if counted else 0

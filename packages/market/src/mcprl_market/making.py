@@ -1,0 +1,119 @@
+"""How the servers are made: live or offline, with which version, which annotations, and what a tool's answer is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import CallToolResult, TextContent, ToolAnnotations
+from pydantic_core import to_jsonable_python
+
+from mcprl_market.upstream import Upstream
+from mcprl_market.world import Market, open_market
+
+__all__ = [
+    "answer",
+    "checked_symbol",
+    "labelled",
+    "live_or_offline",
+    "live_server",
+    "money",
+    "offline_server",
+    "percent",
+    "read_only",
+    "shortened",
+    "unknown_symbol",
+    "whole",
+]
+
+
+_SYMBOL = re.compile(r"[A-Z0-9^][A-Z0-9.:=^-]{0,19}")
+_MAX_DESCRIPTION_CHARS = 300
+
+
+def checked_symbol(text: str) -> str:
+    """One ticker symbol in capitals. It can stand in the path of a URL."""
+    symbol = text.strip().upper()
+    if not _SYMBOL.fullmatch(symbol):
+        raise ToolError(f"{text!r} is not a ticker symbol. Give exactly one, without spaces or commas.")
+    return symbol
+
+
+def unknown_symbol(symbol: str) -> ToolError:
+    return ToolError(f"There is no stock with the symbol {symbol!r}. Search for the company to find its symbol.")
+
+
+def labelled(title: str, fields: Mapping[str, str]) -> str:
+    """A title and a line for each field that is known."""
+    lines = [f"{label}: {value}" for label, value in fields.items() if value]
+    return "\n".join([f"**{title}**", *lines])
+
+
+def money(amount: float) -> str:
+    """Dollars, with as many decimals as are known, between two and four: $213.88, $0.0685, $-0.24."""
+    return f"${_decimals(amount)}"
+
+
+def percent(share: float) -> str:
+    """A change in per cent: 1.50%, -0.1381%."""
+    return f"{_decimals(share)}%"
+
+
+def whole(number: int) -> str:
+    return f"{number:,}"
+
+
+def shortened(text: str) -> str:
+    """The beginning of a long description, which costs the policy's context."""
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_DESCRIPTION_CHARS else f"{text[:_MAX_DESCRIPTION_CHARS].rstrip()}..."
+
+
+def _decimals(number: float) -> str:
+    text = f"{number:.4f}"
+    while text.endswith("0") and text[-3] != ".":
+        text = text[:-1]
+    return "0.00" if text == "-0.00" else text
+
+
+S = TypeVar("S")
+
+
+def answer(structured: Any, text: str) -> CallToolResult:
+    """A tool's answer: for the policy its text; for programs the records that the text is made from, as JSON."""
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=to_jsonable_python(structured)
+    )
+
+
+def read_only(*, is_live: bool) -> ToolAnnotations:
+    return ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=is_live)
+
+
+def live_server(name: str, upstream: Upstream) -> MCPServer:
+    # Logged at WARNING: a line for each request would bury what matters in a training run's logs.
+    return MCPServer(name, version="1", log_level="WARNING", lifespan=upstream.lifespan)
+
+
+def offline_server(name: str, world: str) -> MCPServer:
+    """A server that tells by its version which world it serves, as in 1+market-7."""
+    return MCPServer(name, version=f"1+{world}", log_level="WARNING")
+
+
+def live_or_offline(
+    name: str,
+    world: int | None,
+    *,
+    upstream: Callable[[], Upstream],
+    live: Callable[[Upstream], S],
+    offline: Callable[[Market], S],
+) -> tuple[MCPServer, S]:
+    """A server without tools yet, and the source of its facts: the offline world with that seed, or live for None."""
+    if world is None:
+        reached = upstream()
+        return live_server(name, reached), live(reached)
+    market = open_market(world)
+    return offline_server(name, market.name), offline(market)

@@ -1,0 +1,263 @@
+"""How a worker is started: in the sandbox, or without one where the user insists."""
+
+from __future__ import annotations
+
+import logging
+import marshal
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from mcprl.errors import SandboxMissingError
+from mcprl.processes import CHILD_MARK, OWNER_MARK
+from mcprl.processes.guard import GUARD, kill_marked
+from mcprl_market.python.programs import Limits
+from mcprl_market.python.runtime import DEVICES, INTERPRETER, PACKAGES, Runtime, find_runtime, package_folders
+from mcprl_market.python.seccomp import MACHINES, make_filter
+
+__all__ = ["Isolation", "Kind", "Launch", "choose_launch", "framed", "likely_isolation"]
+
+
+_UNSAFE = "start the server with allow_unsafe for code that you trust"
+_FIRST_USER = 0x70000000
+_NUM_USERS = 0x0FFFFFFF
+_NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+_ENVIRONMENT = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "LD_LIBRARY_PATH": "/lib",
+    "PYTHONHOME": "/python",
+    "PYTHONHASHSEED": "0",  # sets of texts come in the same order in every run
+    "MALLOC_ARENA_MAX": "2",  # an arena reserves 64 MiB of addresses, which count as memory
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class Isolation(StrEnum):
+    """How the worker loses its rights."""
+
+    OWN_USER = "own_user"
+    USER_NAMESPACE = "user_namespace"
+
+
+def likely_isolation() -> Isolation:
+    """A user of its own where we are root and such users exist here: not so in a container that maps only some."""
+    if os.geteuid() != 0:
+        return Isolation.USER_NAMESPACE
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        first, _, count = map(int, line.split())
+        if first <= _FIRST_USER and first + count >= _FIRST_USER + _NUM_USERS:
+            return Isolation.OWN_USER
+    return Isolation.USER_NAMESPACE
+
+
+def fresh_user() -> int:
+    """A user id for one worker, from a range that distributions leave unused."""
+    return _FIRST_USER + secrets.randbelow(_NUM_USERS)
+
+
+def find_bubblewrap() -> str:
+    """The path of `bwrap`. Raises SandboxMissingError where there can be no sandbox at all."""
+    if sys.platform != "linux" or platform.machine() not in MACHINES:
+        raise SandboxMissingError(
+            f"the Python sandbox runs on Linux on {' and '.join(MACHINES)}, not on {sys.platform} {platform.machine()}",
+            fix=f"serve Python from such a machine, or {_UNSAFE}",
+        )
+    if not Path("/proc/sys/kernel/seccomp").exists():
+        raise SandboxMissingError(
+            "this kernel has no seccomp, which the Python sandbox needs",
+            fix=f"use a kernel with CONFIG_SECCOMP_FILTER, or {_UNSAFE}",
+        )
+    path = shutil.which("bwrap")
+    if path is None:
+        raise SandboxMissingError(
+            "bubblewrap is not installed (no bwrap on PATH), and the Python sandbox is built with it",
+            fix=f"apt-get install bubblewrap, or {_UNSAFE}",
+        )
+    return path
+
+
+def sandbox_command(
+    bubblewrap: str, runtime: Runtime, isolation: Isolation, limits: Limits, *, result_pipe: int, info_file: int
+) -> list[str]:
+    """The command line of one worker.
+
+    Without --die-with-parent, on purpose: bubblewrap ended by it while it is still at work leaves behind the first
+    process of the sandbox, which then waits for ever to be told that it may go on.
+    """
+    command = [bubblewrap, *_NAMESPACES, "--hostname", "sandbox", "--new-session", "--clearenv"]
+    command += ["--info-fd", str(info_file), "--cap-drop", "ALL"]
+    if isolation is Isolation.OWN_USER:
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        command += ["--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"]
+    for folder in runtime.folders:
+        # Made beforehand: bubblewrap would make them for its own user only.
+        command += ["--perms", "0755", "--dir", folder]
+    for inside, outside in runtime.shown.items():
+        command += ["--ro-bind", str(outside), inside]
+    for folder in runtime.hidden:
+        command += ["--perms", "0555", "--tmpfs", folder]
+    for device in DEVICES:
+        # bubblewrap cannot show a device read-only. One that the code would own it could chmod for the whole machine.
+        if isolation is Isolation.OWN_USER or Path(device).stat().st_uid != os.geteuid():
+            command += ["--dev-bind", device, device]
+    command += ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"]
+    command += ["--remount-ro", "/"]
+    for folder in runtime.hidden:
+        command += ["--remount-ro", folder]
+    for name, value in _ENVIRONMENT.items():
+        command += ["--setenv", name, value]
+    return [*command, "--", INTERPRETER, "-P", "-s", "-S", "-B", "-X", "utf8", runtime.worker, str(result_pipe)]
+
+
+_logger = logging.getLogger(__name__)
+
+_PROBE_S = 30.0
+
+
+class Kind(StrEnum):
+    """What a worker has imported before it is given a program. It changes how soon a program runs, not what it can."""
+
+    PLAIN = "plain"
+    PANDAS = "pandas"
+
+
+_PRELOAD = {Kind.PLAIN: {}, Kind.PANDAS: {"np": "numpy", "pd": "pandas"}}
+
+
+def framed(message: bytes) -> bytes:
+    """A message to a worker, after its length in four bytes."""
+    return len(message).to_bytes(4, "big") + message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How to start workers. Without `bubblewrap` they are plain processes, held by limits alone.
+
+    Launch(limits=Limits(), bubblewrap="/usr/bin/bwrap", isolation=Isolation.OWN_USER)
+    """
+
+    limits: Limits
+    bubblewrap: str | None
+    isolation: Isolation = Isolation.USER_NAMESPACE
+
+    @property
+    def is_sandboxed(self) -> bool:
+        return self.bubblewrap is not None
+
+    def start(
+        self, mark: str, *, stdin: int, stdout: int, stderr: int, result_pipe: int, info_file: int
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker with these ends of its pipes. They stay open here.
+
+        It carries the marks of `mcprl.processes`, which the code inside never sees: by them the guard finds it when we
+        are gone. A worker that waits for a program ends by itself then.
+        """
+        if self.bubblewrap is None:
+            command = _plain_command(result_pipe)
+        else:
+            command = sandbox_command(
+                self.bubblewrap,
+                find_runtime(),
+                self.isolation,
+                self.limits,
+                result_pipe=result_pipe,
+                info_file=info_file,
+            )
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(result_pipe, info_file),
+            env={"PYTHONHASHSEED": "0", OWNER_MARK: GUARD.start(), CHILD_MARK: mark},
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def setup(self, kind: Kind) -> bytes:
+        """The first message to a worker: what to confine itself to, and what to import."""
+        limits = self.limits
+        bounds = {
+            "RLIMIT_CPU": limits.cpu_s,
+            "RLIMIT_AS": limits.memory_bytes,
+            "RLIMIT_FSIZE": limits.disk_bytes,
+            "RLIMIT_NOFILE": limits.open_files,
+            "RLIMIT_CORE": 0,
+        }
+        if self.is_sandboxed:  # a plain process shares the count with all others of its user
+            bounds["RLIMIT_NPROC"] = limits.threads + 2
+        message: dict[str, Any] = {
+            "limits": bounds,
+            "user": fresh_user() if self.is_sandboxed and self.isolation is Isolation.OWN_USER else None,
+            "filter": make_filter(platform.machine()) if self.is_sandboxed else None,
+            "packages": [PACKAGES] if self.is_sandboxed else list(package_folders()),
+            "preload": _PRELOAD[kind],
+            "result_bytes": limits.result_bytes,
+        }
+        return framed(marshal.dumps(message))
+
+
+def choose_launch(limits: Limits, *, allow_unsafe: bool) -> Launch:
+    """The sandbox, tried once; where it cannot be had, plain processes if the user allows those, else an error."""
+    try:
+        launch = Launch(limits=limits, bubblewrap=find_bubblewrap(), isolation=likely_isolation())
+        find_runtime()
+        _probe(launch)
+    except SandboxMissingError as error:
+        if not allow_unsafe:
+            raise
+        _logger.warning(
+            "THE PYTHON SERVER RUNS WITHOUT A SANDBOX (%s). Code that a policy writes can read every file of this "
+            "user, tasks and keys included, change them, use the network, start processes that stay behind, and "
+            "signal others. Only processor time, memory, file sizes and output are bounded.",
+            error.what,
+        )
+        return Launch(limits=limits, bubblewrap=None)
+    return launch
+
+
+def _probe(launch: Launch) -> None:
+    """Start one worker and wait until it is ready. Raises SandboxMissingError with what it said where it is not."""
+    result_read, result_write = os.pipe()
+    with open(os.devnull, "wb") as nowhere, os.fdopen(result_read, "rb") as result:
+        process = launch.start(
+            mark := secrets.token_hex(16),
+            stdin=subprocess.PIPE,
+            stdout=nowhere.fileno(),
+            stderr=subprocess.PIPE,
+            result_pipe=result_write,
+            info_file=nowhere.fileno(),
+        )
+        os.close(result_write)
+        try:
+            # Its input then ends, and with it the worker.
+            _, said = process.communicate(launch.setup(Kind.PLAIN), timeout=_PROBE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            kill_marked(f"{CHILD_MARK}={mark}")
+            said = process.communicate()[1]
+        is_ready = result.read() == framed(b"ready")
+    if not is_ready:
+        lines = said.decode(errors="replace").strip().splitlines()
+        raise SandboxMissingError(
+            f"the Python sandbox cannot be built here: {lines[-1] if lines else 'a worker did not become ready'}",
+            fix="let bubblewrap make namespaces (kernel.unprivileged_userns_clone=1, "
+            "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined "
+            "--security-opt apparmor=unconfined), or start the server with allow_unsafe for code that you trust",
+        )
+
+
+def _plain_command(result_pipe: int) -> Sequence[str]:
+    worker = Path(__file__).with_name("worker.py")
+    return [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", str(worker), str(result_pipe)]

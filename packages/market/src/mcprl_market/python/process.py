@@ -1,0 +1,371 @@
+"""One worker, seen from outside: its start, the one program it runs, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import re
+import secrets
+import select
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcprl.errors import SandboxLostError
+from mcprl.processes import CHILD_MARK
+from mcprl.processes.guard import kill_marked
+from mcprl_market.python.launch import Kind, Launch, framed
+from mcprl_market.python.programs import FailureKind
+from mcprl_market.python.seccomp import KILLED_STATUS
+
+__all__ = ["Ending", "WorkerProcess"]
+
+
+_READ_BYTES = 1 << 16
+
+
+class Inlet:
+    """Reads a pipe to its end, and keeps the first `bound` bytes. Calls `on_data` after each read with something in it.
+
+    What is beyond the bound is read and dropped: a writer must not wait for us.
+    """
+
+    def __init__(self, fd: int, bound: int, on_data: Callable[[], None]) -> None:
+        self.kept = bytearray()
+        self.is_over = False
+        self._fd: int | None = fd
+        self._bound = bound
+        self._on_data = on_data
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._read)
+
+    def read_what_is_there(self) -> None:
+        """Catch up, at most to the bound: for a writer that goes on writing for ever."""
+        while self._fd is not None and not self.is_over and self._read():
+            pass
+
+    def close(self) -> None:
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def _read(self) -> bool:
+        assert self._fd is not None
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        room = self._bound - len(self.kept)
+        self.kept += data[:room]
+        self.is_over = self.is_over or len(data) > room
+        self._on_data()
+        return True
+
+
+class Outlet:
+    """Writes messages to a pipe as it takes them. A reader that is gone is no error here: others notice its end."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+        self._rest = memoryview(b"")
+        self._closes = False
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(fd, False)
+
+    def send(self, message: bytes, *, last: bool = False) -> None:
+        """Write a message; after the last one the pipe is closed. Call it again only once the reader has answered."""
+        self._rest = memoryview(message)
+        self._closes = last
+        if self._fd is not None:
+            self._loop.add_writer(self._fd, self._write)
+            self._write()
+
+    def close(self) -> None:
+        if self._fd is not None:
+            self._loop.remove_writer(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def _write(self) -> None:
+        assert self._fd is not None
+        try:
+            with contextlib.suppress(BlockingIOError):
+                while self._rest:
+                    self._rest = self._rest[os.write(self._fd, self._rest) :]
+        except BrokenPipeError:
+            self._rest = memoryview(b"")
+        if self._rest:
+            return
+        self._loop.remove_writer(self._fd)
+        if self._closes:
+            self.close()
+
+
+_READY = framed(b"ready")
+_HEADER_BYTES = 4
+_STDERR_TAIL_CHARS = 500
+_DISK_POLL_S = 0.05
+_OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What a worker left behind: a report where it gave one, the limit it broke where we ended it, else its status.
+
+    Ending(report=b'{"value": 6}', broken=None, status=None, stdout=b"", stderr=b"")
+    """
+
+    report: bytes | None
+    broken: FailureKind | None
+    status: int | None
+    stdout: bytes
+    stderr: bytes
+
+
+class WorkerProcess:
+    """A worker from its start to its end. Belongs to the event loop that started it, and runs one program at most."""
+
+    def __init__(self, launch: Launch, kind: Kind) -> None:
+        self.kind = kind
+        self._launch = launch
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._status: int | None = None
+        self._init_pidfd: int | None = None
+        self._disk: int | None = None
+        self._mark = secrets.token_hex(16)
+        ours: list[int] = []
+        theirs: list[int] = []
+        for _ in range(3):
+            read_end, write_end = os.pipe()
+            ours.append(read_end)
+            theirs.append(write_end)
+        program_read, program_write = os.pipe()
+        # A file, and no pipe: bubblewrap writes to it half-way, and would die there if we were gone by then.
+        self._info = os.open(os.devnull, os.O_RDWR) if not launch.is_sandboxed else os.memfd_create("worker")
+        try:
+            self._process = launch.start(
+                self._mark,
+                stdin=program_read,
+                stdout=theirs[0],
+                stderr=theirs[1],
+                result_pipe=theirs[2],
+                info_file=self._info,
+            )
+        except OSError as error:
+            for fd in (*ours, program_write, self._info):
+                os.close(fd)
+            raise SandboxLostError(
+                f"a worker of the Python sandbox does not start: {error}", fix="see that bubblewrap is still installed"
+            ) from error
+        finally:
+            for fd in (*theirs, program_read):
+                os.close(fd)
+        limits = launch.limits
+        self._stdout = Inlet(ours[0], limits.output_bytes, self._changed.set)
+        self._stderr = Inlet(ours[1], limits.output_bytes, self._changed.set)
+        self._result = Inlet(ours[2], len(_READY) + _HEADER_BYTES + limits.result_bytes, self._changed.set)
+        self._program = Outlet(program_write)
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._loop.add_reader(self._pidfd, self._note_end)
+        self._program.send(launch.setup(kind))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    def is_alive(self) -> bool:
+        """Ask the kernel, which knows before the event loop has been told."""
+        if self.has_ended:
+            return False
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    async def ready(self, deadline_s: float) -> None:
+        """Wait until the worker can take a program. Raises SandboxLostError where it does not get there."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while bytes(self._result.kept) != _READY:
+                    if self.has_ended:
+                        raise self._lost("did not become ready")
+                    await self._next_change()
+        except TimeoutError:
+            raise self._lost(f"was not ready after {deadline_s:g} s") from None
+        if self._launch.is_sandboxed:
+            try:
+                # The first process of the sandbox: with it the kernel ends all others in there.
+                first = json.loads(os.pread(self._info, 4096, 0))["child-pid"]
+                self._init_pidfd = os.pidfd_open(first)
+                self._disk = os.open(f"/proc/{first}/root/tmp", os.O_PATH)
+            except (OSError, ValueError, KeyError) as error:
+                raise self._lost(f"ended as soon as it was ready ({error})") from error
+            if self.has_ended:  # the outer process; what is inside may have gone on without it
+                raise self._lost("ended as soon as it was ready")
+
+    async def run(self, program: bytes) -> Ending:
+        """Run the program, and end the worker whatever comes of it.
+
+        Raises SandboxLostError only for what the program cannot bring about: bubblewrap's outer process, which it
+        cannot reach, was killed, or the kernel counted an out-of-memory kill. Any other end is the program's own.
+        """
+        self._result.kept.clear()
+        oom_kills = _oom_kills()
+        try:
+            if self.has_ended:
+                raise self._lost("ended before it was given a program")
+            self._program.send(framed(program), last=True)
+            broken = await self._finish()
+        finally:
+            self.kill()
+        report = self._report()
+        if self._launch.is_sandboxed and report is None and broken is None and self._status is not None:
+            if self._status < 0:
+                raise self._lost(f"was ended from outside (status {self._status})")
+            if self._status == KILLED_STATUS and _oom_kills() > oom_kills:
+                raise self._lost("was killed because memory ran out outside of it")
+        for inlet in (self._stdout, self._stderr):
+            inlet.read_what_is_there()
+        if broken is None and (self._stdout.is_over or self._stderr.is_over):
+            broken = FailureKind.OUTPUT
+        return Ending(
+            report=report,
+            broken=broken,
+            status=self._status,
+            stdout=bytes(self._stdout.kept),
+            stderr=bytes(self._stderr.kept),
+        )
+
+    def kill(self) -> None:
+        """End everything in the sandbox now; `gone` tells when it is over. Safe to call again."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._init_pidfd is not None:
+                # Also where the outer process has ended: the first one inside waits for whatever the code left there.
+                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
+            elif not self.has_ended:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def gone(self) -> None:
+        """Wait until nothing of the worker is left, and close what we hold of it."""
+        await self._ended.wait()
+        if self._init_pidfd is not None:
+            await _readable(self._init_pidfd)
+            os.close(self._init_pidfd)
+            self._init_pidfd = None
+        else:
+            # Ended while bubblewrap was at work: what it had started does not know yet with whom to end.
+            await asyncio.to_thread(kill_marked, f"{CHILD_MARK}={self._mark}")
+        if self._disk is not None:
+            os.close(self._disk)
+            self._disk = None
+        for pipe in (self._stdout, self._stderr, self._result, self._program):
+            pipe.close()
+        if self._info >= 0:
+            os.close(self._info)
+            self._info = -1
+
+    async def _finish(self) -> FailureKind | None:
+        """Wait for a report or an end. Gives the limit where one was broken first."""
+        try:
+            async with asyncio.timeout(self._launch.limits.deadline_s):
+                while self._report() is None:
+                    if self._report_size() > self._launch.limits.result_bytes:
+                        return FailureKind.RESULT
+                    if self.has_ended:
+                        return None
+                    if self._stdout.is_over or self._stderr.is_over:
+                        return FailureKind.OUTPUT
+                    if self._has_too_many_files():
+                        return FailureKind.DISK
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_DISK_POLL_S):
+                            await self._next_change()
+        except TimeoutError:
+            return FailureKind.DEADLINE
+        return None
+
+    def _report_size(self) -> int:
+        """How large the first message is to be, by its header."""
+        return int.from_bytes(self._result.kept[:_HEADER_BYTES], "big")
+
+    def _report(self) -> bytes | None:
+        """The first whole message, of a size that is allowed. What else the code may have written there is ignored."""
+        kept = self._result.kept
+        size = self._report_size()
+        if len(kept) < _HEADER_BYTES or not size <= len(kept) - _HEADER_BYTES:
+            return None
+        return bytes(kept[_HEADER_BYTES : _HEADER_BYTES + size])
+
+    def _has_too_many_files(self) -> bool:
+        """Files are counted from outside: their number costs the kernel memory that no limit of a process bounds."""
+        if self._disk is None:
+            return False
+        usage = os.fstatvfs(self._disk)
+        return usage.f_files - usage.f_ffree > self._launch.limits.disk_files
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _note_end(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        if not self._launch.is_sandboxed:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._status = self._process.wait()
+        self._result.read_what_is_there()
+        self._ended.set()
+        self._changed.set()
+
+    def _lost(self, what: str) -> SandboxLostError:
+        self._stderr.read_what_is_there()
+        said = bytes(self._stderr.kept).decode(errors="replace").strip()[-_STDERR_TAIL_CHARS:]
+        return SandboxLostError(
+            f"a worker of the Python sandbox {what}{': ' if said else ''}{said}",
+            fix="see that the machine has memory left and that bubblewrap still works: run `bwrap --ro-bind / / true`",
+        )
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed because memory ran out, in our cgroup if it counts them there."""
+    counter = _oom_counter()
+    return 0 if counter is None else int(_OOM_KILLS.findall(counter.read_text())[0])
+
+
+@functools.cache
+def _oom_counter() -> Path | None:
+    """The file with the count: of our cgroup (version 2, else 1), or of the whole machine. None on old kernels."""
+    root = Path("/sys/fs/cgroup")
+    found = [Path("/proc/vmstat")]
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            found.insert(0, root / path[1:] / "memory.events")
+        elif "memory" in controllers.split(","):
+            found.insert(0, root / "memory" / path[1:] / "memory.oom_control")
+    return next((file for file in found if file.is_file() and _OOM_KILLS.search(file.read_text())), None)
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    loop.add_reader(fd, lambda: done.done() or done.set_result(None))
+    try:
+        await done
+    finally:
+        loop.remove_reader(fd)

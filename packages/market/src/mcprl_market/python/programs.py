@@ -1,0 +1,102 @@
+"""What is run, and what came of it: the records that every engine shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Failed", "FailureKind", "Limits", "Outcome", "Program", "Ran", "Step"]
+
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one run. What goes beyond one ends, and the policy reads which.
+
+    Processor time is what a program is judged by, because it does not depend on what else the machine does. The
+    deadline, by the clock, is for programs that wait.
+
+    Limits(cpu_s=10, deadline_s=20.0)
+    """
+
+    cpu_s: int = 10
+    deadline_s: float = 20.0
+    memory_bytes: int = 1024 * _MIB
+    threads: int = 16
+    open_files: int = 64
+    disk_bytes: int = 64 * _MIB
+    disk_files: int = 4096
+    output_bytes: int = _MIB
+    result_bytes: int = _MIB
+    program_bytes: int = 16 * _MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Code with a name. An error in it is reported with the line, and with the name where there are several steps.
+
+    A step of ours `is_ours`: its lines would tell the policy nothing.
+
+    Step(name="double", code="data * 2")
+    """
+
+    name: str
+    code: str
+    is_ours: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Code and the names it sees. Each step finds the value of the one before it under the name `data`.
+
+    Program(steps=(Step(name="code", code="sum(data)"),), names={"data": [1, 2, 3], "context": {}})
+    """
+
+    steps: tuple[Step, ...]
+    names: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """The program ended by itself. `value` is JSON; `shown` is how it reads, and None where there is no value.
+
+    Ran(value=6, shown="6", stdout="", stderr="")
+    """
+
+    value: Any
+    shown: str | None
+    stdout: str
+    stderr: str
+
+
+class FailureKind(StrEnum):
+    """What ended a program that did not end well. Each is the program's own fault."""
+
+    RAISED = "raised"
+    ENDED = "ended"
+    CPU = "cpu"
+    DEADLINE = "deadline"
+    MEMORY = "memory"
+    OUTPUT = "output"
+    RESULT = "result"
+    DISK = "disk"
+    UNSUPPORTED = "unsupported"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The program raised an exception, broke a limit or ended its interpreter. `message` is for the policy to read.
+
+    Failed(kind=FailureKind.RAISED, message="ZeroDivisionError: division by zero, in line 2: x / 0", stdout="")
+    """
+
+    kind: FailureKind
+    message: str
+    stdout: str = ""
+
+
+Outcome = Ran | Failed

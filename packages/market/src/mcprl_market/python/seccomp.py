@@ -1,0 +1,199 @@
+"""The system calls that code in the sandbox may make: a filter that denies all others, assembled here for the kernel.
+
+The code is one process: it can start threads but no process and no program, open no socket, and trace, signal or look
+into nobody. What is denied fails with EPERM, so that an honest program gets a `PermissionError` that it can read. The
+worker installs the filter itself, as its last step before it takes a job; so not even `execve` need be allowed.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["KILLED_STATUS", "MACHINES", "SYSTEM_CALLS", "make_filter"]
+
+
+KILLED_STATUS: Final = 137
+"""What bubblewrap ends with if SIGKILL ended the code: the out-of-memory killer sends it, and the kernel to code that
+ignores the end of its processor time. Inside nobody can send that signal or end with this status."""
+
+MACHINES: Final[tuple[str, ...]] = ("x86_64", "aarch64")
+_AUDIT_ARCHITECTURE: Final[Mapping[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT: Final = 0x40000000
+
+# Name, number on x86_64, number on aarch64. A dash: that machine has no such call.
+_ALLOWED: Final = """
+read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -, lseek 8 62, mmap 9 222,
+mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139,
+pread64 17 67, pwrite64 18 68, readv 19 65, writev 20 66, access 21 -, pipe 22 -, select 23 -, sched_yield 24 124,
+mremap 25 216, msync 26 227, mincore 27 232, madvise 28 233, dup 32 23, dup2 33 -, pause 34 -, nanosleep 35 101,
+getitimer 36 102, alarm 37 -, setitimer 38 103, getpid 39 172, sendfile 40 71, recvfrom 45 207, shutdown 48 210,
+getsockname 51 204, getsockopt 55 209, wait4 61 260, uname 63 160, fsync 74 82, fdatasync 75 83,
+truncate 76 45, ftruncate 77 46, getdents 78 -, getcwd 79 17, chdir 80 49, fchdir 81 50, rename 82 -,
+mkdir 83 -, rmdir 84 -, creat 85 -, link 86 -, unlink 87 -, symlink 88 -, readlink 89 -, chmod 90 -, fchmod 91 52,
+umask 95 166, gettimeofday 96 169, getrlimit 97 163, getrusage 98 165, sysinfo 99 179, times 100 153, getuid 102 174,
+getgid 104 176, geteuid 107 175, getegid 108 177, getppid 110 173, getpgrp 111 -, getgroups 115 158, getresuid 118 148,
+getresgid 120 150, getpgid 121 155, getsid 124 156, rt_sigpending 127 136, rt_sigtimedwait 128 137,
+rt_sigsuspend 130 133, sigaltstack 131 132, statfs 137 43, fstatfs 138 44, getpriority 140 141, gettid 186 178,
+time 201 -, futex 202 98, sched_getaffinity 204 123, epoll_create 213 -, getdents64 217 61, set_tid_address 218 96,
+restart_syscall 219 128, fadvise64 221 223, clock_gettime 228 113, clock_getres 229 114, clock_nanosleep 230 115,
+epoll_wait 232 -, epoll_ctl 233 21, waitid 247 95, openat 257 56, mkdirat 258 34, newfstatat 262 79, unlinkat 263 35,
+renameat 264 38, linkat 265 37, symlinkat 266 36, readlinkat 267 78, fchmodat 268 53, faccessat 269 48, pselect6 270 72,
+ppoll 271 73, set_robust_list 273 99, epoll_pwait 281 22, eventfd 284 -, fallocate 285 47,
+eventfd2 290 19, epoll_create1 291 20, dup3 292 24, pipe2 293 59, preadv 295 69, pwritev 296 70, getcpu 309 168,
+renameat2 316 276, getrandom 318 278, statx 332 291, rseq 334 293, close_range 436 436, faccessat2 439 439
+"""
+
+# Callers fall back to an older call, or go on without, when told that there is none.
+_ABSENT: Final = "clone3 435 435, openat2 437 437"
+_UNSUPPORTED: Final = "listxattr 194 11, llistxattr 195 12, flistxattr 196 13"
+# Does nothing and says that it did, for `shutil.copy2` and others. Anybody may set the times of /dev/null to now, and
+# all runs see the same /dev/null: they could leave each other messages there.
+_IGNORED: Final = "utimensat 280 88"
+
+# Allowed with some arguments only: see `_conditional`.
+_CHECKED: Final = """
+ioctl 16 29, sendto 44 206, socketpair 53 199, clone 56 220, exit 60 93, fcntl 72 25, prctl 157 167, exit_group 231 94,
+tgkill 234 131, prlimit64 302 261
+"""
+
+
+def _numbers(table: str, machine: str) -> dict[str, int]:
+    column = 1 + MACHINES.index(machine)
+    rows = (entry.split() for entry in table.replace("\n", " ").split(","))
+    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
+
+
+SYSTEM_CALLS: Final[Mapping[str, Mapping[str, int]]] = {
+    machine: {
+        name: number
+        for table in (_ALLOWED, _ABSENT, _UNSUPPORTED, _IGNORED, _CHECKED)
+        for name, number in _numbers(table, machine).items()
+    }
+    for machine in MACHINES
+}
+"""Number of each system call that the filter knows, by machine and name."""
+
+# Classic BPF: the codes of <linux/filter.h>, and the offsets of `struct seccomp_data`.
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
+_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
+
+_KILL_PROCESS: Final = 0x80000000
+_ALLOW: Final = 0x7FFF0000
+_ERRNO: Final = 0x00050000
+_DENY: Final = _ERRNO | errno.EPERM
+
+_CLONE_THREAD: Final = 0x00010000
+# CLONE_NEWTIME, _PTRACE, _NEWNS, and cgroup, uts, ipc, user, pid, net.
+_CLONE_FORBIDDEN: Final = 0x00000080 | 0x00002000 | 0x00020000 | 0x7E000000
+_IOCTL_REQUESTS: Final = (
+    0x5401,
+    0x5413,
+    0x541B,
+    0x5421,
+    0x5450,
+    0x5451,
+)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FI[ON]CLEX
+# F_DUPFD F_GETFD F_SETFD F_GETFL F_GETLK F_SETLK F_SETLKW F_DUPFD_CLOEXEC. The others send signals of any number
+# (F_SETSIG, F_NOTIFY), delay whoever opens a file (F_SETLEASE), or take memory that the kernel counts by user.
+_FCNTL_COMMANDS: Final = (0, 1, 2, 3, 5, 6, 7, 1030)
+_F_SETFL: Final = 4
+_O_ASYNC: Final = 0x2000
+_PRCTL_NAMES: Final = (15, 16)  # the name of a thread
+_AF_UNIX: Final = 1
+_SIGKILL: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    """One step of the filter. A jump counts the steps to leave out where its condition holds, or does not.
+
+    _Instruction(_EQUAL, 39, 0, 1)     # is it 39? then go on, else leave out the next step
+    """
+
+    code: int
+    value: int
+    if_true: int = 0
+    if_false: int = 0
+
+
+@functools.cache
+def make_filter(machine: str) -> bytes:
+    """The filter for one of `MACHINES`, as the array of `struct sock_filter` that the kernel takes."""
+    program = [
+        _Instruction(_LOAD, _ARCHITECTURE_OFFSET),
+        _Instruction(_EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0),
+        _Instruction(_RETURN, _KILL_PROCESS),
+        _Instruction(_LOAD, _NUMBER_OFFSET),
+        _Instruction(_AT_LEAST, _X32_BIT, 0, 1),
+        _Instruction(_RETURN, _DENY),
+    ]
+    for table, verdict in (
+        (_ALLOWED, _ALLOW),
+        (_ABSENT, _ERRNO | errno.ENOSYS),
+        (_UNSUPPORTED, _ERRNO | errno.ENOTSUP),
+        (_IGNORED, _ERRNO),
+    ):
+        for number in _numbers(table, machine).values():
+            program += [_Instruction(_EQUAL, number, 0, 1), _Instruction(_RETURN, verdict)]
+    for name, number in _numbers(_CHECKED, machine).items():
+        checks = _conditional(name)
+        program += [_Instruction(_EQUAL, number, 0, len(checks)), *checks]
+    program.append(_Instruction(_RETURN, _DENY))
+    return b"".join(struct.pack("=HBBI", i.code, i.if_true, i.if_false, i.value) for i in program)
+
+
+def _conditional(name: str) -> list[_Instruction]:
+    """The steps that judge a call by its arguments. They end in a verdict on every path."""
+    allow, deny = _Instruction(_RETURN, _ALLOW), _Instruction(_RETURN, _DENY)
+    if name == "clone":  # a thread of this process, in this process's namespaces
+        return [
+            _argument(0),
+            _Instruction(_ANY_BIT, _CLONE_FORBIDDEN, 2, 0),
+            _Instruction(_ANY_BIT, _CLONE_THREAD, 0, 1),
+            allow,
+            deny,
+        ]
+    if name in ("exit", "exit_group"):
+        return [_argument(0), _Instruction(_AND, 0xFF), _Instruction(_EQUAL, KILLED_STATUS, 1, 0), allow, deny]
+    if name == "tgkill":
+        return [_argument(2), _Instruction(_EQUAL, _SIGKILL, 1, 0), allow, deny]
+    if name == "fcntl":
+        return [
+            _argument(1),
+            *_one_of(_FCNTL_COMMANDS),
+            _Instruction(_EQUAL, _F_SETFL, 0, 3),
+            _argument(2),
+            _Instruction(_ANY_BIT, _O_ASYNC, 1, 0),
+            allow,
+            deny,
+        ]
+    if name == "prlimit64":  # reading limits, not setting them
+        return [*_null_pointer(2), deny]
+    if name == "sendto":  # to the other end of a pair, not to an address
+        return [*_null_pointer(4), deny]
+    index, values = {"ioctl": (1, _IOCTL_REQUESTS), "prctl": (0, _PRCTL_NAMES), "socketpair": (0, (_AF_UNIX,))}[name]
+    return [_argument(index), *_one_of(values), deny]
+
+
+def _argument(index: int, *, high: bool = False) -> _Instruction:
+    return _Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * index + (4 if high else 0))
+
+
+def _one_of(values: Sequence[int]) -> list[_Instruction]:
+    return [step for value in values for step in (_Instruction(_EQUAL, value, 0, 1), _Instruction(_RETURN, _ALLOW))]
+
+
+def _null_pointer(index: int) -> list[_Instruction]:
+    return [
+        _argument(index),
+        _Instruction(_EQUAL, 0, 0, 3),
+        _argument(index, high=True),
+        _Instruction(_EQUAL, 0, 0, 1),
+        _Instruction(_RETURN, _ALLOW),
+    ]

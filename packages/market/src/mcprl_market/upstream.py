@@ -1,0 +1,320 @@
+"""The HTTP client that the live sources share: time-outs, a size limit, and each failure told as what it is.
+
+A request ends in one of three ways:
+
+    the decoded JSON     the upstream answered; `mcprl_market.upstream` reads it field by field
+    UpstreamRefusal      it did not like what was asked (400, 404, 422): the server says so in a ToolError
+    MCPError             anything else: key refused, busy, broken, slow, gone, cut off, no JSON, too large. To a client
+                         it is a JSON-RPC error, so that the failure is never taken for a fault of the caller. Its
+                         data holds RETRY_AFTER_S where the upstream asked to be left alone for a while.
+
+No text of these holds a key. Redirects are not followed, because the key would go with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn, cast
+from urllib.parse import quote
+
+import httpx2
+from mcp import MCPError
+from mcp_types import INTERNAL_ERROR
+
+from mcprl.errors import BadValueError, MissingKeyError
+from mcprl.protocol import RETRY_AFTER_S, retry_after_s
+from mcprl.secrets import SECRETS
+
+__all__ = [
+    "JsonFields",
+    "Upstream",
+    "UpstreamRefusal",
+    "base_url",
+    "json_objects",
+    "path_segment",
+    "required_key",
+    "upstream_fault",
+]
+
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+UNSAID_WAIT_S = 1.0
+"""How long to leave an upstream alone that says 429 and not for how long."""
+
+_CONNECT_S = 5.0
+_MAX_DETAIL_CHARS = 300
+_REFUSALS = frozenset({400, 404, 422})
+_KEY_REFUSALS = frozenset({401, 402, 403})
+
+
+class UpstreamRefusal(Exception):
+    """The upstream is well but refused this request. `text` is the beginning of its answer, without secrets."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text}")
+        self.status = status
+        self.text = text
+
+
+class Upstream:
+    """One upstream: where it is, what goes with every request, and one client, made when it is first needed.
+
+    `params` and `headers` carry the key. `deadline_s` is for a whole request, its body included, however steadily that
+    drips. `lifespan` belongs to the MCP server: `MCPServer(…, lifespan=upstream.lifespan)`.
+
+        Upstream("fmp", "https://example.org/stable", params={"apikey": required_key("fmp", "FMP_API_KEY")})
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base_url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | None = None,
+        deadline_s: float = 10.0,
+    ) -> None:
+        self.name = name
+        self._base_url = base_url.rstrip("/")
+        self._headers = {"accept": "application/json", **(headers or {})}
+        self._params = dict(params or {})
+        self._deadline_s = deadline_s
+        self._client: httpx2.AsyncClient | None = None
+
+    async def get(self, path: str, params: Mapping[str, str | int] | None = None) -> Any:
+        """The decoded answer to a GET. Put what a caller wrote into `path` through `path_segment` only."""
+        return await self._exchange("GET", path, params=params)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The decoded answer to a POST of JSON."""
+        return await self._exchange("POST", path, body=body)
+
+    @asynccontextmanager
+    async def lifespan(self, _server: object) -> AsyncGenerator[None]:
+        """As long as the MCP server runs; the client is closed after it."""
+        try:
+            yield
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> Any:
+        # Failures are raised `from None`: what httpx2 says holds the URL, and with it the key.
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                request = self._running_client().build_request(
+                    method, self._base_url + path, params={**(params or {}), **self._params}, json=body
+                )
+                response = await self._running_client().send(request, stream=True)
+                try:
+                    content = await self._read(response)
+                finally:
+                    await response.aclose()
+        except (TimeoutError, httpx2.TimeoutException):
+            raise upstream_fault(self.name, f"did not answer within {self._deadline_s:g} s") from None
+        except (httpx2.RequestError, httpx2.InvalidURL) as error:
+            raise upstream_fault(self.name, f"could not be asked ({type(error).__name__}: {error})") from None
+        if response.status_code != 200:
+            self._fail(response, _text(content))
+        return self._decoded(content)
+
+    def _running_client(self) -> httpx2.AsyncClient:
+        if self._client is None:
+            timeout = httpx2.Timeout(self._deadline_s, connect=min(_CONNECT_S, self._deadline_s))
+            self._client = httpx2.AsyncClient(headers=self._headers, timeout=timeout, follow_redirects=False)
+        return self._client
+
+    async def _read(self, response: httpx2.Response) -> bytes:
+        content = bytearray()
+        async for piece in response.aiter_bytes():
+            content += piece
+            if len(content) > MAX_BODY_BYTES:
+                raise upstream_fault(self.name, f"answered with more than {MAX_BODY_BYTES} bytes")
+        return bytes(content)
+
+    def _fail(self, response: httpx2.Response, text: str) -> NoReturn:
+        status = response.status_code
+        told = f"HTTP {status}" + (f": {text}" if text else "")
+        if status in _REFUSALS:
+            raise UpstreamRefusal(status, text)
+        if status in _KEY_REFUSALS:
+            raise upstream_fault(self.name, f"refused the key, or the key does not include this data ({told})")
+        wait_s = retry_after_s(response.headers)
+        if status == 429:
+            raise upstream_fault(self.name, f"is asked too often ({told})", UNSAID_WAIT_S if wait_s is None else wait_s)
+        if response.is_redirect:
+            raise upstream_fault(self.name, f"sent the request elsewhere ({told}), which would take the key along")
+        # To ask for a second call is to promise that the first did nothing, which only a read can be sure of.
+        raise upstream_fault(self.name, f"failed ({told})", wait_s if response.request.method == "GET" else None)
+
+    def _decoded(self, content: bytes) -> Any:
+        try:
+            return json.loads(content, parse_constant=_no_number)
+        except (ValueError, RecursionError):
+            raise upstream_fault(self.name, f"answered with what is not JSON: {_text(content)}") from None
+
+
+def upstream_fault(name: str, what: str, retry_after_s: float | None = None) -> MCPError:
+    """A failure of the upstream `name`, to be raised. With `retry_after_s` it asks to be called again after that."""
+    data = None if retry_after_s is None else {RETRY_AFTER_S: retry_after_s}
+    return MCPError(INTERNAL_ERROR, SECRETS.redact(f"{name}: the upstream {what}"), data)
+
+
+def required_key(server: str, variable: str) -> str:
+    """The key in an environment variable, from now on struck out of every text. A server without it does not start."""
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise MissingKeyError(
+            f"server {server!r} needs {variable}, which is not set",
+            fix=f"set {variable}, or serve an offline world, which needs no key: mcprl serve {server} --world 7",
+        )
+    SECRETS.add(variable, key)
+    return key
+
+
+def base_url(variable: str, default: str) -> str:
+    """Where an upstream is: what an environment variable says, such as a proxy's address, or else `default`."""
+    url = os.environ.get(variable, "").strip() or default
+    if not url.startswith(("https://", "http://")):
+        raise BadValueError(f"{variable} is {url!r}, which is no address", fix=f"write it such as {default}")
+    return url
+
+
+def path_segment(text: str) -> str:
+    """A text as one segment of a path, which adds neither segments nor parameters. Not for texts of dots alone."""
+    return quote(text, safe="")
+
+
+def _text(content: bytes) -> str:
+    """The beginning of a body on one line, for a sentence. Redacted before it is cut: half a key is not recognised."""
+    text = " ".join(SECRETS.redact(content[: 8 * _MAX_DETAIL_CHARS].decode(errors="replace")).split())
+    return text if len(text) <= _MAX_DETAIL_CHARS else f"{text[: _MAX_DETAIL_CHARS - 1]}…"
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+class JsonFields:
+    """One JSON object. Each reader raises MCPError that names the field; `maybe_…` gives None for null and missing.
+
+    JsonFields("fmp", "quote", {"symbol": "VLKN", "price": 213.88}).number("price")   # 213.88
+    JsonFields("fmp", "quote", {"symbol": "VLKN"}).number("price")
+    # MCPError: fmp: the upstream answered in another shape: quote.price should be a number and is missing
+    """
+
+    def __init__(self, upstream: str, where: str, value: Any) -> None:
+        self._upstream = upstream
+        self._where = where
+        if not isinstance(value, dict):
+            raise _wrong(upstream, where, "an object", value)
+        self._fields = cast("dict[str, Any]", value)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._fields.get(name) is not None
+
+    def text(self, name: str) -> str:
+        found = self.maybe_text(name)
+        if found is None:
+            raise self._lacks(name, "a text")
+        return found
+
+    def maybe_text(self, name: str) -> str | None:
+        found = self._fields.get(name)
+        if found is not None and not isinstance(found, str):
+            raise self._lacks(name, "a text")
+        return found
+
+    def number(self, name: str) -> float:
+        found = self.maybe_number(name)
+        if found is None:
+            raise self._lacks(name, "a number")
+        return found
+
+    def maybe_number(self, name: str) -> float | None:
+        found = self._fields.get(name)
+        if found is None:
+            return None
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise self._lacks(name, "a number")
+        try:
+            return float(found)
+        except OverflowError:
+            raise self._lacks(name, "a number of a sensible size") from None
+
+    def whole(self, name: str) -> int:
+        found = self.maybe_whole(name)
+        if found is None:
+            raise self._lacks(name, "a whole number")
+        return found
+
+    def maybe_whole(self, name: str) -> int | None:
+        """A whole number. Upstreams write some of them as 1.5e9 or with a fraction, which is rounded."""
+        found = self.maybe_number(name)
+        return None if found is None else round(found)
+
+    def flag(self, name: str) -> bool:
+        found = self._fields.get(name)
+        if not isinstance(found, bool):
+            raise self._lacks(name, "true or false")
+        return found
+
+    def fields(self, name: str) -> JsonFields:
+        """An object inside this one."""
+        return JsonFields(self._upstream, self._place(name), self._fields.get(name))
+
+    def objects(self, name: str) -> list[JsonFields]:
+        """A list of objects inside this one."""
+        return json_objects(self._upstream, self._place(name), self._fields.get(name))
+
+    def maybe_texts(self, name: str) -> list[str]:
+        """A list of texts inside this one; empty for null and missing."""
+        found: Any = self._fields.get(name)
+        if found is None:
+            return []
+        if not isinstance(found, list) or not all(isinstance(item, str) for item in cast("list[Any]", found)):
+            raise self._lacks(name, "a list of texts")
+        return cast("list[str]", found)
+
+    def texts_by_name(self, name: str) -> dict[str, str]:
+        """An object inside this one that holds nothing but texts."""
+        inner = self.fields(name)
+        return {key: inner.text(key) for key in inner._fields}
+
+    def wrong(self, name: str, expected: str) -> MCPError:
+        """The failure, to be raised, where a field that was read holds something that makes no sense."""
+        return self._lacks(name, expected)
+
+    def _lacks(self, name: str, expected: str) -> MCPError:
+        return _wrong(self._upstream, self._place(name), expected, self._fields.get(name))
+
+    def _place(self, name: str) -> str:
+        return f"{self._where}.{name}"
+
+
+def json_objects(upstream: str, where: str, value: Any) -> list[JsonFields]:
+    """A list of JSON objects."""
+    if not isinstance(value, list):
+        raise _wrong(upstream, where, "a list", value)
+    return [JsonFields(upstream, f"{where}[{index}]", item) for index, item in enumerate(cast("Sequence[Any]", value))]
+
+
+def _wrong(upstream: str, where: str, expected: str, found: Any) -> MCPError:
+    kind = "missing" if found is None else f"{type(found).__name__} {SECRETS.redact(str(found))[:40]!r}"
+    return upstream_fault(upstream, f"answered in another shape: {where} should be {expected} and is {kind}")

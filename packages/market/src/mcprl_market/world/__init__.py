@@ -1,0 +1,11 @@
+"""The offline world: a seeded market and chat workspace. Any two of its answers that state the same fact agree.
+
+Importing this package builds nothing; a world is built when it is first opened.
+"""
+
+from __future__ import annotations
+
+from mcprl_market.world.market import Market, open_market
+from mcprl_market.world.workspace import Workspace, open_workspace
+
+__all__ = ["Market", "Workspace", "open_market", "open_workspace"]

@@ -1,0 +1,401 @@
+"""The web of a world: a page for each company, each sector and each article, and pages about other things."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime, time, timedelta
+from itertools import pairwise
+
+from mcprl_market.world.companies import COUNTRIES, SECTORS, Business
+from mcprl_market.world.draws import Draws
+from mcprl_market.world.facts import Article, Company, Document, Period
+from mcprl_market.world.ledger import Ledger
+from mcprl_market.world.prices import NOW, TODAY, TRADING_DAYS, day_in_words, moment, percent_change, trading_days
+
+__all__ = [
+    "EXPLAINERS",
+    "OTHER_PAGES",
+    "dollars",
+    "find_pages",
+    "largest_first",
+    "make_articles",
+    "make_pages",
+    "millions",
+    "up_or_down",
+]
+
+
+def dollars(amount: float) -> str:
+    """A price: dollars(1234.5) is "$1,234.50"."""
+    return f"${amount:,.2f}"
+
+
+def millions(amount: int) -> str:
+    """An amount of a statement: millions(4_213_400_000) is "$4,213.4 million". A loss is written without its sign."""
+    return f"${abs(amount) // 100_000 / 10:,.1f} million"
+
+
+def up_or_down(percent: float, up: str, down: str) -> str:
+    """up_or_down(-1.5, "rise", "fall") is "fall 1.50%"."""
+    return f"{up if percent >= 0 else down} {abs(percent):.2f}%"
+
+
+def slug(text: str) -> str:
+    """For addresses: slug("Valdixen Systems Inc.") is "valdixen-systems-inc"."""
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in text.lower()).split())
+
+
+# Title and content of each page.
+EXPLAINERS = (
+    (
+        "What is a price-to-earnings ratio?",
+        "The price-to-earnings ratio, or P/E ratio, divides the price of a share by the earnings a share of the "
+        "last four quarters. A high ratio means that buyers expect profits to grow; a company that loses money "
+        "has no P/E ratio.",
+    ),
+    (
+        "What is market capitalization?",
+        "Market capitalization is the price of a share times the number of shares. It says what the stock market "
+        "would pay for the whole company, debts aside.",
+    ),
+    (
+        "What do earnings per share mean?",
+        "Earnings per share, or EPS, are the net income of a period divided by the number of shares. They can be "
+        "negative: then the company made a loss.",
+    ),
+    (
+        "How to read an income statement",
+        "An income statement starts with revenue. Less the cost of what was sold it gives gross profit, less the "
+        "cost of running the business operating income, and less interest and taxes net income.",
+    ),
+    (
+        "What is a moving average?",
+        "A moving average is the mean of the closing prices of the last days, drawn anew each day. Traders "
+        "compare a short one with a long one to see a trend.",
+    ),
+    (
+        "What is volatility?",
+        "Volatility is how much a price moves around its mean, most often the standard deviation of daily "
+        "returns. High volatility means more risk in both directions.",
+    ),
+    (
+        "When do the New York stock exchanges trade?",
+        "The exchanges in New York trade from 9:30 in the morning to 4 in the afternoon, Monday to Friday, except "
+        "on holidays. Trading before is called pre-market and trading after is called after-hours.",
+    ),
+    (
+        "What is a dividend?",
+        "A dividend is a part of the profit that a company pays to its shareholders, often each quarter. The "
+        "dividend yield divides a year of dividends by the price of the share.",
+    ),
+    (
+        "What is diversification?",
+        "Diversification means to hold stocks of several sectors, so that bad news for one of them does little to "
+        "the whole. Stocks of one sector tend to move together.",
+    ),
+    (
+        "What is a previous close?",
+        "The previous close is the last price of the last full trading day. The change of a day and its "
+        "percentage are measured against it.",
+    ),
+    (
+        "What is trading volume?",
+        "Volume is the number of shares that changed hands in a period. A price move on high volume is taken more "
+        "seriously than one on low volume.",
+    ),
+    (
+        "What is a fiscal year?",
+        "A fiscal year is the year over which a company reports its results. It may end in any month; the "
+        "quarters are counted from its start, so that the fourth quarter ends with the year.",
+    ),
+)
+
+OTHER_PAGES = (
+    (
+        "How to prune apple trees",
+        "Prune apple trees in late winter, before the buds open. Take out dead wood first, then branches that "
+        "cross, and leave the centre of the tree open to the light.",
+    ),
+    (
+        "A short history of lighthouses",
+        "Early lighthouses burned wood on open platforms. Lenses of glass rings made the light visible from far "
+        "away, and most lights now run without a keeper.",
+    ),
+    (
+        "Sourdough bread for beginners",
+        "A sourdough needs flour, water, salt and patience. Feed the starter the evening before, fold the dough "
+        "every half hour, and bake it in a hot pot.",
+    ),
+    (
+        "Why the sky is blue",
+        "Air scatters short waves of light more than long ones. So blue light reaches the eye from all sides, "
+        "while at sunset only the red is left.",
+    ),
+    (
+        "Rules of the road for cyclists",
+        "Cyclists ride on the same side as cars, signal before they turn, and use lights after dark. A helmet "
+        "should sit level and close to the brows.",
+    ),
+    (
+        "Stock for soup",
+        "A good stock starts with bones or vegetables in cold water. Let it simmer for hours, never boil, and "
+        "take off the foam. A stock keeps for three days in the refrigerator.",
+    ),
+    (
+        "Bonds between atoms",
+        "Atoms form bonds when they share electrons or pass them on. The strength of a bond decides how much "
+        "energy it takes to break it.",
+    ),
+    (
+        "Choosing a tent",
+        "A tent for two has room for one and a bag. Look at the weight, at the height of the floor's rim, and at "
+        "whether it stands without pegs.",
+    ),
+)
+
+
+_NEWS_DAYS = trading_days(TODAY - timedelta(days=60), TODAY)
+_NUM_WRAPS = 10
+_PUBLISHERS = ("Harbor Wire", "Ledger Daily", "Northgate Journal", "Tape and Ticker", "Quarter Post")
+_AIMS = (
+    "cut delivery times",
+    "lower costs for customers",
+    "reach smaller customers",
+    "raise output by the end of the year",
+)
+_HOPES = (
+    "demand is steady and the order book is full into next year",
+    "we will invest before we hire",
+    "customers ask for fewer suppliers and longer contracts",
+    "our next step is to grow outside our home market",
+    "we would rather be late than wrong with a new product",
+)
+
+
+def make_articles(ledger: Ledger) -> list[Article]:
+    """All articles of the last sixty days, newest first."""
+    articles = list(_market_wraps(ledger))
+    for number, business in enumerate(ledger.businesses):
+        draws = Draws(ledger.seed, "news", business.company.symbol)
+        others = ledger.businesses[:number] + ledger.businesses[number + 1 :]
+        articles += [
+            _results(ledger, draws, business),
+            _largest_move(ledger, draws, business),
+            _product(draws, business),
+            _interview(draws, business),
+        ]
+        if draws.chance(0.4):
+            articles.append(_agreement(draws, business, draws.choice(others)))
+        if draws.chance(0.25):
+            articles.append(_opening(ledger, draws, business))
+    return sorted(articles, key=lambda article: (-article.published.timestamp(), article.url))
+
+
+def _article(draws: Draws, title: str, text: str, published: datetime, *symbols: str) -> Article:
+    publisher = draws.choice(_PUBLISHERS)
+    return Article(
+        title=title,
+        text=text,
+        publisher=publisher,
+        published=published,
+        url=f"https://{slug(publisher)}.example/{published:%Y/%m/%d}/{slug(title)}",
+        symbols=symbols,
+    )
+
+
+def _some_time(draws: Draws) -> datetime:
+    """Any time of the news, before now."""
+    day = draws.choice(_NEWS_DAYS)
+    return moment(day, time(draws.integer(7, NOW.hour - 1 if day == TODAY else 18), draws.integer(0, 59)))
+
+
+def _results(ledger: Ledger, draws: Draws, business: Business) -> Article:
+    symbol = business.company.symbol
+    last, *_, year_ago = ledger.reports(symbol, Period.QUARTERLY)[:5]
+    year, before = ledger.reports(symbol)[:2]
+    of_quarter = "income" if last.net_income >= 0 else "loss"
+    of_year = "income" if year.net_income >= 0 else "loss"
+    title = f"{business.short_name} reports {last.label} revenue of {millions(last.revenue)}"
+    text = (
+        f"{business.named} reported revenue of {millions(last.revenue)} for {last.label}, after "
+        f"{millions(year_ago.revenue)} in {year_ago.label}. The net {of_quarter} of the quarter was "
+        f"{millions(last.net_income)}, or {dollars(abs(last.eps))} a share. For {year.label} as a whole, revenue came "
+        f"to {millions(year.revenue)}, after {millions(before.revenue)} in {before.label}, and the net {of_year} to "
+        f"{millions(year.net_income)}."
+    )
+    day = draws.choice(trading_days(last.end + timedelta(days=29), last.end + timedelta(days=50)))
+    return _article(draws, title, text, moment(day, time(16, draws.integer(5, 45))), symbol)
+
+
+def _largest_move(ledger: Ledger, draws: Draws, business: Business) -> Article:
+    symbol = business.company.symbol
+    before_news = TRADING_DAYS[TRADING_DAYS.index(_NEWS_DAYS[0]) - 1]
+    moves = [
+        (percent_change(now.close, before.close), day, now.close)
+        for (_, before), (day, now) in pairwise(ledger.daily(symbol, before_news, TRADING_DAYS[-2]))
+    ]
+    percent, day, close = max(moves, key=lambda move: abs(move[0]))
+    title = f"{business.short_name} shares {up_or_down(percent, 'rise', 'fall')} on {day_in_words(day)}"
+    text = (
+        f"Shares of {business.named} {up_or_down(percent, 'rose', 'fell')} on {day_in_words(day)} and closed at "
+        f"{dollars(close / 100)}. The company sells {business.products[0]} and {business.products[1]}; it gave no "
+        f"comment on the move."
+    )
+    return _article(draws, title, text, moment(day, time(16, draws.integer(10, 59))), symbol)
+
+
+def _opening(ledger: Ledger, draws: Draws, business: Business) -> Article:
+    symbol = business.company.symbol
+    (_, before), (_, now) = ledger.daily(symbol, TRADING_DAYS[-2], TODAY)
+    title = f"{business.short_name} opens at {dollars(now.open / 100)} on {day_in_words(TODAY)}"
+    text = (
+        f"{business.named} opened at {dollars(now.open / 100)} on {day_in_words(TODAY)}, after a previous close of "
+        f"{dollars(before.close / 100)}. It belongs to the {business.company.sector} sector."
+    )
+    return _article(draws, title, text, moment(TODAY, time(9, draws.integer(31, 59))), symbol)
+
+
+def _product(draws: Draws, business: Business) -> Article:
+    product = draws.choice(business.products).removeprefix("a ")
+    title = f"{business.short_name} invests in {product}"
+    text = (
+        f"{business.named}, based in {business.company.city}, will invest in {product} for {business.customers}. The "
+        f"aim is to {draws.choice(_AIMS)}. The company has {business.company.employees:,} employees."
+    )
+    return _article(draws, title, text, _some_time(draws), business.company.symbol)
+
+
+def _interview(draws: Draws, business: Business) -> Article:
+    company, hope = business.company, draws.choice(_HOPES)
+    title = f"{business.short_name} CEO {company.ceo}: {hope}"
+    text = (
+        f"{company.ceo}, chief executive officer of {business.named}, said in an interview: "
+        f'"{hope[0].upper()}{hope[1:]}." The company was founded in {company.founded} and belongs to the industry '
+        f"{company.industry}."
+    )
+    return _article(draws, title, text, _some_time(draws), company.symbol)
+
+
+def _agreement(draws: Draws, business: Business, other: Business) -> Article:
+    title = f"{business.short_name} and {other.short_name} sign a supply agreement"
+    text = (
+        f"{business.named} and {other.named} signed a supply agreement over three years. {business.short_name} "
+        f"sells {business.products[0]}; {other.short_name}, led by {other.company.ceo}, sells {other.products[0]}."
+    )
+    return _article(draws, title, text, _some_time(draws), business.company.symbol, other.company.symbol)
+
+
+def _market_wraps(ledger: Ledger) -> Iterator[Article]:
+    """After each of the last full trading days: which stock rose most and which fell most."""
+    draws = Draws(ledger.seed, "news", "market")
+    names = {company.symbol: f"{company.name} ({company.symbol})" for company in ledger.companies}
+    first = TRADING_DAYS[-2 - _NUM_WRAPS]
+    of_stocks = [(symbol, ledger.daily(symbol, first, TRADING_DAYS[-2])) for symbol in names]
+    for number in range(_NUM_WRAPS):
+        moves = [
+            (percent_change(prices[number + 1][1].close, prices[number][1].close), symbol)
+            for symbol, prices in of_stocks
+        ]
+        worst, loser = min(moves, key=lambda move: (move[0], move[1]))
+        best, gainer = min(moves, key=lambda move: (-move[0], move[1]))
+        day = of_stocks[0][1][number + 1][0]
+        title = f"Market wrap for {day_in_words(day)}: {gainer} leads, {loser} trails"
+        text = (
+            f"On {day_in_words(day)} the best stock was {names[gainer]} with a change of {best:+.2f}%, and the worst "
+            f"was {names[loser]} with a change of {worst:+.2f}%."
+        )
+        yield _article(draws, title, text, moment(day, time(17, draws.integer(0, 30))), gainer, loser)
+
+
+_MAX_WORDS = 32
+# A relevance of this size gets the score one half.
+_HALF = 5.0
+# Words of questions that say nothing about what is asked for.
+_EMPTY_WORDS = (
+    "a an and are as at be by did do does for from has have how in is it its me of on or s so than that the their they "
+    "this to was were what when where which who whom why will with you your"
+)
+
+
+def largest_first(ledger: Ledger, sector: str) -> list[tuple[Company, int]]:
+    """The companies of a sector with their market capitalizations, the largest first; ties by symbol."""
+    sizes = [
+        (company, ledger.quotes[company.symbol].market_cap or 0)
+        for company in ledger.companies
+        if company.sector == sector
+    ]
+    return sorted(sizes, key=lambda size: (-size[1], size[0].symbol))
+
+
+def make_pages(ledger: Ledger, articles: Iterable[Article]) -> Iterator[Document]:
+    for business in ledger.businesses:
+        yield _company_page(ledger, business)
+    for sector in SECTORS:
+        yield _sector_page(ledger, sector.name)
+    for article in articles:
+        content = f"{article.publisher}, {day_in_words(article.published.date())}. {article.text}"
+        yield Document(title=article.title, url=article.url, content=content)
+    for title, content in EXPLAINERS:
+        yield Document(title=title, url=f"https://finance-basics.example/{slug(title)}", content=content)
+    for title, content in OTHER_PAGES:
+        yield Document(title=title, url=f"https://almanac.example/{slug(title)}", content=content)
+
+
+def _company_page(ledger: Ledger, business: Business) -> Document:
+    company = business.company
+    name = business.short_name
+    year = ledger.reports(company.symbol)[0]
+    content = (
+        f"{company.name} ({company.exchange}: {company.symbol}) is a company in the {company.sector} sector; its "
+        f"industry is {company.industry}. {name} was founded in {company.founded} and has its headquarters in "
+        f"{company.city}, {COUNTRIES[company.country]}. The chief executive officer (CEO) of {name} is {company.ceo}. "
+        f"{name} has {company.employees:,} employees. {name} sells {business.products[0]} and {business.products[1]} "
+        f"to {business.customers}. In {year.label} its revenue was {millions(year.revenue)}. It has {company.shares:,} "
+        f"shares. Website: {company.website}"
+    )
+    return Document(
+        title=f"{company.name} ({company.symbol})",
+        url=f"https://encyclopedia.example/company/{slug(name)}",
+        content=content,
+    )
+
+
+def _sector_page(ledger: Ledger, sector: str) -> Document:
+    ranked = largest_first(ledger, sector)
+    largest, size = ranked[0]
+    names = ", ".join(f"{company.name} ({company.symbol})" for company, _ in ranked)
+    content = (
+        f"The {sector} sector has {len(ranked)} listed companies. On {day_in_words(TODAY)} the largest by market "
+        f"capitalization is {largest.name} ({largest.symbol}) with ${size:,}. From the largest to the "
+        f"smallest: {names}."
+    )
+    return Document(
+        title=f"{sector} sector: companies", url=f"https://encyclopedia.example/sector/{slug(sector)}", content=content
+    )
+
+
+def find_pages(ledger: Ledger, query: str, limit: int) -> tuple[Document, ...]:
+    """The pages that fit a query best, whatever its text; a page needs to hold one of its words.
+
+    Their order is that of the scores, then of the pages. Scores are rounded before they are compared, so that the last
+    digit of a machine's logarithm never decides.
+    """
+    skipped = _EMPTY_WORDS.split()
+    words = [word for word in dict.fromkeys(re.findall(r"[^\W_]+", query.lower())) if word not in skipped]
+    if not words or limit <= 0:
+        return ()
+    # In quotes a word is never an operator of the query language.
+    match = " OR ".join(f'"{word}"' for word in words[:_MAX_WORDS])
+    rows = ledger.database.rows(
+        "SELECT rowid, title, url, content, -bm25(pages, 1.5, 1.0) FROM pages WHERE pages MATCH ?", match
+    )
+    scored = sorted((-_score(relevance), number, *page) for number, *page, relevance in rows)
+    return tuple(
+        Document(title=title, url=url, content=content, score=-score)
+        for score, _, title, url, content in scored[:limit]
+    )
+
+
+def _score(relevance: float) -> float:
+    return max(0.0001, round(relevance / (relevance + _HALF), 4))

@@ -1,0 +1,226 @@
+"""The chat workspace of a world: channels with a history, and what one episode posts to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, time
+from functools import lru_cache
+
+from mcprl_market.world.companies import invent_people
+from mcprl_market.world.draws import Draws
+from mcprl_market.world.facts import Channel, ChatMessage, Period
+from mcprl_market.world.ledger import Ledger
+from mcprl_market.world.market import open_market
+from mcprl_market.world.prices import NOW, TODAY, TRADING_DAYS, day_in_words, moment, percent_change
+from mcprl_market.world.texts import dollars, millions
+
+__all__ = ["Workspace", "open_workspace"]
+
+
+_CHANNELS = (
+    ("general", "Company-wide news and announcements"),
+    ("random", "Everything that fits nowhere else"),
+    ("trading-desk", "What we trade today, and why"),
+    ("earnings-watch", "Quarterly results of the companies we follow"),
+    ("research", "Longer reads and open questions"),
+    ("alerts", "Large moves at the close"),
+    ("portfolio", "Positions, risk and rebalancing"),
+    ("engineering", "Data feeds, tools and outages"),
+)
+# Channels without market talk; no message stands twice in one.
+_SMALL_TALK = {
+    "general": (
+        "Please fill in the travel form before the end of the month.",
+        "The office closes early on the day before the holiday.",
+        "Welcome to our two new colleagues in operations!",
+        "The all-hands is on Tuesday at ten, in the large room.",
+        "Photos of the summer party are in the shared folder.",
+        "The new badge readers work from Monday on.",
+        "Reminder: security training is due this quarter.",
+        "Thanks to everyone who helped with the move to the second floor.",
+        "The minutes of the last all-hands are in the wiki.",
+        "We have a new address for invoices; see the wiki.",
+        "Parking is limited this week because of the works in the yard.",
+        "Expense reports are paid on Thursdays from now on.",
+    ),
+    "random": (
+        "The coffee machine on the third floor works again.",
+        "Who has the adapter for the projector?",
+        "Lunch at noon, the usual place?",
+        "Does anyone want two tickets for the concert on Saturday?",
+        "There is cake in the kitchen.",
+        "Somebody left a blue umbrella in the meeting room.",
+        "Chess after work, anyone?",
+        "My plant needs a home for two weeks.",
+        "The bakery at the corner has opened again.",
+        "Best crossword clue so far this week: seven letters, a kind of bridge.",
+        "Found a pair of glasses near the lift.",
+        "Who is in for the charity run?",
+    ),
+    "engineering": (
+        "The price feed was two seconds late this morning; it is fine now.",
+        "Deploying the new report job at six, expect a short gap.",
+        "Who owns the nightly backup? It wrote a warning.",
+        "The test environment has a fresh copy of last week's data.",
+        "Rotated the keys of the staging feed.",
+        "Dashboards load faster since we cache the daily bars.",
+        "The flaky test was a real race; the fix is in review.",
+        "Disk on the log machine is at seventy per cent.",
+        "I moved the scheduler to the new machine.",
+        "Please update your client before Monday.",
+        "Post-mortem of the outage is in the wiki.",
+        "The news feed repeats items after a reconnect; I am on it.",
+    ),
+}
+_ID_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+_NUM_PEOPLE = 12
+_NUM_DAYS = 5
+
+
+def _make_id(prefix: str, draws: Draws) -> str:
+    return prefix + "".join(draws.choice(_ID_LETTERS) for _ in range(10))
+
+
+def make_user_id(draws: Draws) -> str:
+    """Such as "U7K2M0Q9ZT1"."""
+    return _make_id("U", draws)
+
+
+def make_channels(seed: int) -> tuple[Channel, ...]:
+    return tuple(
+        Channel(id=_make_id("C", Draws(seed, "channel", name)), name=name, purpose=purpose)
+        for name, purpose in _CHANNELS
+    )
+
+
+def make_history(ledger: Ledger, channels: Sequence[Channel]) -> Mapping[str, tuple[ChatMessage, ...]]:
+    """Messages of each channel by its id, oldest first, all of them before the world's now."""
+    people = [name.lower().replace(" ", ".") for name in invent_people(Draws(ledger.seed, "people"), _NUM_PEOPLE)]
+    return {channel.id: tuple(_messages(ledger, channel, people)) for channel in channels}
+
+
+def _messages(ledger: Ledger, channel: Channel, people: Sequence[str]) -> list[ChatMessage]:
+    draws = Draws(ledger.seed, "history", channel.name)
+    small_talk = _SMALL_TALK.get(channel.name)
+    times = sorted(_working_time(draws) for _ in range(draws.integer(5, 12 if small_talk else 15)))
+    texts = (
+        draws.some(small_talk, len(times))
+        if small_talk
+        else [_market_talk(ledger, draws, channel.name, at) for at in times]
+    )
+    return [
+        ChatMessage(
+            channel_id=channel.id,
+            user=draws.choice(people),
+            text=text,
+            # The serial number grows with the messages, so that two of one second stay in order.
+            timestamp=f"{int(at.timestamp())}.{number * 1000 + draws.integer(1, 9) * 100:06d}",
+        )
+        for number, (at, text) in enumerate(zip(times, texts, strict=True))
+    ]
+
+
+def _working_time(draws: Draws) -> datetime:
+    day = draws.choice(TRADING_DAYS[-_NUM_DAYS:])
+    last_hour = NOW.hour - 1 if day == TODAY else 17
+    return moment(day, time(draws.integer(8, last_hour), draws.integer(0, 59), draws.integer(0, 59)))
+
+
+def _market_talk(ledger: Ledger, draws: Draws, channel: str, at: datetime) -> str:
+    """A remark on a company. What it states was known, and is true, at that time."""
+    company = draws.choice(ledger.companies)
+    symbol = company.symbol
+    if channel == "earnings-watch":
+        quarter = ledger.reports(symbol, Period.QUARTERLY)[0]
+        return f"{symbol} {quarter.label}: revenue {millions(quarter.revenue)}, EPS {quarter.eps:.2f}."
+    (_, before), (day, last) = [
+        (day, prices) for day, prices in ledger.daily(symbol, TRADING_DAYS[-12], TODAY) if day < at.date()
+    ][-2:]
+    percent = percent_change(last.close, before.close)
+    if channel == "alerts":
+        return f"{symbol} closed at {dollars(last.close / 100)} on {day_in_words(day)}, {percent:+.2f}% on the day."
+    return draws.choice(
+        (
+            f"{symbol} closed at {dollars(last.close / 100)} on {day_in_words(day)}.",
+            f"Anyone with a view on {symbol}?",
+            f"{symbol} moved {percent:+.2f}% on {day_in_words(day)}. Do we know why?",
+            f"I would like to read more about {company.name} before we add to {symbol}.",
+            f"Keep an eye on {symbol}, please.",
+            f"Heard {company.ceo} of {symbol} speak at the conference; nothing new.",
+        )
+    )
+
+
+_NOW_S = int(NOW.timestamp())
+
+
+@dataclass(frozen=True, slots=True)
+class _Seeded:
+    """What all workspaces of a seed start from; never written to."""
+
+    channels: tuple[Channel, ...]
+    by_name: Mapping[str, Channel]
+    history: Mapping[str, tuple[ChatMessage, ...]]
+    bot: str
+
+
+@lru_cache(maxsize=16)
+def _seeded(seed: int) -> _Seeded:
+    channels = make_channels(seed)
+    return _Seeded(
+        channels=channels,
+        by_name={key.lower(): channel for channel in channels for key in (channel.id, channel.name)},
+        history=make_history(open_market(seed), channels),
+        bot=make_user_id(Draws(seed, "bot")),
+    )
+
+
+class Workspace:
+    """The chat of one episode: the history of its seed, which all share, and its own posts, which nobody else sees.
+
+    >>> workspace = open_workspace(7)
+    >>> general = workspace.find("#general")
+    >>> workspace.post(general.id, "hello") == workspace.history(general.id, 1)[0]
+    True
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._seeded = _seeded(seed)
+        self._posts: list[ChatMessage] = []
+
+    @property
+    def posts(self) -> tuple[ChatMessage, ...]:
+        """What this episode posted, oldest first."""
+        return tuple(self._posts)
+
+    def channels(self) -> tuple[Channel, ...]:
+        return self._seeded.channels
+
+    def find(self, channel: str) -> Channel | None:
+        """A channel by its id, its name or its #name, in any case."""
+        return self._seeded.by_name.get(channel.strip().removeprefix("#").lower())
+
+    def post(self, channel_id: str, text: str) -> ChatMessage:
+        """Add a message of the bot, after all others. An id that no channel has is a KeyError: ask `find` first."""
+        self._seeded.history[channel_id]
+        # The episode's clock ticks a second a post, so that timestamps are unique and in order.
+        message = ChatMessage(
+            channel_id=channel_id,
+            user=self._seeded.bot,
+            text=text,
+            timestamp=f"{_NOW_S + len(self._posts)}.000100",
+        )
+        self._posts.append(message)
+        return message
+
+    def history(self, channel_id: str, limit: int) -> tuple[ChatMessage, ...]:
+        """The newest messages of a channel, newest first. An id that no channel has is a KeyError."""
+        own = tuple(message for message in self._posts if message.channel_id == channel_id)
+        return tuple(reversed(self._seeded.history[channel_id] + own))[: max(0, limit)]
+
+
+def open_workspace(seed: int) -> Workspace:
+    """A fresh workspace for one episode."""
+    return Workspace(seed)

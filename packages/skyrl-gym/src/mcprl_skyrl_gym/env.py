@@ -1,0 +1,172 @@
+"""`McpTextEnv`: mcprl's tools, tasks and rewards as an environment of skyrl-gym, for SkyRL's own trainer.
+
+SkyRL makes one for each episode, calls it from a pool of threads, and gives up a whole batch where one raises. So a
+fault of the infrastructure ends the episode that it befell, and says so; only what is wrong with the recipe, the
+dataset or what is installed is raised, when the environment is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+
+from mcprl.episodes import StepResult, succeeded
+from mcprl.errors import BadValueError, InfrastructureError
+from mcprl.records import StopReason
+from mcprl_skyrl_gym.rows import task_of_extras
+from mcprl_skyrl_gym.stages import StageKey, stage_of
+
+__all__ = ["McpTextEnv"]
+
+
+_logger = logging.getLogger(__name__)
+
+_FAULT = "infrastructure_fault"
+_FAULT_CODE = "infrastructure_fault_code"
+
+
+class McpTextEnv(BaseTextEnv):
+    """One episode of one task. `recipe`, `overrides` and `strict` come from `register`, the rest from SkyRL.
+
+    Making the first one of a process starts the tool servers of the recipe; all others share them.
+    """
+
+    def __init__(
+        self,
+        env_config: Mapping[str, Any],
+        extras: Mapping[str, Any],
+        *,
+        recipe: str,
+        overrides: Sequence[str] = (),
+        strict: bool = False,
+    ) -> None:
+        super().__init__()
+        if env_config:
+            raise BadValueError(
+                f"SkyRL's configuration has settings for this environment: {', '.join(map(str, env_config))}",
+                fix="remove them; mcprl_skyrl_gym.register names the recipe and its overrides",
+            )
+        self._task = task_of_extras(extras)
+        self._strict = strict
+        self._stage = stage_of(StageKey(recipe=Path(recipe), overrides=tuple(overrides)))
+        self.max_turns = self._stage.config.episodes.turn_limit(self._task)
+        self._require_turns(extras.get("max_turns"))
+        self._conversation = self._stage.conversation(self._task)
+        self._episode = self._stage.episode(self._task)
+        self._fault: InfrastructureError | None = None
+        self._stop: StopReason | None = None
+        self._given = 0.0  # what the turns so far were rewarded with
+
+    def init(self, prompt: Sequence[Mapping[str, Any]]) -> tuple[Any, dict[str, Any]]:
+        """Begin: the conversation with the tools in it. `prompt` is the row's, which must be the task's own."""
+        shown = [(message["role"], message["content"]) for message in prompt]
+        if shown != [(message["role"], message["content"]) for message in self._task.prompt]:
+            raise BadValueError(
+                f"the prompt of a row is another than that of its task {self._task.id}",
+                fix="write the dataset again with mcprl_skyrl_gym.write_dataset",
+            )
+        try:
+            self._stage.loop.run(self._episode.open())
+        except InfrastructureError as error:
+            # There is no way to say here that the episode is over: its first turn will say it.
+            self._bear(error)
+        return self._conversation, {"task_id": self._task.id}
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Carry out the calls of a turn, or end with its answer."""
+        if self._fault is not None:
+            return self._lost(self._fault)
+        prose, calls = self._stage.wording.read(action)
+        try:
+            result = self._stage.loop.run(self._episode.step(action, prose, calls))
+        except InfrastructureError as error:
+            self._bear(error)
+            return self._lost(error)
+        self.turns += 1
+        self._stop = result.stop
+        self._given += result.reward
+        return self._output(result)
+
+    def close(self) -> None:
+        """Give the tools back."""
+        self._stage.loop.run(self._episode.close())
+
+    def get_metrics(self) -> dict[str, Any]:
+        """What the episode came to. One that was lost has nothing but the code of what befell it."""
+        if self._fault is not None:
+            return {_FAULT: 1.0, _FAULT_CODE: self._fault.code}
+        environment = self._episode.environment
+        seen = [observation for turn in environment.turns for observation in turn.observations]
+        return {
+            _FAULT: 0.0,
+            "reward": environment.reward,
+            "success": float(succeeded(environment.parts)),
+            "turns": float(len(environment.turns)),
+            "calls": float(len(seen)),
+            "valid_calls": float(sum(one.fault is None for one in seen)),
+            **{f"reward_part_{name}": value for name, value in environment.parts.items()},
+            **{f"stop_{stop.value}": float(self._stop is stop) for stop in StopReason},
+        }
+
+    @staticmethod
+    def aggregate_metrics(metrics: list[dict[str, Any]]) -> dict[str, float]:
+        """Means over the episodes that were played. Those lost are counted, by what befell them, never averaged."""
+        played = [of_episode for of_episode in metrics if not of_episode.get(_FAULT)]
+        names = dict.fromkeys(name for of_episode in played for name in of_episode)
+        means = {name: fmean(float(one[name]) for one in played if name in one) for name in names if name != _FAULT}
+        codes = [str(one[_FAULT_CODE]) for one in metrics if one.get(_FAULT)]
+        lost = {f"{_FAULT}_{code}": codes.count(code) / len(metrics) for code in sorted(set(codes))}
+        return {**means, _FAULT: len(codes) / max(len(metrics), 1), **lost}
+
+    def _require_turns(self, given: object) -> None:
+        """SkyRL's limit is only told to environments. A lower one than the recipe's would be one that nobody keeps."""
+        if isinstance(given, int) and given < self.max_turns:
+            raise BadValueError(
+                f"generator.max_turns is {given}, but the recipe gives task {self._task.id} {self.max_turns} turns",
+                fix=f"set generator.max_turns to {self.max_turns} or more, or lower episodes.max_turns in the recipe",
+            )
+
+    def _bear(self, error: InfrastructureError) -> None:
+        if self._strict:
+            raise error
+        _logger.warning("an episode of task %s is lost: %s", self._task.id, error)
+        self._fault = error
+
+    def _lost(self, error: InfrastructureError) -> BaseTextEnvStepOutput:
+        """The end of a lost episode: what its turns were rewarded with is taken back, so that all of it is worth 0."""
+        taken_back, self._given = -self._given, 0.0
+        metadata = {"task_id": self._task.id, _FAULT: error.code, "reason": error.what}
+        return _step_output(reward=taken_back, done=True, metadata=metadata)
+
+    def _output(self, result: StepResult) -> BaseTextEnvStepOutput:
+        return _step_output(
+            observations=self._stage.wording.results(result.observations),
+            reward=result.reward,
+            done=result.stop is not None,
+            metadata={
+                "task_id": self._task.id,
+                "stop": None if result.stop is None else result.stop.value,
+                "reward_parts": dict(result.parts),
+            },
+        )
+
+
+def _step_output(
+    *, reward: float, done: bool, metadata: dict[str, Any], observations: Sequence[Any] = ()
+) -> BaseTextEnvStepOutput:
+    # The text of the action stays as it is: SkyRL would tokenise a changed one anew.
+    return cast(
+        "BaseTextEnvStepOutput",
+        {
+            "observations": list(observations),
+            "reward": reward + 0.0,  # no -0.0
+            "done": done,
+            "metadata": metadata,
+            "postprocessed_action": None,
+        },
+    )

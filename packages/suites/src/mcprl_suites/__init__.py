@@ -1,0 +1,1 @@
+"""Public benchmarks as suites of `mcprl eval`."""

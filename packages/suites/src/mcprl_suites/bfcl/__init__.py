@@ -1,0 +1,7 @@
+"""BFCL v4 multi-turn as a suite: 800 conversations with simulators, judged as the benchmark's own checker judges."""
+
+from __future__ import annotations
+
+from mcprl_suites.bfcl.suite import BfclMultiTurn, make_suite
+
+__all__ = ["BfclMultiTurn", "make_suite"]

@@ -1,0 +1,222 @@
+"""The world of one task: its simulators, fresh, called by name with keyword arguments.
+
+The official executor builds a line of Python from what the model wrote and evaluates it. Here a call is looked up in a
+fixed table of documented methods, so nothing else can be reached. What a call gives back is worded as there, because
+the checker compares those texts.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, cast
+
+from mcprl.files import canonical_json
+from mcprl_suites.bfcl.wheel import SIMULATORS, Entry, function_documents, simulator_class
+
+__all__ = [
+    "DocumentedTool",
+    "Outcome",
+    "Simulators",
+    "all_tools",
+    "json_schema",
+    "parameter_names",
+    "public_state",
+    "state_digest",
+]
+
+
+# The documents name types as Python and BFCL do.
+_TYPES: Final = {"dict": "object", "float": "number", "tuple": "array"}
+# Where an official answer itself passes another type than the documents name, that type is taken too.
+_ALSO_TAKEN: Final = {("close_ticket", "ticket_id"): "string"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentedTool:
+    """One public method of a simulator.
+
+    DocumentedTool(name="cd", simulator="GorillaFileSystem", description="…", parameters={"type": "object", …})
+    """
+
+    name: str
+    simulator: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@cache
+def all_tools() -> Mapping[str, DocumentedTool]:
+    """The tools of all simulators by name, in the order of the documents. No two of them share a name."""
+    tools = [
+        DocumentedTool(
+            name=document["name"],
+            simulator=simulator,
+            description=document["description"],
+            parameters=_parameters(document),
+        )
+        for simulator in SIMULATORS
+        for document in function_documents(simulator)
+    ]
+    by_name = {tool.name: tool for tool in tools}
+    assert len(by_name) == len(tools)
+    return by_name
+
+
+def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
+    # Python refuses an argument that a method does not have.
+    schema: dict[str, Any] = {**json_schema(document["parameters"]), "additionalProperties": False}
+    for name, part in schema["properties"].items():
+        also = _ALSO_TAKEN.get((document["name"], name))
+        if also is not None:
+            part["type"] = [part["type"], also]
+    return schema
+
+
+def json_schema(described: Mapping[str, Any]) -> dict[str, Any]:
+    """A type of the documents as a JSON schema: json_schema({"type": "float"}) is {"type": "number"}."""
+    schema = dict(described)
+    kind = schema.get("type")
+    if kind == "any":
+        del schema["type"]
+    elif isinstance(kind, str):
+        schema["type"] = _TYPES.get(kind, kind)
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        named = cast("Mapping[str, Mapping[str, Any]]", properties)
+        schema["properties"] = {name: json_schema(part) for name, part in named.items()}
+    items = schema.get("items")
+    if isinstance(items, Mapping):
+        schema["items"] = json_schema(cast("Mapping[str, Any]", items))
+    return schema
+
+
+_STATELESS: Final = frozenset({"MathAPI"})
+# Numbers beyond these keep a processor busy for hours: 10 ** 1e9 is a number of a thousand million digits.
+_MOST: Final[Mapping[tuple[str, str], float]] = {
+    ("power", "base"): 1e15,
+    ("power", "exponent"): 1e4,
+    ("logarithm", "precision"): 1e3,
+    ("square_root", "precision"): 1e3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call gave back: Outcome('{"current_working_directory": "temp"}'), or a text that says why it failed."""
+
+    text: str
+    is_error: bool = False
+
+
+class Simulators:
+    """The simulators that a task involves, as they are before its first call. Made for one episode, used once."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.instances: dict[str, Any] = {name: _fresh(name, entry) for name in entry.simulators}
+        self._methods = {
+            name: getattr(self.instances[tool.simulator], name)
+            for name, tool in all_tools().items()
+            if tool.simulator in self.instances
+        }
+
+    def knows(self, tool: str) -> bool:
+        """Whether one of the simulators has that tool."""
+        return tool in self._methods
+
+    def call(self, tool: str, arguments: Mapping[str, Any]) -> Outcome:
+        """Call a documented method. Never raises for what the policy wrote."""
+        method = self._methods.get(tool)
+        if method is None:
+            return Outcome(f"Error during execution: name '{tool}' is not defined", is_error=True)
+        too_large = _too_large(tool, arguments)
+        if too_large is not None:
+            return Outcome(json.dumps({"error": too_large}), is_error=True)
+        try:
+            # Copied: a simulator may keep an argument and change it later, and the caller's record must not change.
+            result = method(**copy.deepcopy(dict(arguments)))
+        except _FAILURES as error:
+            return Outcome(f"Error during execution: {error}", is_error=True)
+        return Outcome(_worded(result), is_error=_is_refusal(result))
+
+    def state(self) -> dict[str, Any]:
+        """What the checker compares, as JSON: the public attributes of each simulator."""
+        return {name: public_state(instance) for name, instance in self.instances.items()}
+
+
+# What simulators raise on arguments that they did not expect. Anything else is a fault of ours.
+_FAILURES: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+@cache
+def parameter_names(tool: str) -> tuple[str, ...]:
+    """The parameters of a tool in their order, by which answers that name none are read."""
+    method = getattr(simulator_class(all_tools()[tool].simulator), tool)
+    return tuple(name for name in inspect.signature(method).parameters if name != "self")
+
+
+def public_state(value: Any) -> Any:
+    """Anything that a simulator holds as JSON: objects by their public attributes."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case datetime.datetime() | datetime.date() | datetime.time():
+            return value.isoformat()
+        case Mapping():
+            items = cast("Mapping[Any, Any]", value).items()
+            return {str(key): public_state(entry) for key, entry in items}
+        case list() | tuple():
+            return [public_state(entry) for entry in cast("list[Any]", value)]
+        case Set():
+            return sorted((public_state(entry) for entry in cast("Set[Any]", value)), key=canonical_json)
+        case _ if hasattr(value, "__dict__"):
+            # A folder knows the folder that it is in, and that one knows it.
+            held = cast("dict[str, Any]", vars(value))
+            return {
+                name: public_state(part) for name, part in held.items() if not name.startswith("_") and name != "parent"
+            }
+        case _:
+            return str(value)
+
+
+def state_digest(state: Mapping[str, Any]) -> str:
+    """A short name of a state: the same for the same state only."""
+    return hashlib.sha256(canonical_json(state).encode()).hexdigest()
+
+
+def _fresh(name: str, entry: Entry) -> Any:
+    simulator = simulator_class(name)()
+    if name not in _STATELESS:
+        config = copy.deepcopy(entry.config.get(name, {}))
+        simulator._load_scenario(config, long_context=entry.is_long)
+    return simulator
+
+
+def _too_large(tool: str, arguments: Mapping[str, Any]) -> str | None:
+    for name, value in arguments.items():
+        most = _MOST.get((tool, name))
+        if most is not None and isinstance(value, int | float) and abs(value) > most:
+            return f"{name} is too large: at most {most:g}"
+    return None
+
+
+def _worded(result: Any) -> str:
+    if isinstance(result, str):
+        return result
+    if isinstance(result, dict):
+        try:
+            return json.dumps(result)
+        except TypeError:  # a decimal number, or an object of the simulator
+            return str(cast("object", result))
+    return str(result)
+
+
+def _is_refusal(result: Any) -> bool:
+    return isinstance(result, dict) and "error" in result

@@ -1,0 +1,276 @@
+"""The suite `bfcl-multi-turn`: its tasks, what they need of a configuration, and its judge.
+
+Functions are listed in the prompt as any tools are. Those that a task holds back are refused until the user announces
+them, in a message that carries their documents, because what was shown is never shown again another way.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+from mcprl.config import RunConfig, ServersConfig, ServerSettings
+from mcprl.episodes.environment import tool_specs
+from mcprl.errors import BadValueError
+from mcprl.evaluation.outcomes import Judged
+from mcprl.goals import Contains, ExpectedState, Goal
+from mcprl.records import FollowUp, Message, Observation, StopReason, Task, ToolCall, Trajectory, Turn, turns_by_message
+from mcprl.tools.arguments import ArgumentCheck
+from mcprl_suites.bfcl.server import BEGIN, STATE
+from mcprl_suites.bfcl.simulators import Simulators, all_tools, parameter_names, state_digest
+from mcprl_suites.bfcl.wheel import CATEGORIES, Entry, entries, entry_of, gold_answers, wheel_module
+
+__all__ = [
+    "MAX_TURNS",
+    "BfclMultiTurn",
+    "Failure",
+    "MadeCall",
+    "calls_before_offer",
+    "check",
+    "gold_calls",
+    "made_calls",
+    "make_suite",
+    "read_call",
+    "server_settings",
+    "task_of_entry",
+]
+
+
+# Tasks are judged in threads, and Python 3.11 counts the depth of a syntax tree once for all of them: where two threads
+# parse at the same time, one may be told "AST constructor recursion depth mismatch".
+_parsing = threading.Lock()
+
+
+def gold_calls(entry: Entry) -> tuple[tuple[ToolCall, ...], ...]:
+    """The calls that solve a task, a tuple for each time that the user speaks."""
+    return tuple(tuple(map(read_call, calls)) for calls in gold_answers(entry.category)[entry.id])
+
+
+def read_call(text: str) -> ToolCall:
+    """One call of an answer: read_call("sort('a.txt')") is the call of `sort` with file_name a.txt.
+
+    Raises ValueError for a text that is anything but one call with literal arguments.
+    """
+    try:
+        with _parsing:
+            call = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} is no Python") from error
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+        raise ValueError(f"{text!r} is no call of a function")
+    names = parameter_names(call.func.id) if call.args else ()
+    arguments: dict[str, Any] = dict(zip(names, map(ast.literal_eval, call.args), strict=False))
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise ValueError(f"{text!r} hides its arguments")
+        arguments[keyword.arg] = ast.literal_eval(keyword.value)
+    return ToolCall(name=call.func.id, arguments=arguments)
+
+
+def calls_before_offer(entry: Entry, gold: Sequence[Sequence[ToolCall]]) -> frozenset[str]:
+    """Functions that the answer itself calls before they are announced: one, in multi_turn_miss_func_49."""
+    return frozenset(
+        call.name
+        for announced, names in entry.held_back.items()
+        for calls in gold[:announced]
+        for call in calls
+        if call.name in names
+    )
+
+
+_CHECKER = "eval_checker.multi_turn_eval.multi_turn_checker"
+
+
+class Failure(StrEnum):
+    """Why the checker finds a conversation wrong."""
+
+    UNFINISHED = "conversation not finished"
+    NO_CALL = "no call where one is needed"
+    WRONG_STATE = "wrong state"
+    MISSING_RESULT = "needed result never obtained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeCall:
+    """A call of the policy. `refusal` is what it was told where the call never reached a simulator.
+
+    MadeCall(call=ToolCall(name="cd", arguments={"folder": "document"}))
+    """
+
+    call: ToolCall
+    refusal: str | None = None
+
+
+Steps = Sequence[Sequence[MadeCall]]
+"""The calls that followed one message of the user: a sequence for each turn of the policy that made any."""
+
+
+def check(entry: Entry, made: Sequence[Steps]) -> Failure | None:
+    """What is wrong with the calls that were made, those after each message of the user; None where nothing is."""
+    gold = gold_calls(entry)
+    if len(made) != len(gold):
+        return Failure.UNFINISHED
+    checker = wheel_module(_CHECKER)
+    ours, official = Simulators(entry), Simulators(entry)
+    results: list[str] = []
+    for number, (steps, wanted) in enumerate(zip(made, gold, strict=True)):
+        results += [_result(ours, call) for step in steps for call in step]
+        wanted_results = [official.call(call.name, call.arguments).text for call in wanted]
+        if not wanted:
+            continue  # here the policy should have asked; calls that it made all the same show in the next state
+        if not any(steps):
+            return Failure.NO_CALL
+        if not checker.state_checker(ours.instances, official.instances)["valid"]:
+            return Failure.WRONG_STATE
+        if not checker.response_checker(results, wanted_results, number)["valid"]:
+            return Failure.MISSING_RESULT
+    return None
+
+
+def made_calls(turns: Sequence[Turn]) -> list[Steps]:
+    """The calls of a record, after each message of the user. A text that was no call counts as none, as there."""
+    return [
+        [
+            [_made(call, seen) for call, seen in zip(turn.calls, turn.observations, strict=True) if not call.problem]
+            for turn in group
+        ]
+        for group in turns_by_message(turns)
+    ]
+
+
+def _made(call: ToolCall, seen: Observation) -> MadeCall:
+    meant = ToolCall(name=seen.tool, arguments=call.arguments if seen.arguments is None else seen.arguments)
+    if seen.server is None or _argument_check(seen.tool).problem(meant.arguments) is not None:
+        return MadeCall(call=meant, refusal=seen.text)
+    return MadeCall(call=meant)
+
+
+def _result(simulators: Simulators, made: MadeCall) -> str:
+    return simulators.call(made.call.name, made.call.arguments).text if made.refusal is None else made.refusal
+
+
+@cache
+def _argument_check(tool: str) -> ArgumentCheck:
+    """The check that a call passed before it was sent: what fails it never reached the server."""
+    return ArgumentCheck(tool, "bfcl", all_tools()[tool].parameters)
+
+
+MAX_TURNS: Final = 21
+"""For each message of the user: twenty turns with calls, and the one after them, whose call is one too many."""
+
+_SERVERS: Final = Path(__file__).with_name("servers.json")
+# A conversation has up to seven messages of twenty turns each.
+_DEADLINE_S: Final = 3600.0
+_LIMITS: Final = {
+    StopReason.CONTEXT_LIMIT: "context limit",
+    StopReason.DEADLINE: "deadline",
+    StopReason.CAUSED_FAULT: "made its tool server fail",
+}
+
+
+def server_settings() -> ServerSettings:
+    """A server of its own for each episode. Crowded worlds give long results, and all of a result is the task's."""
+    return ServerSettings(isolation="per_episode", spares=2, max_result_bytes=2**20)
+
+
+class BfclMultiTurn:
+    """BFCL v4 multi-turn, 800 tasks in four categories."""
+
+    name = "bfcl-multi-turn"
+
+    def adapt(self, config: RunConfig) -> RunConfig:
+        """The configuration with the suite's server. Failures on purpose would not be in the official checker's world.
+
+        Raises BadValueError where turns are held to a grammar, which could not change when functions are announced.
+        """
+        if config.sampling.constrain != "off":
+            raise BadValueError(
+                f"sampling.constrain is {config.sampling.constrain}, but {self.name} offers functions in the middle "
+                "of an episode",
+                fix="set sampling.constrain to off",
+            )
+        deadline_s = max(config.episodes.deadline_s, _DEADLINE_S)
+        episodes = config.episodes.model_copy(update={"injected_errors": 0.0, "deadline_s": deadline_s})
+        servers = ServersConfig(file=_SERVERS, settings={"bfcl": server_settings()})
+        return config.model_copy(update={"servers": servers, "episodes": episodes})
+
+    def tasks(self) -> Sequence[Task]:
+        return _tasks()
+
+    def category(self, task: Task) -> str:
+        return entry_of(task.id).category
+
+    async def judge(self, task: Task, trajectory: Trajectory) -> Judged:
+        return await asyncio.to_thread(_judge, entry_of(task.id), trajectory)
+
+
+def make_suite() -> BfclMultiTurn:
+    """The suite. Raises MissingExtraError where the wheel is not installed, before anything is started."""
+    entries(CATEGORIES[0])
+    return BfclMultiTurn()
+
+
+def task_of_entry(entry: Entry) -> Task:
+    """A task of the wheel as one of ours. Its goal is the world that the official answer leaves behind."""
+    gold = gold_calls(entry)
+    solved = Simulators(entry)
+    for call in (call for calls in gold for call in calls):
+        solved.call(call.name, call.arguments)
+    early = calls_before_offer(entry, gold)
+    announced = {place: tuple(n for n in names if n not in early) for place, names in entry.held_back.items()}
+    later = {name for names in announced.values() for name in names}
+    first, *others = entry.messages
+    return Task(
+        id=entry.id,
+        prompt=tuple(cast("Sequence[Message]", first)),
+        goal=Goal(state=(ExpectedState(tool=STATE, texts=(Contains(text=state_digest(solved.state())),)),)),
+        tools=tuple(
+            name
+            for simulator in entry.simulators
+            for name, tool in all_tools().items()
+            if tool.simulator == simulator and name not in later
+        ),
+        max_turns=MAX_TURNS,
+        follow_ups=tuple(
+            FollowUp(
+                messages=(_announcement(announced[place]),)
+                if place in announced
+                else tuple(cast("Sequence[Message]", messages)),
+                tools=announced.get(place, ()),
+            )
+            for place, messages in enumerate(others, start=1)
+        ),
+        setup=(ToolCall(name=BEGIN, arguments={"task_id": entry.id}),),
+        calls_in_order=True,
+        must_fit=False,
+    )
+
+
+@cache
+def _tasks() -> tuple[Task, ...]:
+    return tuple(task_of_entry(entry) for category in CATEGORIES for entry in entries(category).values())
+
+
+def _announcement(names: Sequence[str]) -> Message:
+    """The user's message with the documents of new functions, worded as the official prompt words it."""
+    wording = str(wheel_module("constants.default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING)
+    documents = json.dumps(tool_specs(all_tools()[name] for name in names), ensure_ascii=False)
+    return {"role": "user", "content": wording.replace("{functions}", documents)}
+
+
+def _judge(entry: Entry, trajectory: Trajectory) -> Judged:
+    limit = _LIMITS.get(trajectory.stop)
+    if limit is not None:
+        return Judged(success=False, failure=limit)
+    failure = check(entry, made_calls(trajectory.turns))
+    if failure is Failure.UNFINISHED and trajectory.stop is StopReason.TURN_LIMIT:
+        return Judged(success=False, failure="turn limit")
+    return Judged(success=failure is None, failure=None if failure is None else failure.value)

@@ -1,0 +1,12 @@
+"""`mcprl serve bfcl`."""
+
+from __future__ import annotations
+
+from mcprl.cli.serve import Http, Port, serve_by_name
+
+__all__ = ["bfcl"]
+
+
+def bfcl(http: Http = False, port: Port = 8000) -> None:
+    """The simulators of one task of BFCL multi-turn, told which by its first call."""
+    serve_by_name("bfcl", http, port)

@@ -1,0 +1,251 @@
+"""The examination of a recipe: what is open of it, and the checks, run one after the other.
+
+A check is a small async function that looks at one thing and yields findings. What it opens on the way (the
+configuration, the tools, the chat, trajectories) it puts where later checks find it; a check whose needs are not there
+is shown as skipped, and all others run: one fault does not hide the next.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mcprl.config import RunConfig
+from mcprl.errors import McprlError
+from mcprl.progress import Watcher
+from mcprl.records import Message
+from mcprl.tasks import TaskFile
+from mcprl.tools import Catalog, ServerSpec, Toolbox
+from mcprl.verdicts import Severity
+
+if TYPE_CHECKING:
+    from mcprl.chat import Chat
+    from mcprl.checks.doctor.play_checks import PlayedSample
+
+__all__ = [
+    "Check",
+    "Examination",
+    "Finding",
+    "Opened",
+    "examine",
+    "fine",
+    "gpu_memories",
+    "hub_folder",
+    "in_words",
+    "needed_gpus",
+    "passed",
+    "skipped",
+    "warning",
+    "wrong",
+    "wrong_by",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check measured. `severity` is None where it could not be made; `fix` is empty where all is well.
+
+    Finding(check="server directory", severity=Severity.OK, measured="2 tools; find_person answered in 4 ms")
+    Finding(check="tasks and tools", severity=Severity.BAD, code="E-TOOL-003",
+            measured="d03 offers 'tavily_filter', which no server lists (did you mean 'tavily_search'?)",
+            fix="correct the task, or add a server that offers it")
+    """
+
+    check: str
+    severity: Severity | None
+    measured: str
+    fix: str = ""
+    code: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding for another program; severity is ok, warn, bad or skipped."""
+        return {**asdict(self), "severity": "skipped" if self.severity is None else self.severity.value}
+
+
+def fine(check: str, measured: str) -> Finding:
+    return Finding(check=check, severity=Severity.OK, measured=measured)
+
+
+def warning(check: str, measured: str, fix: str) -> Finding:
+    return Finding(check=check, severity=Severity.WARN, measured=measured, fix=fix)
+
+
+def wrong(check: str, measured: str, fix: str, code: str = "") -> Finding:
+    return Finding(check=check, severity=Severity.BAD, measured=measured, fix=fix, code=code)
+
+
+def wrong_by(check: str, error: McprlError) -> Finding:
+    """What an error says of itself, in the place of what it would have stopped."""
+    return Finding(check=check, severity=Severity.BAD, measured=error.what, fix=error.fix, code=error.code)
+
+
+def skipped(check: str, why: str) -> Finding:
+    return Finding(check=check, severity=None, measured=f"skipped: {why}")
+
+
+_MIB = 1024**2
+_NVIDIA_SMI_S = 10.0
+
+
+@lru_cache(maxsize=1)
+def gpu_memories() -> tuple[int, ...]:
+    """The bytes of each NVIDIA GPU, by the driver's own tool; none where there is no driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    asked = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()  # a driver that does not answer has no GPU to offer
+    return tuple(int(line) * _MIB for line in answer.stdout.split() if line.isdigit())
+
+
+def needed_gpus(config: RunConfig) -> int:
+    """The GPUs that a recipe counts on in this machine; a server of the Tinker API has its own."""
+    if config.engine == "skyrl":
+        return 0
+    return config.learner.processes if config.learner.processes > 1 else int(config.learner.tuning == "lora_4bit")
+
+
+def hub_folder(name: str) -> Path | None:
+    """The newest snapshot of a hub's model in the local cache; None where there is none."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    found = [path for path in snapshots.glob("*") if (path / "config.json").exists()]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def in_words(size: float) -> str:
+    """Bytes for a person.
+
+    >>> in_words(1_612_000_000)
+    '1.6 GB'
+    """
+    for unit in ("bytes", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+T = TypeVar("T")
+
+
+class Opened(Generic[T]):
+    """Something that later checks need, there once an earlier one has put it there.
+
+    config = Opened[RunConfig]("a recipe that loads")
+    config.there    # False
+    config.put(load_recipe(path))
+    config.value.name
+    """
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        self._value: T | None = None
+
+    @property
+    def there(self) -> bool:
+        return self._value is not None
+
+    @property
+    def value(self) -> T:
+        if self._value is None:
+            raise RuntimeError(f"the examination has not come to {self.words} yet")
+        return self._value
+
+    def put(self, value: T) -> None:
+        self._value = value
+
+
+@dataclass(slots=True, kw_only=True)
+class Examination:
+    """A recipe under examination. `folder` takes logs and weights, and is thrown away by whoever made it.
+
+    What is opened is ended with `stack`, at the end; the servers that were opened one by one with `servers_stack`,
+    before a stage starts them together: two of one server may want the same port. `memory_bytes` is what parts of a run
+    were seen to hold, `state_bytes` what a checkpoint will take: both are known only after a model was loaded.
+    """
+
+    recipe: Path
+    folder: Path
+    teller: Watcher
+    overrides: Sequence[str] = ()
+    fast: bool = False
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    servers_stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    config: Opened[RunConfig] = field(default_factory=lambda: Opened("a recipe that loads"))
+    tasks: Opened[TaskFile] = field(default_factory=lambda: Opened("tasks that can be read"))
+    preamble: Opened[tuple[Message, ...]] = field(default_factory=lambda: Opened("a preamble that can be read"))
+    specs: Opened[tuple[ServerSpec, ...]] = field(
+        default_factory=lambda: Opened("an mcpServers file that can be read, and its keys")
+    )
+    toolboxes: Opened[dict[str, Toolbox]] = field(default_factory=lambda: Opened("servers that start"))
+    catalog: Opened[Catalog] = field(default_factory=lambda: Opened("servers that all start and list their tools"))
+    model: Opened[str] = field(default_factory=lambda: Opened("a whole model on this machine"))
+    chat: Opened[Chat] = field(default_factory=lambda: Opened("a chat template that can be used"))
+    sample: Opened[PlayedSample] = field(default_factory=lambda: Opened("episodes that were played"))
+    memory_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    state_bytes: int | None = None
+    learner_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing to look at: Check(name="keys", run=check_keys, needs=lambda e: (e.config,))
+
+    `after` names findings that must not be bad: it would only meet the same fault again. `dear`: it loads a model or
+    its libraries, so --fast leaves it out.
+    """
+
+    name: str
+    run: Callable[[Examination], AsyncIterator[Finding]]
+    needs: Callable[[Examination], tuple[Opened[Any], ...]] = lambda _: ()
+    after: tuple[str, ...] = ()
+    dear: bool = False
+
+
+async def examine(
+    examination: Examination, checks: Iterable[Check], tell: Callable[[Finding], None] = lambda _: None
+) -> tuple[Finding, ...]:
+    """Run the checks in their order; `tell` hears of each finding as it is made. Nothing is left open afterwards."""
+    found: list[Finding] = []
+
+    def add(finding: Finding) -> None:
+        found.append(finding)
+        tell(finding)
+
+    async with examination.stack, examination.servers_stack:
+        for check in checks:
+            missing = [need.words for need in check.needs(examination) if not need.there]
+            missing += [
+                f"{other.check!r} mended first"
+                for other in found
+                if other.severity is Severity.BAD and other.check in check.after
+            ]
+            if check.dear and examination.fast:
+                add(skipped(check.name, "--fast loads no model"))
+            elif missing:
+                add(skipped(check.name, f"needs {missing[0]}"))
+            else:
+                examination.teller.stage(f"checking: {check.name}")
+                try:
+                    async for finding in check.run(examination):
+                        add(finding)
+                except McprlError as error:
+                    add(wrong_by(check.name, error))
+    return tuple(found)
+
+
+def passed(findings: Iterable[Finding]) -> bool:
+    """Whether a run could be started: nothing was found wrong."""
+    return all(finding.severity is not Severity.BAD for finding in findings)

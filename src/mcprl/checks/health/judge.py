@@ -1,0 +1,161 @@
+"""The judge: remembers what rules need of earlier steps, asks every rule, and puts the most severe verdict first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from mcprl.checks.health.rules import EPISODE_RULES, STEP_RULES, count_dead_groups
+from mcprl.checks.health.trends import (
+    COLLAPSE_RULES,
+    COURSE_RULES,
+    FIRST_ENTROPIES,
+    TRUST_RULES,
+    note_levels,
+    reward_window,
+)
+from mcprl.checks.health.view import Past, Rules, Sight
+from mcprl.config import RunConfig
+from mcprl.episodes.losses import LossLedger
+from mcprl.records import Group
+from mcprl.verdicts import GRAVEST_FIRST, KL_WARN, Severity, Verdict, mean
+
+__all__ = ["RULES", "Health"]
+
+
+# Causes stand before what follows from them: of equally severe verdicts the first is shown first.
+RULES: Rules = {**TRUST_RULES, **EPISODE_RULES, **COURSE_RULES, **STEP_RULES}
+
+# More steps than any sensible max_staleness. None is dropped before it is judged.
+_MOST_CANDIDATES = 64
+_REMEMBERED = ("reward", "valid_call_rate", "explained_variance", "value_loss")
+
+
+class Health:
+    """Judges the steps of a run, one after the other."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._past = Past()
+        self._losses = LossLedger()
+
+    @staticmethod
+    def most_kept(config: RunConfig) -> int:
+        """How many checkpoints advice may need besides the newest: two to return to, and those not yet judged."""
+        return 2 + (config.training.max_staleness if config.training.pipeline == "async" else 0)
+
+    @property
+    def steps_to_return_to(self) -> set[int]:
+        """The steps that advice may name: that of the best reward, the last sound one, and those that may become it."""
+        past = self._past
+        known = {step for step in (past.best_reward_step, past.healthy_step) if step is not None}
+        return known | {int(candidate[0]) for candidate in past.candidates}
+
+    def note_losses(self, groups: Sequence[Group]) -> None:
+        """What was played in the step that is judged next, and what was lost."""
+        self._losses.add(groups)
+
+    def judge(self, metrics: Mapping[str, float], skipped: str | None = None) -> tuple[Verdict, ...]:
+        """The verdicts on the next step, the most severe first; a single one, OK, where nothing is wrong.
+
+        A metric that is missing is not known, and rules about it are silent. `skipped` says why no update was made.
+        """
+        past = self._past
+        past.steps += 1
+        correlations = self._losses.correlations()
+        sight = Sight(config=self._config, metrics=metrics, past=past, skipped=skipped, lost_with=correlations)
+        judged = _judged_candidates(sight)
+        _remember(sight)
+        of_weights = _verdicts(sight, {**EPISODE_RULES, **COURSE_RULES})
+        _note_soundness(sight, judged, of_weights)
+        of_update = _verdicts(sight, {**TRUST_RULES, **STEP_RULES})
+        _note_candidate(sight, of_update)
+        found = [verdict for name in RULES if (verdict := of_weights.get(name) or of_update.get(name)) is not None]
+        if not found:
+            return (Verdict(severity=Severity.OK, name="healthy", what="healthy: no rule found anything", fix=""),)
+        return tuple(sorted(found, key=lambda verdict: GRAVEST_FIRST.index(verdict.severity)))
+
+    def state(self) -> dict[str, Any]:
+        """All that is remembered, as numbers, lists and dictionaries that JSON can hold."""
+        return asdict(self._past)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, as if its steps had been judged here."""
+        restored = Past(**state)
+        restored.first_entropies = list(restored.first_entropies)
+        restored.windows = {name: list(values) for name, values in restored.windows.items()}
+        restored.levels = {name: list(values) for name, values in restored.levels.items()}
+        restored.candidates = [list(candidate) for candidate in restored.candidates]
+        self._past = restored
+
+
+def _verdicts(sight: Sight, rules: Rules) -> dict[str, Verdict]:
+    found = {name: rule(sight) for name, rule in rules.items()}
+    return {name: replace(verdict, name=name) for name, verdict in found.items() if verdict is not None}
+
+
+def _judged_candidates(sight: Sight) -> list[list[float]]:
+    """The candidates whose weights, or newer ones, sampled all episodes of this step."""
+    past = sight.past
+    sampled_by = past.updates - (sight.now("staleness_max") or 0.0)
+    judged = [candidate for candidate in past.candidates if candidate[1] <= sampled_by]
+    if judged:
+        past.judged_step = int(judged[-1][0])
+    return judged
+
+
+def _note_soundness(sight: Sight, judged: Sequence[list[float]], of_weights: Mapping[str, Verdict]) -> None:
+    """What this step's episodes say of the weights that sampled them. None that led to broken ones is a candidate."""
+    past = sight.past
+    broken = any(verdict.severity is Severity.BAD for verdict in of_weights.values())
+    if broken or COLLAPSE_RULES & of_weights.keys():
+        past.candidates.clear()
+        return
+    past.candidates = [candidate for candidate in past.candidates if candidate not in judged]
+    if judged and sight.now("reward") is not None:
+        past.healthy_step = int(judged[-1][0])
+        past.sound_rate = max(past.sound_rate or 0.0, *(candidate[2] for candidate in judged))
+
+
+def _note_candidate(sight: Sight, of_update: Mapping[str, Verdict]) -> None:
+    """The step is one to return to if a checkpoint has it, its update was sound, and later its episodes are."""
+    past, training = sight.past, sight.config.training
+    past.updates += not sight.was_skipped
+    saved = past.steps % training.checkpoint_every == 0 or past.steps == training.steps
+    distances = [sight.now("kl"), sight.now("kl_update") or 0.0]
+    moved_little = all(distance is not None and distance < KL_WARN for distance in distances)
+    broken = any(verdict.severity is Severity.BAD for verdict in of_update.values())
+    if saved and (sight.was_skipped or (moved_little and not broken)):
+        past.candidates.append([past.steps, past.updates, sight.now("learning_rate") or 0.0])
+        del past.candidates[:-_MOST_CANDIDATES]
+
+
+def _remember(sight: Sight) -> None:
+    past = sight.past
+    for name in _REMEMBERED:
+        if (value := sight.now(name)) is not None:
+            past.push(name, value)
+    past.push("skipped", float(sight.was_skipped))
+    # A gradient of 0 is a step without signal; it would pull down the usual size of the others.
+    if (norm := sight.now("grad_norm")) is not None and norm > 0:
+        past.push("grad_norm", norm)
+    positive, negative = sight.now("ratio_mean_positive"), sight.now("ratio_mean_negative")
+    if positive is not None and negative is not None:
+        past.push("ratio_gap", positive - negative)
+    if (counted := count_dead_groups(sight)) is not None:
+        past.push("groups_dead", counted[0])
+        past.push("groups_played", counted[1])
+    # Imitation makes a policy surer of itself, as it should: what counts is the entropy that reinforcement starts from.
+    imitates = (sight.now("demonstration_weight") or 0.0) > 0
+    entropy = sight.now("entropy")
+    if entropy is not None and not imitates and len(past.first_entropies) < FIRST_ENTROPIES:
+        past.first_entropies.append(entropy)
+    note_levels(sight)
+    length = reward_window(sight.config)
+    rewards = past.last("reward", length)
+    if len(rewards) < length or not math.isfinite(average := mean(rewards)):
+        return
+    if past.best_reward is None or average >= past.best_reward:
+        past.best_reward, past.best_reward_step = average, past.judged_step

@@ -1,0 +1,450 @@
+"""Rules about one step: what its episodes showed, and how far its update moved the policy."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from mcprl.checks.health.view import WINDOW, Rules, Sight, at_cap, by_size, gentler, refill, roll_back
+from mcprl.config import RunConfig
+from mcprl.verdicts import (
+    ACTIVE_FRACTION,
+    KL_BAD,
+    KL_WARN,
+    RATIO_BAND,
+    RATIO_STD,
+    VALID_CALLS,
+    VALID_CALLS_BY_STEP,
+    Severity,
+    Verdict,
+    mean,
+)
+
+__all__ = ["EPISODE_RULES", "STEP_RULES", "count_dead_groups"]
+
+
+# A group whose rewards are all the same teaches nothing: at half of them the batch costs twice what it teaches, at four
+# fifths what is left is too few groups for a direction.
+_DEAD_WARN, _DEAD_BAD = 0.5, 0.8
+# Fewer groups than these are chance: steps are counted together until there are so many.
+_ENOUGH_GROUPS = 8
+# Where this share of episodes succeeds, groups without variance are mostly solved ones; below the other, failed ones.
+_MOSTLY_SOLVED, _MOSTLY_FAILED = 0.6, 0.3
+# Calls are often wrong in the first steps; half of them wrong after ten is a policy that does not find the form.
+_EARLY_STEPS, _EARLY_VALID = 10, 0.5
+_VALID_WINDOW = 5
+# An episode that a limit ends has no answer: its reward tells how long it was, not how good.
+_CUT_WARN, _CUT_BAD = 0.5, 0.9
+# Lost episodes are run again and cost time only, but those lost are not a random draw: long ones are lost more often.
+_LOST_WARN, _LOST_BAD = 0.1, 0.3
+# A tool that a tenth of all episodes can make fail is what the policy is learning about.
+_CAUSED_BAD = 0.1
+
+_CUTS = {
+    "stop_cut_by_length": "turns are cut by their limit of tokens",
+    "stop_turn_limit": "episodes run out of turns",
+    "stop_context_limit": "conversations outgrow the context",
+}
+
+
+def count_dead_groups(sight: Sight) -> tuple[float, float] | None:
+    """Groups without variance and all groups that were played, those left out of the batch among both."""
+    dead, groups = sight.now("groups_without_variance"), sight.now("groups")
+    return (dead, groups) if dead is not None and groups is not None else None
+
+
+def dead_groups(sight: Sight) -> Verdict | None:
+    if sight.config.algorithm.has_critic or count_dead_groups(sight) is None:
+        return None
+    dead = played = 0.0
+    for more_dead, more in zip(
+        reversed(sight.past.last("groups_dead", WINDOW)),
+        reversed(sight.past.last("groups_played", WINDOW)),
+        strict=True,
+    ):
+        dead, played = dead + more_dead, played + more
+        if played >= _ENOUGH_GROUPS:
+            break
+    severity = by_size(dead / played, warn=_DEAD_WARN, bad=_DEAD_BAD) if played > 0 else None
+    if severity is None:
+        return None
+    if played < _ENOUGH_GROUPS:
+        severity = Severity.WARN
+    success = sight.now("success_rate")
+    if success is None:
+        success = sight.now("reward")
+    what = f"{dead / played:.0%} of groups have zero variance and teach nothing"
+    picks = sight.config.tasks.order == "curriculum"
+    if success is not None and success >= _MOSTLY_SOLVED:
+        return Verdict(
+            severity=severity,
+            what=f"{what}: most are solved by every member",
+            fix=f"train on harder tasks{'' if picks else ' (tasks.order curriculum picks them)'}, or "
+            f"{refill(sight.config)}",
+        )
+    if success is None or success < _MOSTLY_FAILED:
+        return Verdict(
+            severity=severity,
+            what=f"{what}: most fail in the same way in every member",
+            fix="raise sampling.temperature or episodes.group_size, lower the difficulty"
+            f"{'' if picks else ' (tasks.order curriculum)'}, or {refill(sight.config)}",
+        )
+    return Verdict(
+        severity=severity,
+        what=f"{what}: some tasks are always solved, others never",
+        fix=("" if picks else "set tasks.order to curriculum, which picks those between, or ") + refill(sight.config),
+    )
+
+
+def no_calls(sight: Sight) -> Verdict | None:
+    if sight.now("calls") != 0.0:
+        return None
+    grammar = "set sampling.constrain to act" if sight.config.sampling.constrain != "act" else "offer fewer tools"
+    return Verdict(
+        severity=Severity.BAD,
+        what="no episode called a tool: the policy does not find the form of a call, or answers without one",
+        fix=f"{grammar}, imitate solutions first (algorithm.warm_start.weight), or show a call in tasks.preamble",
+    )
+
+
+def invalid_calls(sight: Sight) -> Verdict | None:
+    step, rates = sight.past.steps, sight.past.last("valid_call_rate", _VALID_WINDOW)
+    if sight.now("valid_call_rate") is None or not sight.now("calls"):
+        return None
+    rate = mean(rates)
+    if step >= VALID_CALLS_BY_STEP and rate < VALID_CALLS:
+        severity = Severity.BAD
+    elif step >= _EARLY_STEPS and rate < _EARLY_VALID:
+        severity = Severity.WARN
+    else:
+        return None
+    what = f"after {step} steps {rate:.0%} of calls are valid"
+    if sight.config.sampling.constrain == "off":
+        return Verdict(
+            severity=severity,
+            what=f"{what}: the policy does not keep to the form or to the tools' schemas",
+            fix="set sampling.constrain to act, under which no call can be malformed, or raise rewards.invalid_call",
+        )
+    return Verdict(
+        severity=severity,
+        what=f"{what}, although a grammar holds their form: tools refuse the values",
+        fix="see which tools refuse and why (`mcprl tools stats RUN`), tell the values in their descriptions, or raise "
+        "rewards.invalid_call",
+    )
+
+
+def unanswered(sight: Sight) -> Verdict | None:
+    if not sight.config.rewards.unanswered:
+        return None  # where an episode without an answer costs nothing, none is wanted
+    shares = {name: share for name in _CUTS if (share := sight.now(name)) is not None}
+    severity = by_size(sum(shares.values()), warn=_CUT_WARN, bad=_CUT_BAD)
+    if severity is None:
+        return None
+    most = max(shares, key=lambda name: shares[name])
+    what = (
+        f"{sum(shares.values()):.0%} of episodes end at a limit without an answer: mostly ({shares[most]:.0%}) "
+        f"{_CUTS[most]}"
+    )
+    return Verdict(severity=severity, what=what, fix=_room(most, sight.config))
+
+
+def _room(cut: str, config: RunConfig) -> str:
+    """How episodes get to their answer before the limit that cuts them."""
+    if cut == "stop_context_limit":
+        return (
+            f"raise model.context_tokens (now {config.model.context_tokens}), or cut long results (max_result_bytes in "
+            "servers.settings)"
+        )
+    if cut == "stop_turn_limit":
+        easier = (
+            "" if config.tasks.order == "curriculum" else ", or train on easier tasks first (tasks.order curriculum)"
+        )
+        return f"raise episodes.max_turns{easier}"
+    act = ", or set sampling.constrain to act, which leaves no room to ramble"
+    tighter = "" if config.sampling.constrain == "act" else act
+    return f"raise sampling.max_tokens (now {config.sampling.max_tokens}){tighter}"
+
+
+def lost_episodes(sight: Sight) -> Verdict | None:
+    lost, kept = sight.now("episodes_lost_to_infrastructure"), sight.now("episodes")
+    if lost is None or kept is None or lost + kept <= 0:
+        return None
+    severity = by_size(lost / (lost + kept), warn=_LOST_WARN, bad=_LOST_BAD)
+    codes = {name.removeprefix("lost_"): count for name, count in sight.metrics.items() if name.startswith("lost_")}
+    if severity is None or not codes:
+        return None
+    most = max(codes, key=lambda code: codes[code])
+    return Verdict(
+        severity=severity,
+        what=f"{lost / (lost + kept):.0%} of episodes were lost to the infrastructure and run again: "
+        f"mostly ({codes[most] / lost:.0%}) to {most}",
+        fix=f"`mcprl explain {most}` says what that is and what mends it; the logs of the run say where",
+    )
+
+
+def caused_faults(sight: Sight) -> Verdict | None:
+    """Losses that are no accident: they go together with something that the policy does."""
+    share = sight.now("stop_caused_fault") or 0.0
+    found: list[str] = []
+    if share > 0:
+        found.append(
+            f"{share:.0%} of episodes made their tool server fail, and again when repeated: they count as failed"
+        )
+    if sight.lost_with:
+        found.append(f"lost turns go together with {', '.join(map(str, sight.lost_with))}")
+    if not found:
+        return None
+    return Verdict(
+        severity=Severity.BAD if share >= _CAUSED_BAD else Severity.WARN,
+        what="; ".join(found),
+        fix="let the tool refuse such a call instead of failing: an episode that is lost by chance is run again, and a "
+        "policy must not learn to lose the bad ones",
+    )
+
+
+EPISODE_RULES: Rules = {
+    "no calls": no_calls,
+    "caused faults": caused_faults,
+    "lost episodes": lost_episodes,
+    "dead groups": dead_groups,
+    "invalid calls": invalid_calls,
+    "unanswered": unanswered,
+}
+
+
+# A mean this far off says that most tokens became half or twice as likely in one update.
+_RATIO_BAD = (0.5, 2.0)
+# Better tokens should become likelier than worse ones. Noise of minibatches stays below this gap, and does not last.
+_WRONG_WAY, _WRONG_WAY_STEPS = -0.05, 3
+# PPO's clip usually holds 5% to 20% of tokens; when it holds a third, updates are too large for their data.
+_CLIPPED_WARN, _CLIPPED_BAD = 0.3, 0.6
+# The gate is for outliers; what leaves it in numbers is the policy itself.
+_GATED_WARN, _GATED_BAD = 0.1, 0.3
+# Norms vary two- or threefold between batches; a batch ten times the usual one holds something unusual.
+_SPIKE, _SPIKE_NEEDS = 10.0, 5
+_ALWAYS_CLIPPED_STEPS = 10
+# The steering moves the coefficient by tens of percent; ten times its start means that it cannot hold its target.
+_RUNAWAY_WARN, _RUNAWAY_BAD = 10.0, 100.0
+_IDLE_MINIBATCHES = 0.5
+
+
+def kl(sight: Sight) -> Verdict | None:
+    distance = max((x for x in (sight.now("kl"), sight.now("kl_update")) if x is not None), default=None)
+    severity = by_size(distance, warn=KL_WARN, bad=KL_BAD)
+    if severity is None or sight.now("update_undone") == 1.0:
+        return None
+    what = f"KL is {distance:.2g} nats a token: the update carries the policy away from the one that sampled its data"
+    if severity is Severity.BAD:
+        fix = roll_back(sight, sight.past.healthy_step, "the last sound one")
+    else:
+        fix = gentler(sight.config)
+        if sight.past.healthy_step is not None:
+            fix += f"; if it keeps growing, go back to step {sight.past.healthy_step}"
+    return Verdict(severity=severity, what=what, fix=fix)
+
+
+def masked_drift(sight: Sight) -> Verdict | None:
+    masked, unmasked = sight.now("kl"), sight.now("kl_unmasked")
+    if masked is None or unmasked is None or masked >= KL_WARN or unmasked < KL_WARN:
+        return None
+    return Verdict(
+        severity=Severity.WARN,
+        what=f"KL is {masked:.2g} nats a token where there is loss, but {unmasked:.2g} over all that was sampled: "
+        "tokens without loss drift with the others",
+        fix=(
+            ""
+            if (masks := sight.config.algorithm.masks) == "exact"
+            else f"set algorithm.masks to exact (now {masks}), or "
+        )
+        + gentler(sight.config),
+    )
+
+
+def reference_kl(sight: Sight) -> Verdict | None:
+    distance, settings = sight.now("kl_reference"), sight.config.algorithm.kl
+    # A recipe that steers to a target has said how far is right; at twice that, the steering does not hold it.
+    severity = by_size(distance, warn=2 * settings.target if settings.target else KL_WARN, bad=KL_BAD)
+    if severity is None:
+        return None
+    what = f"the policy is {distance:.2g} nats a token from its reference ({settings.reference})"
+    if severity is Severity.BAD:
+        fix = roll_back(sight, sight.past.healthy_step, "the last sound one")
+        fix += "" if settings.cap else "; algorithm.kl.cap 3.0 ends such updates by itself"
+    else:
+        fix = f"raise algorithm.kl.coefficient (now {settings.coefficient:g}), or {gentler(sight.config)}"
+    return Verdict(severity=severity, what=f"{what}: it forgets what the model could do before", fix=fix)
+
+
+def kl_cap(sight: Sight) -> Verdict | None:
+    stopped = sight.now("optimiser_steps_over_cap")
+    if not stopped or sight.was_skipped:
+        return None
+    return Verdict(
+        severity=Severity.WARN,
+        what=f"{stopped:.0f} optimiser steps were not made: the policy was beyond algorithm.kl.cap from its reference",
+        fix=at_cap(sight.config),
+    )
+
+
+def kl_coefficient(sight: Sight) -> Verdict | None:
+    now, start = sight.now("kl_coefficient"), sight.config.algorithm.kl.coefficient
+    if now is None or now <= 0 or start <= 0 or sight.config.algorithm.kl.target is None:
+        return None
+    severity = by_size(max(now / start, start / now), warn=_RUNAWAY_WARN, bad=_RUNAWAY_BAD)
+    if severity is None:
+        return None
+    settings = sight.config.algorithm.kl
+    if now > start:
+        cause, fix = "the policy keeps moving away", f"{gentler(sight.config)}, or raise algorithm.kl.target"
+    else:
+        cause, fix = "the policy never gets that far", "lower algorithm.kl.target, or leave it out"
+    return Verdict(
+        severity=severity,
+        what=f"the KL coefficient runs away: {now:.2g} after {start:.2g}, to hold {settings.target:g} nats a token; "
+        f"{cause}",
+        fix=fix,
+    )
+
+
+def ratio(sight: Sight) -> Verdict | None:
+    average = sight.now("ratio_mean")
+    if average is None or RATIO_BAND[0] <= average <= RATIO_BAND[1]:
+        return None
+    extreme = not _RATIO_BAD[0] <= average <= _RATIO_BAD[1]
+    return Verdict(
+        severity=Severity.BAD if extreme else Severity.WARN,
+        what=f"the mean ratio is {average:.3g}, outside {RATIO_BAND[0]:g} to {RATIO_BAND[1]:g}: one update makes too "
+        "large a step",
+        fix=f"{gentler(sight.config)}, or {_norm_setting(sight)}",
+    )
+
+
+def ratio_spread(sight: Sight) -> Verdict | None:
+    spread = sight.now("ratio_std")
+    if spread is None or spread <= RATIO_STD:
+        return None
+    gate = "" if sight.config.algorithm.ratio_gate else "set algorithm.ratio_gate to [0.25, 4.0], or "
+    return Verdict(
+        severity=Severity.WARN,
+        what=f"ratios have a standard deviation of {spread:.2g}: a few tokens weigh many times the others",
+        fix=f"{gate}{gentler(sight.config)}",
+    )
+
+
+def wrong_way(sight: Sight) -> Verdict | None:
+    if sight.now("ratio_mean_positive") is None or sight.now("ratio_mean_negative") is None:
+        return None
+    gaps = sight.past.last("ratio_gap", _WRONG_WAY_STEPS)
+    if len(gaps) < _WRONG_WAY_STEPS or max(gaps) > _WRONG_WAY:
+        return None
+    return Verdict(
+        severity=Severity.BAD,
+        what=f"better tokens become rarer than worse ones by {-gaps[-1]:.2g} in the ratio, for {_WRONG_WAY_STEPS} "
+        "updates: the policy moves against its rewards",
+        fix="lower algorithm.kl.coefficient, algorithm.entropy and algorithm.warm_start.weight, which pull beside the "
+        "rewards; where all are 0, report this with the recipe",
+    )
+
+
+def clipping(sight: Sight) -> Verdict | None:
+    clipped = sight.now("clipped_fraction")
+    severity = by_size(clipped, warn=_CLIPPED_WARN, bad=_CLIPPED_BAD)
+    if severity is None:
+        return None
+    return Verdict(
+        severity=severity,
+        what=f"the clip cuts off {clipped:.0%} of the tokens: the policy moves further in one update than its "
+        "data supports",
+        fix=f"{gentler(sight.config)}, or algorithm.minibatches (now {sight.config.algorithm.minibatches})",
+    )
+
+
+def gated(sight: Sight) -> Verdict | None:
+    outside = sight.now("gated_fraction")
+    severity = by_size(outside, warn=_GATED_WARN, bad=_GATED_BAD)
+    if severity is None:
+        return None
+    return Verdict(
+        severity=severity,
+        what=f"{outside:.0%} of the tokens have a ratio outside algorithm.ratio_gate and carry no loss: updates are "
+        "too large, or sampler and learner disagree",
+        fix=f"run `mcprl parity RECIPE`; where that is sound, {gentler(sight.config)}",
+    )
+
+
+def inactive(sight: Sight) -> Verdict | None:
+    """Few tokens that move the weights, where no other rule says why."""
+    active = sight.now("active_fraction")
+    if active is None or active >= ACTIVE_FRACTION:
+        return None
+    if any(rule(sight) is not None for rule in (dead_groups, clipping, gated)):
+        return None
+    dead, groups = count_dead_groups(sight) or (0.0, 0.0)
+    dropped = sight.now("groups_dropped") or 0.0
+    dead_share = (dead - dropped) / (groups - dropped) if groups > dropped else 0.0
+    clipped = sight.now("clipped_fraction") or 0.0
+    return Verdict(
+        severity=Severity.WARN,
+        what=f"only {active:.0%} of the learnable tokens move the weights: {dead_share:.0%} of groups have zero "
+        f"variance, {clipped:.0%} of tokens are clipped, others earned just their group's mean",
+        fix=f"raise episodes.group_size, give rewards more steps between 0 and 1 (rewards), or {refill(sight.config)}",
+    )
+
+
+def idle_minibatches(sight: Sight) -> Verdict | None:
+    idle, made = sight.now("minibatches_without_signal"), sight.now("optimiser_steps")
+    if idle is None or idle < 0 or made is None or made <= 0 or dead_groups(sight) is not None:
+        return None
+    if idle / (idle + made) < _IDLE_MINIBATCHES:
+        return None
+    return Verdict(
+        severity=Severity.WARN,
+        what=f"{idle:.0f} of {idle + made:.0f} minibatches held nothing to learn: too few episodes in each",
+        fix=f"lower algorithm.minibatches (now {sight.config.algorithm.minibatches}), or raise training.tasks_per_step",
+    )
+
+
+def gradient_spike(sight: Sight) -> Verdict | None:
+    norm, earlier = sight.now("grad_norm"), sight.past.last("grad_norm", WINDOW)[:-1]
+    if norm is None or len(earlier) < _SPIKE_NEEDS or norm <= _SPIKE * median(earlier):
+        return None
+    return Verdict(
+        severity=Severity.WARN,
+        what=f"the gradient norm is {norm:.2g}, {norm / median(earlier):.0f} times its median so far: an unusual "
+        "batch, or the beginning of an instability",
+        fix=f"look at this step's episodes; should it come again, {gentler(sight.config)}, or {_norm_setting(sight)}",
+    )
+
+
+def gradient_clipped(sight: Sight) -> Verdict | None:
+    norms, most = sight.past.last("grad_norm", _ALWAYS_CLIPPED_STEPS), sight.config.learner.max_grad_norm
+    if most is None or sight.now("grad_norm") is None or len(norms) < _ALWAYS_CLIPPED_STEPS or min(norms) <= most:
+        return None
+    return Verdict(
+        severity=Severity.WARN,
+        what=f"the gradient was scaled down in each of the last {_ALWAYS_CLIPPED_STEPS} updates, from about "
+        f"{median(norms):.2g} to {most:g}: the size of a step no longer follows its gradient",
+        fix=f"raise learner.max_grad_norm to {2 * median(norms):.1g} and watch KL, or {gentler(sight.config)}",
+    )
+
+
+def _norm_setting(sight: Sight) -> str:
+    most = sight.config.learner.max_grad_norm
+    return f"learner.max_grad_norm (now {'null' if most is None else f'{most:g}'})"
+
+
+STEP_RULES: Rules = {
+    "KL": kl,
+    "ratio": ratio,
+    "reference KL": reference_kl,
+    "wrong way": wrong_way,
+    "KL coefficient": kl_coefficient,
+    "clipping": clipping,
+    "gated": gated,
+    "ratio spread": ratio_spread,
+    "masked drift": masked_drift,
+    "KL cap": kl_cap,
+    "gradient spike": gradient_spike,
+    "gradient clipped": gradient_clipped,
+    "inactive": inactive,
+    "idle minibatches": idle_minibatches,
+}

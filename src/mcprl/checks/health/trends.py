@@ -1,0 +1,387 @@
+"""Rules about trust and trends: whether the numbers are sound, and how reward, entropy and critic change over a run."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from mcprl.checks.health.view import WINDOW, Rules, Sight, at_cap, by_size, gentler, refill, roll_back
+from mcprl.checks.parity_verdict import EXACT_MAX, EXACT_MEAN, OUTLIER, ROUNDING_MEAN, ROUNDING_OUTSIDE
+from mcprl.config import RunConfig
+from mcprl.verdicts import LEARNABLE_SHARE, Severity, Verdict, mean
+
+__all__ = ["COLLAPSE_RULES", "COURSE_RULES", "FIRST_ENTROPIES", "TRUST_RULES", "note_levels", "reward_window"]
+
+
+# Of these, none is ever infinite or undefined in a sound update.
+_ALWAYS_NUMBERS = (
+    "reward",
+    "loss",
+    "policy_loss",
+    "value_loss",
+    "imitation_loss",
+    "kl_loss",
+    "grad_norm",
+    "kl",
+    "kl_reference",
+    "ratio_mean",
+    "ratio_std",
+    "entropy",
+)
+# One skipped update is a bad batch; three of the last five are a setting that does not fit.
+_SKIPS_SEEN, _SKIPS_BAD = 5, 3
+# Weights are cut where sampler and learner differ twofold on a token; in bfloat16 alone that is one token in a hundred.
+_CUT_WARN, _CUT_BAD = 0.1, 0.3
+# Updates between sampling and learning. One is what a pipeline is for; after four, most ratios are outside of the clip.
+_STALE_WARN, _STALE_BAD = 1.5, 4.0
+# A gradient of a real loss is never that small.
+_NO_GRADIENT = 1e-10
+
+
+def not_a_number(sight: Sight) -> Verdict | None:
+    names = [name for name in _ALWAYS_NUMBERS if not math.isfinite(sight.metrics.get(name, 0.0))]
+    if not names and sight.now("nonfinite") != 1.0:
+        return None
+    in_a_row = sight.now("nonfinite_in_a_row") or 0.0
+    again = f", {in_a_row:.0f} updates in a row" if in_a_row > 1 else ""
+    because = f" ({sight.skipped})" if sight.skipped else ""
+    return Verdict(
+        severity=Severity.BAD,
+        what=f"not a number: {', '.join(names) or 'something in the update'}{again}{because}; "
+        "usually logits or gradients that overflow",
+        fix=gentler(sight.config)
+        + ("" if sight.config.model.dtype == "float32" else ", or set model.dtype to float32")
+        + "; look at the rewards of the episodes named",
+    )
+
+
+def skipped(sight: Sight) -> Verdict | None:
+    if not sight.was_skipped or sight.now("nonfinite") == 1.0:
+        return None
+    times = sum(sight.past.last("skipped", _SKIPS_SEEN))
+    algorithm = sight.config.algorithm
+    what = f"no update was made: {sight.skipped or 'the learner gave no reason'}"
+    if times > 1:
+        what += f" ({times:.0f} of the last {_SKIPS_SEEN} steps)"
+    tokens, share, distance = (sight.now(name) for name in ("learnable_tokens", "learnable_share", "kl_reference"))
+    if tokens is not None and tokens < algorithm.min_learnable_tokens:
+        fix = (
+            f"raise training.tasks_per_step, or lower algorithm.min_learnable_tokens ({algorithm.min_learnable_tokens})"
+        )
+    elif share is not None and share < algorithm.min_learnable_share:
+        fix = f"loosen sampling.constrain, or lower algorithm.min_learnable_share ({algorithm.min_learnable_share:g})"
+    elif sight.now("update_undone") == 1.0 or (
+        distance is not None and algorithm.kl.cap is not None and distance > algorithm.kl.cap
+    ):
+        fix = at_cap(sight.config)
+    elif sight.now("optimiser_steps") == 0.0 and not sight.now("optimiser_steps_over_cap"):
+        fix = f"raise training.tasks_per_step or episodes.group_size, or {refill(sight.config)}"
+    else:
+        fix = "nothing, unless it comes again; then act on the reason given"
+    return Verdict(severity=Severity.BAD if times >= _SKIPS_BAD else Severity.WARN, what=what, fix=fix)
+
+
+def misaligned(sight: Sight) -> Verdict | None:
+    """A second net: the learner itself stops a run before such a step is recorded."""
+    alignment = sight.now("alignment")
+    if alignment is None or alignment >= 1.0:
+        return None
+    return Verdict(
+        severity=Severity.BAD,
+        what=f"only {alignment:.2%} of the tokens trained on are those that were sampled",
+        fix="stop, and report this with the recipe: it is a fault in mcprl",
+    )
+
+
+def parity(sight: Sight) -> Verdict | None:
+    """Before the first step both hold the same weights, so every ratio is 1. Only tokens of these weights are asked."""
+    error = sight.now("parity_logprob_mean_abs_error")
+    if error is None:
+        return None
+    what = f"before the first step sampler and learner disagree by {error:.2g} nats a token"
+    largest = sight.now("parity_logprob_max_abs_error") or 0.0
+    corrected = sight.config.algorithm.old_logprobs == "recomputed"
+    if error > ROUNDING_MEAN or (sight.now("parity_outside_share") or 0.0) > ROUNDING_OUTSIDE:
+        return Verdict(
+            severity=Severity.WARN if corrected else Severity.BAD,
+            what=f"{what}, more than rounding explains: they hold other weights or see other contexts",
+            fix="run `mcprl parity RECIPE`, which shows the tokens where it begins"
+            + ("" if corrected else "; algorithm.old_logprobs recomputed corrects for other precision"),
+        )
+    if sight.config.model.dtype == "float32" and (error > EXACT_MEAN or largest > EXACT_MAX):
+        return Verdict(
+            severity=Severity.WARN,
+            what=f"{what} (at most {largest:.2g}), which two engines in float32 do not: one of them rounds",
+            fix="run `mcprl parity RECIPE`; on a GPU, see that neither uses TF32",
+        )
+    if largest > OUTLIER:
+        return Verdict(
+            severity=Severity.WARN,
+            what=f"{what}, but by {largest:.2g} on one of them: a rare token, or another choice of experts",
+            fix="run `mcprl parity RECIPE`, which shows the worst tokens"
+            + ("" if corrected else "; algorithm.old_logprobs recomputed bounds what such a token weighs"),
+        )
+    return None
+
+
+def reference(sight: Sight) -> Verdict | None:
+    differing = sight.now("reference_tensors_differing")
+    if not differing or sight.now("reference_synced") == 0.0:
+        return None
+    return Verdict(
+        severity=Severity.BAD,
+        what=f"right after the reference became the policy, {differing:.0f} of its tensors differ from the policy's: "
+        "KL is measured against something that never was",
+        fix="stop, and report this with the recipe: it is a fault in mcprl; until then, set "
+        "algorithm.kl.reference to base",
+    )
+
+
+def stale(sight: Sight) -> Verdict | None:
+    staleness = sight.now("staleness_mean")
+    severity = by_size(staleness, warn=_STALE_WARN, bad=_STALE_BAD)
+    if severity is None:
+        return None
+    return Verdict(
+        severity=severity,
+        what=f"episodes are {staleness:.1f} updates old when they are learned from (at most "
+        f"{sight.now('staleness_max') or staleness:.0f}): collecting is slower than learning",
+        fix=f"lower training.max_staleness (now {sight.config.training.max_staleness}), or shorten the longest "
+        "episodes (episodes.deadline_s, episodes.max_turns)",
+    )
+
+
+def importance(sight: Sight) -> Verdict | None:
+    cut = sight.now("importance_cut_fraction")
+    severity = by_size(cut, warn=_CUT_WARN, bad=_CUT_BAD)
+    if severity is None:
+        return None
+    most = sight.config.algorithm.max_importance
+    return Verdict(
+        severity=severity,
+        what=f"importance weights are cut off at {most:g} for {cut:.0%} of tokens: sampler and learner differ so far "
+        "that the correction is mostly left out",
+        fix="run `mcprl parity RECIPE`; use the same precision in both (model.dtype float32, learner.tuning lora), or "
+        "raise algorithm.max_importance",
+    )
+
+
+def few_learnable(sight: Sight) -> Verdict | None:
+    share, constrain = sight.now("learnable_share"), sight.config.sampling.constrain
+    if share is None or share >= LEARNABLE_SHARE or constrain == "off":
+        return None
+    fix = f"set sampling.constrain to {'calls, or ' if constrain == 'act' else ''}off (now {constrain})"
+    if sight.config.algorithm.masks == "text":
+        fix = f"set algorithm.masks to exact (now text), or {fix.removeprefix('set ')}"
+    return Verdict(
+        severity=Severity.WARN,
+        what=f"only {share:.0%} of the sampled tokens carry loss: the grammar decided the others",
+        fix=fix,
+    )
+
+
+def no_gradient(sight: Sight) -> Verdict | None:
+    norm, active = sight.now("grad_norm"), sight.now("active_fraction")
+    if norm is None or norm > _NO_GRADIENT or not sight.now("optimiser_steps"):
+        return None
+    if active == 0.0:
+        cause, fix = "clip or gate leave no token", f"{gentler(sight.config)}, or widen algorithm.ratio_gate"
+    else:
+        cause, fix = (
+            "no trained weight reaches the loss",
+            "see that learner.tuning trains something, and run `mcprl parity RECIPE`",
+        )
+    return Verdict(
+        severity=Severity.BAD, what=f"the gradient is 0 although there was something to learn: {cause}", fix=fix
+    )
+
+
+TRUST_RULES: Rules = {
+    "not a number": not_a_number,
+    "misaligned": misaligned,
+    "parity": parity,
+    "reference": reference,
+    "no gradient": no_gradient,
+    "skipped": skipped,
+    "stale": stale,
+    "importance": importance,
+    "few learnable": few_learnable,
+}
+
+
+# Groups that a mean reward needs before two of them can be compared: with 24, chance moves it by about 0.07.
+_ENOUGH_GROUPS, _REWARD_STEPS = 24, (3, 12)
+# A quarter of the way from doing nothing to a perfect episode, and half of what had been reached: no chance does both.
+_COLLAPSE_DROP, _COLLAPSE_SHARE = 0.25, 0.5
+# Of one sample: a group's mean reward, and a call that is valid or not.
+_DEVIATIONS = {"reward": 0.34, "valid_call_rate": 0.5}
+_SAMPLES = {"reward": "groups", "valid_call_rate": "calls"}
+_LEVEL_STEPS = 5
+_SURE = 3.0  # standard deviations
+FIRST_ENTROPIES = 3  # their mean is what later ones are compared with
+# A policy that learns gets surer of itself; at a quarter of its first entropy the members of a group become copies.
+_ENTROPY_LOW_WARN, _ENTROPY_LOW_BAD = 0.25, 0.1
+# Reinforcement does not spread a policy out. At twice its first entropy, something else pulls at it.
+_ENTROPY_HIGH_WARN, _ENTROPY_HIGH_BAD = 2.0, 4.0
+_ENTROPY_RISE = 0.1  # nats: twice next to nothing is still next to nothing
+# A new value head predicts nothing yet; after so many steps it should beat the mean of the returns.
+_CRITIC_STEPS = 8
+# Targets grow with the rewards, but not threefold over three steps.
+_VALUE_LOSS_RISE, _VALUE_LOSS_STEPS, _VALUE_LOSS_NEEDS = 3.0, 3, 8
+
+
+def reward_window(config: RunConfig) -> int:
+    """Steps over which rewards are averaged: few where a step has many groups."""
+    low, high = _REWARD_STEPS
+    return min(high, max(low, math.ceil(_ENOUGH_GROUPS / config.training.tasks_per_step)))
+
+
+def reward_collapse(sight: Sight) -> Verdict | None:
+    best, length = sight.past.best_reward, reward_window(sight.config)
+    rewards = sight.past.last("reward", length)
+    if sight.now("reward") is None or best is None or len(rewards) < length:
+        return None
+    recent = mean(rewards)
+    if best - recent < _COLLAPSE_DROP or recent > _COLLAPSE_SHARE * best:
+        return None
+    curriculum = sight.config.tasks.order == "curriculum"
+    return Verdict(
+        severity=Severity.WARN if curriculum else Severity.BAD,
+        what=f"the reward fell to {recent:+.2f} from {best:+.2f} (means of {length} steps, best at step "
+        f"{sight.past.best_reward_step}): "
+        + ("harder tasks, or a policy that broke" if curriculum else "the policy broke, or found a way to be worse"),
+        fix=roll_back(sight, sight.past.best_reward_step, "the best so far"),
+    )
+
+
+def _samples(sight: Sight, name: str) -> tuple[float, float] | None:
+    """A figure of this step and the number of samples that it is a mean of."""
+    value, count = sight.now(name), sight.now(_SAMPLES[name])
+    return (value, count) if value is not None and count is not None and count > 0 else None
+
+
+def note_levels(sight: Sight) -> None:
+    """Remember the best level so far: the mean over a few steps whose lower confidence bound is the highest.
+
+    A single lucky step has a low bound, and a step that fell never replaces what it is compared with.
+    """
+    past = sight.past
+    for name, deviation in _DEVIATIONS.items():
+        if (now := _samples(sight, name)) is None:
+            continue
+        past.push(f"{name}_level", now[0])
+        past.push(f"{name}_samples", now[1])
+        values, counts = past.last(f"{name}_level", _LEVEL_STEPS), past.last(f"{name}_samples", _LEVEL_STEPS)
+        if len(values) != len(counts):
+            continue
+        count = sum(counts)
+        level = sum(value * (own / count) for value, own in zip(values, counts, strict=True))
+        best = past.levels.get(name)
+        if best is None or level - _SURE * deviation / math.sqrt(count) > best[0] - _SURE * deviation / math.sqrt(
+            best[1]
+        ):
+            past.levels[name] = [level, count]
+
+
+def _fallen_from(sight: Sight, name: str) -> tuple[float, float] | None:
+    """The figure now and its best level, if it is half of that or less and chance does not explain it."""
+    now, best = _samples(sight, name), sight.past.levels.get(name)
+    if now is None or best is None:
+        return None
+    chance = _SURE * _DEVIATIONS[name] * math.sqrt(1.0 / now[1] + 1.0 / best[1])
+    drop = best[0] - now[0]
+    return (now[0], best[0]) if drop >= max(_COLLAPSE_DROP, chance) and now[0] <= _COLLAPSE_SHARE * best[0] else None
+
+
+def collapse(sight: Sight) -> Verdict | None:
+    """One step is enough to see that an update broke the policy, if the fall is large."""
+    if (calls := _fallen_from(sight, "valid_call_rate")) is not None:
+        severity, what = Severity.BAD, f"{calls[0]:.0%} of calls are valid, after {calls[1]:.0%} at best"
+    elif (reward := _fallen_from(sight, "reward")) is not None and reward_collapse(sight) is None:
+        severity, what = Severity.WARN, f"the reward of this step is {reward[0]:+.2f}, after {reward[1]:+.2f} at best"
+    else:
+        return None
+    return Verdict(
+        severity=severity,
+        what=f"{what}: an update broke the policy",
+        fix=roll_back(sight, sight.past.healthy_step, "the last sound one"),
+    )
+
+
+def _entropy_against_first(sight: Sight) -> tuple[float, float] | None:
+    now, first = sight.now("entropy"), sight.past.first_entropies
+    if now is None or len(first) < FIRST_ENTROPIES or mean(first) <= 0:
+        return None
+    return now, mean(first)
+
+
+def entropy_collapse(sight: Sight) -> Verdict | None:
+    compared = _entropy_against_first(sight)
+    if compared is None or compared[0] >= _ENTROPY_LOW_WARN * compared[1]:
+        return None
+    now, first = compared
+    algorithm = sight.config.algorithm
+    return Verdict(
+        severity=Severity.BAD if now < _ENTROPY_LOW_BAD * first else Severity.WARN,
+        what=f"entropy fell to {now:.2g} from {first:.2g} nats a token: the policy stops exploring, and the members of "
+        "a group become copies",
+        fix=f"raise algorithm.entropy (now {algorithm.entropy:g}) by 0.001, "
+        + (f"algorithm.clip_high (now {algorithm.clip_high:g}) to 0.28, " if algorithm.clip_high < 0.28 else "")
+        + f"or sampling.temperature (now {sight.config.sampling.temperature:g})",
+    )
+
+
+def entropy_explosion(sight: Sight) -> Verdict | None:
+    compared = _entropy_against_first(sight)
+    if compared is None or compared[0] <= _ENTROPY_HIGH_WARN * compared[1] or compared[0] - compared[1] < _ENTROPY_RISE:
+        return None
+    now, first = compared
+    bad = now > _ENTROPY_HIGH_BAD * first
+    bonus = sight.config.algorithm.entropy
+    return Verdict(
+        severity=Severity.BAD if bad else Severity.WARN,
+        what=f"entropy rose to {now:.2g} from {first:.2g} nats a token: "
+        + ("the bonus outweighs the rewards" if bonus else "the policy comes apart"),
+        fix=(f"lower algorithm.entropy (now {bonus:g}), and " if bonus else "")
+        + (roll_back(sight, sight.past.healthy_step, "the last sound one") if bad else gentler(sight.config)),
+    )
+
+
+def critic(sight: Sight) -> Verdict | None:
+    explained = sight.past.last("explained_variance", _CRITIC_STEPS)
+    if sight.now("explained_variance") is None or len(explained) < _CRITIC_STEPS or max(explained) >= 0:
+        return None
+    return Verdict(
+        severity=Severity.WARN,
+        what=f"explained variance is {explained[-1]:.2f}, below 0 for {_CRITIC_STEPS} steps: the value head predicts "
+        "worse than a constant, and adds noise to every advantage",
+        fix="raise algorithm.critic.learning_rate or algorithm.epochs, or set algorithm.advantages to grpo, which "
+        "needs no critic",
+    )
+
+
+def value_loss(sight: Sight) -> Verdict | None:
+    losses = sight.past.last("value_loss", WINDOW)
+    recent, earlier = losses[-_VALUE_LOSS_STEPS:], losses[:-_VALUE_LOSS_STEPS]
+    if sight.now("value_loss") is None or len(earlier) < _VALUE_LOSS_NEEDS:
+        return None
+    if mean(recent) <= _VALUE_LOSS_RISE * median(earlier):
+        return None
+    return Verdict(
+        severity=Severity.WARN,
+        what=f"the value loss rises: {mean(recent):.2g} over the last {_VALUE_LOSS_STEPS} steps, {median(earlier):.2g} "
+        "before; the value head diverges, or the rewards changed",
+        fix=f"lower algorithm.critic.learning_rate (now {sight.config.algorithm.critic.learning_rate:.2g})",
+    )
+
+
+COURSE_RULES: Rules = {
+    "collapse": collapse,
+    "reward collapse": reward_collapse,
+    "entropy collapse": entropy_collapse,
+    "entropy explosion": entropy_explosion,
+    "critic": critic,
+    "value loss": value_loss,
+}
+# Even as warnings they say that the weights which sampled this step are no longer what they were.
+COLLAPSE_RULES = frozenset({"collapse", "reward collapse"})

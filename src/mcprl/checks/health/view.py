@@ -1,0 +1,143 @@
+"""What a rule sees: the figures of this step, what is remembered of earlier ones, and the settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from mcprl.config import RunConfig
+from mcprl.episodes.losses import Correlation
+from mcprl.verdicts import Severity, Verdict
+
+__all__ = [
+    "WINDOW",
+    "Past",
+    "Rules",
+    "Sight",
+    "at_cap",
+    "by_size",
+    "gentler",
+    "refill",
+    "roll_back",
+]
+
+
+WINDOW = 20  # steps: enough for a median that one odd step does not move, few enough to follow a run
+
+
+@dataclass(slots=True, kw_only=True)
+class Past:
+    """What is remembered of a run, the current step included. Steps are counted from 1, as the console shows them.
+
+    `windows` has the last known values of some figures, the newest at the end; a step without one adds nothing.
+    `levels` has the best level so far of some figures, with the number of samples behind it.
+
+    A checkpoint has the weights after its step. What they are worth shows in the episodes that they sample, one step
+    later or more. Until then the step is one of `candidates`: its number, the updates made up to it, its learning rate.
+    `judged_step` is the newest one whose weights have been seen at work, `healthy_step` the newest of those that were
+    sound, `sound_rate` the highest learning rate that led to one of these, `best_reward_step` the one that earned most.
+
+    Past(steps=3, updates=3, candidates=[[3, 3, 2e-05]], judged_step=2, healthy_step=2, sound_rate=2e-05,
+         best_reward=None, best_reward_step=None, first_entropies=[1.1, 1.0],
+         windows={"reward": [0.1, 0.3], "grad_norm": [0.4, 0.6]}, levels={"valid_call_rate": [0.96, 240.0]})
+    """
+
+    steps: int = 0
+    updates: int = 0
+    candidates: list[list[float]] = field(default_factory=list[list[float]])
+    judged_step: int | None = None
+    healthy_step: int | None = None
+    sound_rate: float | None = None
+    best_reward: float | None = None
+    best_reward_step: int | None = None
+    first_entropies: list[float] = field(default_factory=list[float])
+    windows: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    levels: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+    def push(self, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            return
+        window = self.windows.setdefault(name, [])
+        window.append(value)
+        del window[:-WINDOW]
+
+    def last(self, name: str, count: int) -> list[float]:
+        """The last so many known values; fewer where fewer are known."""
+        return self.windows.get(name, [])[-count:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """One step as rules see it.
+
+    Sight(config=config, metrics={"kl": 0.02, "entropy": 0.9}, past=Past(steps=3), skipped=None)
+    """
+
+    config: RunConfig
+    metrics: Mapping[str, float]
+    past: Past
+    skipped: str | None = None
+    lost_with: tuple[Correlation, ...] = ()
+
+    def now(self, name: str) -> float | None:
+        """A figure of this step; None where it is missing or no number: not known."""
+        value = self.metrics.get(name)
+        return value if value is not None and math.isfinite(value) else None
+
+    @property
+    def was_skipped(self) -> bool:
+        return self.skipped is not None or self.now("update_skipped") == 1.0
+
+
+Rules = Mapping[str, Callable[[Sight], Verdict | None]]
+"""Rules by their names. A rule gives its verdict where it finds its symptom, and None elsewhere."""
+
+
+def by_size(value: float | None, *, warn: float, bad: float = math.inf) -> Severity | None:
+    """How severe it is that a figure is this high."""
+    if value is None or value < warn:
+        return None
+    return Severity.BAD if value >= bad else Severity.WARN
+
+
+def gentler(config: RunConfig) -> str:
+    """How to make updates smaller, with the numbers."""
+    rate = config.learner.learning_rate
+    advice = f"lower learner.learning_rate (now {rate:.2g}) to {rate / 2:.2g}"
+    if config.algorithm.epochs > 1:
+        advice += f", or algorithm.epochs (now {config.algorithm.epochs})"
+    return advice
+
+
+def refill(config: RunConfig) -> str:
+    """How to have fewer groups without variance in a batch."""
+    if config.algorithm.dead_groups == "refill":
+        return f"raise algorithm.max_refills (now {config.algorithm.max_refills})"
+    return "set algorithm.dead_groups to refill"
+
+
+def at_cap(config: RunConfig) -> str:
+    """What to change if algorithm.kl.cap stops updates."""
+    kl = config.algorithm.kl
+    advice = f"{gentler(config)}, raise algorithm.kl.coefficient (now {kl.coefficient:g})"
+    if kl.refresh_at_cap:
+        return f"{advice}, or raise algorithm.kl.cap (now {kl.cap:g})"
+    moving = " and algorithm.kl.reference to sync" if kl.reference == "base" else ""
+    return f"{advice}, or set algorithm.kl.refresh_at_cap to true{moving}"
+
+
+def roll_back(sight: Sight, step: int | None, why: str) -> str:
+    """Where to resume, and with which learning rate: one that was sound before, or else a tenth."""
+    setting, in_force, sound = sight.config.learner.learning_rate, sight.now("learning_rate"), sight.past.sound_rate
+    rate = setting / 10
+    if sound and in_force is not None and sound < in_force / 2:
+        rate = sound
+    if step is None:
+        return (
+            f"start again with learner.learning_rate {rate:.2g} (now {setting:.2g}): no checkpoint is known to be sound"
+        )
+    return (
+        f"go back to step {step}, {why}, with a lower learning rate (now {setting:.2g}): "
+        f"`mcprl resume RUN --from {step} --set learner.learning_rate={rate:.2g}`"
+    )

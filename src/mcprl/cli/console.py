@@ -1,0 +1,212 @@
+"""What `mcprl train` shows: a live panel on a terminal, one plain line per step elsewhere, and the summary."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from mcprl.cli.debug_log import RunDiary
+from mcprl.cli.panel import COLUMNS, STEP_WORDS, TrainingPanel
+from mcprl.cli.printing import (
+    STYLES,
+    duration,
+    facts_table,
+    plain_table,
+    try_command,
+    verdict_text,
+)
+from mcprl.cli.stages import print_timed
+from mcprl.config import RunConfig
+from mcprl.records import LostEpisode, Trajectory
+from mcprl.verdicts import Severity, Verdict
+
+if TYPE_CHECKING:
+    from mcprl.runs.summary import SuccessMetric, Summary
+
+__all__ = ["TrainingConsole", "enduring_output", "print_summary", "success_table"]
+
+
+def success_table(metrics: Sequence[SuccessMetric]) -> Table:
+    table = plain_table("", "success", right=("measured",))
+    table.add_column("target", no_wrap=True)
+    table.add_column("", style="dim")
+    for metric in metrics:
+        form = ".2%" if "%" in metric.bar else ".3g"
+        table.add_row(
+            Text("✓", style=STYLES[Severity.OK]) if metric.met else Text("✗", style=STYLES[Severity.BAD]),
+            metric.name,
+            "–" if metric.value is None else format(metric.value, form),
+            metric.bar,
+            metric.note,
+        )
+    return table
+
+
+def _closing_verdicts(summary: Summary) -> Iterator[Text]:
+    """How many steps were ok, then the worst verdict in full, and the names of the others."""
+    steps = summary.as_dict()["verdicts"]["steps"]
+    if not sum(steps.values()):
+        return
+    counts = [
+        Text(f"{steps[severity.value]} {word}", style=STYLES[severity] if steps[severity.value] else "dim")
+        for severity, word in STEP_WORDS.items()
+    ]
+    yield Text.assemble(("health  ", "dim"), Text(", ").join(counts), f" of {sum(steps.values())} steps")
+    for place, (count, last, verdict) in enumerate(summary.verdicts):
+        name = Text(f"{verdict.severity.value:4} {verdict.name}", style=STYLES[verdict.severity])
+        shown = name if place else verdict_text(verdict)
+        yield shown + Text(f" ({count} step{'s' if count > 1 else ''}, last {last})", style="dim")
+
+
+_logger = logging.getLogger(__name__)
+
+
+class _EnduringStream:
+    """A stream whose first failed write makes it a stream to nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._turn_away(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._turn_away(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _turn_away(self, error: OSError) -> None:
+        # The descriptor itself, because what is buffered is written again when the process ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+        _logger.warning("%s cannot be written (%s): the run continues without it", self._stream.name, error)
+
+
+@contextmanager
+def enduring_output() -> Generator[None]:
+    """Within, nothing fails because stdout or stderr cannot be written.
+
+    Otherwise `mcprl train recipe.yaml | head -1`, a closed terminal or a full disk behind `> log` would end the run.
+    """
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_enduring(stream) for stream in before)
+    try:
+        yield
+    finally:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _enduring(stream: TextIO | None) -> Any:
+    return None if stream is None else _EnduringStream(stream)  # None: it was closed when Python started
+
+
+class TrainingConsole:
+    """Follows a training run, of which `steps_done` were done before."""
+
+    def __init__(self, config: RunConfig, console: Console | None = None, *, steps_done: int = 0) -> None:
+        self._config = config
+        self._console = console or Console(highlight=False)
+        # A dumb terminal cannot move its cursor: it gets lines, as a file does.
+        self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._started = time.monotonic()
+        self._verdicts: Sequence[Verdict] = ()
+        self._diary = RunDiary()
+        self._panel = TrainingPanel(config, steps_done=steps_done)
+        self._live = Live(self._panel, console=self._console, refresh_per_second=4, vertical_overflow="crop")
+
+    def __enter__(self) -> Self:
+        if self._is_live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_live:
+            self._panel.close()
+            self._live.stop()
+            self._console.print()
+
+    def stage(self, text: str) -> None:
+        self._diary.stage(text)
+        self._panel.show_stage(text)
+        print_timed(self._console, self._started, text)
+
+    def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
+        self._diary.episode_finished(step, outcome)
+        self._panel.add_episode(step, outcome)
+        if isinstance(outcome, LostEpisode):
+            print_timed(self._console, self._started, f"lost to infrastructure, played again: {outcome}")
+
+    def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
+        self._diary.step_finished(step, metrics, verdicts)
+        row = self._panel.add_step(step, metrics, verdicts)
+        known = {(verdict.severity, verdict.name) for verdict in self._verdicts}
+        self._verdicts = verdicts
+        if self._is_live:
+            return
+        cells = [f"{name} {value}" for name, value in zip(COLUMNS, row, strict=True)]
+        self._console.print("  ".join(cells), soft_wrap=True, markup=False)
+        # What stays as it was is named on the line above; its words are said once.
+        for verdict in verdicts:
+            if verdict.severity is not Severity.OK and (verdict.severity, verdict.name) not in known:
+                self._console.print(Text("  ") + verdict_text(verdict), soft_wrap=True)
+
+
+def print_summary(summary: Summary, *, recipe: Path, config: RunConfig, folder: Path) -> None:
+    """What the run learned, whether its numbers can be trusted, its health, and what to try next."""
+    console = Console(highlight=False)
+    console.print(facts_table(list(_closing_facts(summary.as_dict(), config, folder))))
+    console.print()
+    console.print(success_table(summary.success))
+    console.print()
+    for line in _closing_verdicts(summary):
+        console.print(line)
+    command = try_command(recipe, folder, engine=config.engine, whole_model=config.learner.tuning == "full")
+    console.print(f"\nNext: {command}", markup=False, soft_wrap=True)
+
+
+def _closing_facts(figures: Mapping[str, Any], config: RunConfig, folder: Path) -> Iterator[tuple[str, str]]:
+    lost, skipped, dropped = (
+        figures[name] for name in ("episodes_lost_to_infrastructure", "updates_skipped", "groups_dropped")
+    )
+    waiting = "to collect" if config.training.pipeline == "sync" else "waiting for episodes"
+    took = f"{figures['wait_s']:.0f} s {waiting}, {figures['update_s']:.0f} s to learn"
+    rest = f"; {skipped} skipped" if skipped else ""
+    yield "updates", f"{figures['updates']} in {duration(figures['seconds'])}: {took}{rest}"
+    # Dropped groups are replaced by groups of other tasks, so there are more groups than planned.
+    wanted = config.training.steps * config.training.tasks_per_step
+    rest = f", and {dropped} without variance that were dropped" if dropped else ""
+    yield "groups complete", f"{figures['groups_complete'] - dropped} of {wanted}{rest}"
+    restarts = f"{figures['server_restarts']} restarts of tool servers, {figures['sampler_restarts']} of the sampler"
+    yield "lost to infrastructure", f"{f'{lost} attempts, all played again' if lost else 'nothing'}; {restarts}"
+    yield "reward", f"{figures['reward_first']:+.3f} → {figures['reward_last']:+.3f}"
+    yield "valid calls", f"{figures['valid_call_rate_first']:.0%} → {figures['valid_call_rate_last']:.0%}"
+    if "parity_ratio_mean_abs_error" in figures:
+        ratio, logprob = figures["parity_ratio_mean_abs_error"], figures["parity_logprob_max_abs_error"]
+        yield "sampler vs learner", f"mean |ratio − 1| {ratio:.1e}, max |Δlogprob| {logprob:.1e}"
+    kept = "model" if config.learner.tuning == "full" else "adapter"
+    yield kept, str(folder / kept)

@@ -1,0 +1,165 @@
+"""What commands print with: cleaned text, tables, durations, sparklines, JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from mcprl.verdicts import Severity, Verdict
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = [
+    "STYLES",
+    "duration",
+    "facts_table",
+    "plain_table",
+    "print_json",
+    "printable",
+    "sparkline",
+    "try_command",
+    "verdict_mark",
+    "verdict_text",
+    "words",
+]
+
+
+# Control characters other than newline and tab, among them the escape that begins every ANSI sequence; characters that
+# reverse the direction of what follows; and halves of surrogate pairs, which cannot be written at all.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""The text with characters that command a terminal written out, as models and tools may send them.
+
+    >>> printable("\x1b[31mred\x1b[0m\r")
+    '\\x1b[31mred\\x1b[0m\\x0d'
+    """
+    return _UNPRINTABLE.sub(lambda found: _escape(ord(found[0])), text)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def words(text: str, style: str = "") -> Text:
+    """Text that others wrote: never markup, never a command to the terminal."""
+    return Text(printable(text), style=style)
+
+
+def plain_table(*left: str, right: Sequence[str] = ()) -> Table:
+    """A table without lines: columns of text, which may wrap, then columns of numbers, which may not."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for title in left:
+        table.add_column(words(title), overflow="fold")
+    for title in right:
+        table.add_column(words(title), justify="right", no_wrap=True)
+    return table
+
+
+def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
+    """A name and a value per line."""
+    table = plain_table("", "")
+    table.show_header = False
+    table.columns[0].style, table.columns[0].no_wrap = "dim", True
+    for name, value in facts:
+        table.add_row(name, words(value))
+    return table
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+STYLES = {Severity.OK: "green", Severity.WARN: "yellow", Severity.BAD: "bold red"}
+
+
+def verdict_mark(verdicts: Sequence[Verdict]) -> Text:
+    """The verdicts of a step in a cell: severity and name of the worst, and how many others there are."""
+    if not verdicts:
+        return Text("–")
+    worst = verdicts[0]
+    if worst.severity is Severity.OK:
+        return Text(worst.severity.value, style=STYLES[worst.severity])
+    others = f" +{len(verdicts) - 1}" if len(verdicts) > 1 else ""
+    return Text(f"{worst.severity.value}: {printable(worst.name)}{others}", style=STYLES[worst.severity])
+
+
+def verdict_text(verdict: Verdict) -> Text:
+    """A verdict in full."""
+    text = Text.assemble(
+        (f"{verdict.severity.value:4} {verdict.name}: ", STYLES[verdict.severity]), printable(verdict.what)
+    )
+    return text.append(f". Try: {printable(verdict.fix)}." if verdict.fix else ".")
+
+
+def duration(seconds: float) -> str:
+    """A length of time in its two largest units.
+
+    >>> duration(45.2), duration(570), duration(7500), duration(200_000)
+    ('45s', '9m30s', '2h05m', '2d07h')
+    """
+    whole = round(seconds)
+    for unit, length_s, smaller, smaller_s in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= length_s:
+            return f"{whole // length_s}{unit}{whole % length_s // smaller_s:02d}{smaller}"
+    return f"{whole}s"
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_NO_NUMBER = "×"
+
+
+def sparkline(values: Sequence[float], width: int, scale: Sequence[float] = ()) -> str:
+    """Values as blocks from the lowest to the highest, at most `width` of them, each the mean of its neighbours.
+
+    If a value is not a number, a cross stands for it and its neighbours. With `scale`, its lowest and highest value
+    are those of the blocks too, so that several curves compare.
+
+    >>> sparkline([0.0, 0.5, 1.0], 8)
+    '▁▅█'
+    """
+    count = min(max(width, 0), len(values))
+    means = [_mean(values[i * len(values) // count : (i + 1) * len(values) // count]) for i in range(count)]
+    known = [value for value in (*means, *scale) if math.isfinite(value)]
+    if not known:
+        return _NO_NUMBER * count
+    low, high = min(known), max(known)
+    return "".join(_block(mean, low, high) if math.isfinite(mean) else _NO_NUMBER for mean in means)
+
+
+def _block(value: float, low: float, high: float) -> str:
+    # Halves, because the difference of two huge values may be more than a float can hold.
+    span = high / 2 - low / 2
+    # If nothing changes, there is no lowest or highest: a line in the middle.
+    return _BLOCKS[round((value / 2 - low / 2) / span * (len(_BLOCKS) - 1))] if span else _BLOCKS[3]
+
+
+def _mean(values: Sequence[float]) -> float:
+    # Divided before they are summed: not even the largest floats overflow, and infinities of both signs give NaN.
+    return sum(value / len(values) for value in values)
+
+
+def try_command(recipe: Path, folder: Path, *, engine: str, whole_model: bool) -> str:
+    """How to try what the run in a folder left: an adapter, or a model if all weights were trained.
+
+    >>> try_command(Path("a.yaml"), Path("outputs/a"), engine="torch", whole_model=False)
+    'mcprl try a.yaml --adapter outputs/a/adapter'
+    """
+    if whole_model:
+        option = ["--set", f"model.path={folder.absolute() / 'model'}"]
+    else:
+        option = ["--adapter", str(folder / "adapter")]
+    if engine == "skyrl":  # whose server samples only from what it saved itself
+        option += ["--set", "engine=torch"]
+    return shlex.join(["mcprl", "try", str(recipe), *option])

@@ -1,0 +1,82 @@
+"""What commands show on stderr while they start something or play episodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from mcprl.cli.printing import printable
+from mcprl.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from mcprl.records import LostEpisode, Trajectory
+
+__all__ = ["StageConsole", "print_timed"]
+
+_LINES = 10  # of progress, without a terminal to draw a bar on
+
+
+class StageConsole:
+    """Shows on stderr what is being started and, if their number is known, how many episodes are done."""
+
+    def __init__(self, episodes: int | None = None, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._started = time.monotonic()
+        self._episodes, self._done = episodes, 0
+        counted = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            *(counted if episodes else ()),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._bar = self._progress.add_task("starting", total=episodes)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def stage(self, text: str) -> None:
+        self._progress.update(self._bar, description=printable(text))
+        if not self._console.is_terminal:
+            print_timed(self._console, self._started, text)
+
+    def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
+        from mcprl.records import LostEpisode
+
+        if self._episodes is None:
+            return
+        if isinstance(outcome, LostEpisode):
+            print_timed(self._console, self._started, f"lost to infrastructure, played again: {outcome}")
+            return
+        self._done += 1
+        self._progress.update(self._bar, completed=self._done)
+        every = max(1, self._episodes // _LINES)
+        if not self._console.is_terminal and (self._done % every == 0 or self._done == self._episodes):
+            print_timed(self._console, self._started, f"{self._done} of {self._episodes} episodes")
+
+    def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None: ...
+
+
+def print_timed(console: Console, started: float, text: str) -> None:
+    console.print(f"{time.monotonic() - started:7.1f} s  {printable(text)}", markup=False, soft_wrap=True)

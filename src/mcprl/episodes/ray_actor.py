@@ -1,0 +1,230 @@
+"""The worker process of episodes on Ray: an async actor that plays episodes and calls the driver while it does.
+
+The sampler and the limits of the tool servers are in the driver, because all workers share them. Ray cannot call a
+driver, so the driver fetches what a worker asks of it, and answers, in batches: a thousand episodes cost few calls.
+
+    driver                                  worker
+    run_episode(task, step, member, ...) →  plays the episode, and meanwhile:
+    take_requests()                      ←  Request(7, "sample", ...), Request(8, "take_place", ("fmp",))
+    respond([Response(7, completion)])   →  the episode continues
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from mcprl.config import RunConfig
+from mcprl.episodes.collector import RunsEpisodes
+from mcprl.episodes.stage import open_kit
+from mcprl.errors import McprlError, WorkersStartError
+from mcprl.records import Task, Trajectory, Weights
+from mcprl.samplers import Completion, SampleRequest
+from mcprl.samplers.sampler import AlwaysOpen
+from mcprl.tools import open_toolbox
+from mcprl.tools.stats import StatsDocument
+
+__all__ = [
+    "Cancel",
+    "DriverClient",
+    "EpisodeEnd",
+    "EpisodeWorker",
+    "Method",
+    "Request",
+    "Response",
+    "WorkerStats",
+    "open_runner",
+    "take_all",
+]
+
+_STATS_EVERY_S = 1.0  # from a worker that is never idle
+
+T = TypeVar("T")
+Method = Literal["sample", "spend", "refund", "take_place", "free_place", "pause", "spent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A worker calls a method of the driver: Request(8, "take_place", ("fmp",))."""
+
+    id: int
+    method: Method
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The caller of a request was cancelled. It wants no response, and keeps nothing that the request gave it."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What the method returned, or raised."""
+
+    id: int
+    value: Any = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """What the tool servers of one worker did so far."""
+
+    tools: StatsDocument
+    restarts: int
+
+
+EpisodeEnd = tuple[Trajectory | McprlError, WorkerStats | None]
+"""How an episode ended. Stats come at most once per second, and whenever the worker becomes idle."""
+
+
+class DriverClient(AlwaysOpen):
+    """The driver's sampler and limits, as a worker calls them."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count()
+        self._outbox: asyncio.Queue[Request | Cancel] = asyncio.Queue()
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        return await self._call("sample", request)
+
+    async def publish(self, weights: Weights) -> Weights:
+        raise NotImplementedError("weights are published to the driver's sampler, not to a worker's")
+
+    async def spend(self, server: str) -> None:
+        await self._call("spend", server)
+
+    async def refund(self, server: str) -> None:
+        await self._call("refund", server)
+
+    async def take_place(self, server: str) -> int | None:
+        return await self._call("take_place", server)
+
+    async def free_place(self, server: str, ticket: int) -> None:
+        await self._call("free_place", server, ticket)
+
+    async def pause(self, server: str, seconds: float) -> None:
+        await self._call("pause", server, seconds)
+
+    async def spent(self, server: str) -> tuple[int, float]:
+        return await self._call("spent", server)
+
+    async def take_requests(self) -> list[Request | Cancel]:
+        """All requests since the last call; waits for the first."""
+        return await take_all(self._outbox)
+
+    def respond(self, responses: Sequence[Response]) -> None:
+        """Resolve the calls that these responses belong to. A call that was cancelled meanwhile is gone."""
+        for response in responses:
+            call = self._pending.get(response.id)
+            if call is None or call.done():
+                continue
+            if response.error is not None:
+                call.set_exception(response.error)
+            else:
+                call.set_result(response.value)
+
+    async def _call(self, method: Method, *args: object) -> Any:
+        request = Request(next(self._ids), method, args)
+        call = self._pending[request.id] = asyncio.get_running_loop().create_future()
+        self._outbox.put_nowait(request)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            self._outbox.put_nowait(Cancel(request.id))
+            raise
+        finally:
+            del self._pending[request.id]
+
+
+OpenRunner = Callable[[DriverClient], AbstractAsyncContextManager[tuple[RunsEpisodes, Callable[[], WorkerStats]]]]
+
+
+class EpisodeWorker:
+    """The actor. It plays episodes with the runner that `open_runner` gives, whose turns the driver samples."""
+
+    def __init__(self, open_runner: OpenRunner) -> None:
+        self._open_runner = open_runner
+        self._client = DriverClient()
+        self._stack = AsyncExitStack()
+        self._runner: RunsEpisodes | None = None
+        self._episodes: set[asyncio.Future[Trajectory]] = set()
+        self._reported_at = -math.inf
+
+    async def open(self) -> tuple[int, McprlError | None]:
+        """Start the tool servers. Returns the process id, and the error if they did not start: Ray would wrap it."""
+        try:
+            self._runner, self._read_stats = await self._stack.enter_async_context(self._open_runner(self._client))
+        except McprlError as error:
+            return os.getpid(), error
+        return os.getpid(), None
+
+    async def run_episode(self, task: Task, step: int, member: int, attempt: int) -> EpisodeEnd:
+        """Play one episode. Cancelling this cancels it."""
+        assert self._runner is not None
+        episode = asyncio.ensure_future(self._runner.run(task, step=step, member=member, attempt=attempt))
+        self._episodes.add(episode)
+        try:
+            outcome = await episode
+        except McprlError as error:
+            outcome = error
+        finally:
+            self._episodes.discard(episode)
+        stats, now = None, time.monotonic()
+        if not self._episodes or now - self._reported_at > _STATS_EVERY_S:
+            stats, self._reported_at = self._read_stats(), now
+        return outcome, stats
+
+    async def take_requests(self) -> list[Request | Cancel]:
+        """What the worker asks of the driver; waits until there is something. One caller at a time."""
+        return await self._client.take_requests()
+
+    async def respond(self, responses: Sequence[Response]) -> None:
+        """The driver's responses to requests."""
+        self._client.respond(responses)
+
+    async def close(self) -> None:
+        """Cancel all episodes, then stop the tool servers. The driver answers requests until this returns."""
+        episodes = list(self._episodes)
+        for episode in episodes:
+            episode.cancel()
+        await asyncio.gather(*episodes, return_exceptions=True)
+        await self._stack.aclose()
+
+
+@asynccontextmanager
+async def open_runner(
+    config: RunConfig, folder: str, log_dir: str, client: DriverClient
+) -> AsyncGenerator[tuple[RunsEpisodes, Callable[[], WorkerStats]]]:
+    """What a worker plays with, in the folder that the run was started in."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise WorkersStartError(
+            f"node {os.uname().nodename} lacks the folder that the run was started in: {error}",
+            fix="give every node the same files under the same paths: a shared disk, or the same image",
+        ) from error
+    async with (
+        open_toolbox(config.servers, log_dir=Path(log_dir), limits=client) as toolbox,
+        open_kit(config, toolbox) as kit,
+    ):
+        yield kit.runner(client), lambda: WorkerStats(toolbox.stats(), toolbox.restarts)
+
+
+async def take_all(queue: asyncio.Queue[T]) -> list[T]:
+    """All items of a queue, once there is one."""
+    items = [await queue.get()]
+    while not queue.empty():
+        items.append(queue.get_nowait())
+    return items

@@ -1,0 +1,573 @@
+"""Episodes on Ray: one async actor per worker, on this machine or on the nodes of a cluster.
+
+Each worker opens its own tool servers, chat, grammars and judge from the run's configuration. The driver keeps what all
+workers share: the sampler, and the rate limits and budgets of the tool servers. So a node needs no accelerator, but:
+
+- mcprl with the extras `ray` and those of the recipe, of the same version and under the same Python;
+- the folder that the run was started in, with the files that its recipe names, under the same path;
+- the keys of its tool servers, in `servers.env_file` or in the environment that Ray was started with there.
+
+The logs of a worker's tool servers are on its node, in the folder `worker-N` of the run's logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import secrets
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from mcprl.concurrency import run_all
+from mcprl.config import RunConfig
+from mcprl.episodes.ray_actor import (
+    Cancel,
+    EpisodeEnd,
+    EpisodeWorker,
+    Method,
+    Request,
+    Response,
+    WorkerStats,
+    open_runner,
+    take_all,
+)
+from mcprl.errors import (
+    BadValueError,
+    ConfigurationError,
+    InfrastructureError,
+    McprlError,
+    MissingExtraError,
+    WorkerLostError,
+    WorkersStartError,
+)
+from mcprl.processes import private_folder
+from mcprl.records import Task, Trajectory
+from mcprl.samplers import Sampler
+from mcprl.tools import Toolbox
+from mcprl.tools.limits import LimitsService, SharedLimits, limit_settings
+from mcprl.tools.stats import StatsDocument, merge_stats
+
+__all__ = ["RayWorkers", "WorkerHandle", "WorkerPool", "make_shared_limits"]
+
+_logger = logging.getLogger(__name__)
+
+_MAX_DEATHS = 5  # of workers during one episode
+_MAX_FAILURES = 5  # of one worker in a row, with no episode ended on any worker in between
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 10.0
+_START_S = 600.0  # a cluster that scales on demand takes minutes to add a node
+_CLOSE_S = 20.0
+_OBJECT_STORE_BYTES = 100 * 2**20
+# By default Ray reports usage to its authors, collects metrics that nobody reads here, and lowers the priority of its
+# workers and their tool servers.
+_RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_worker_niceness": "0",
+}
+
+
+class WorkerHandle:
+    """The driver's side of one EpisodeWorker, `actor`. All methods but `close` and `kill` raise if the worker died."""
+
+    def __init__(self, ray: Any, number: int, actor: Any) -> None:
+        self.pid = 0
+        self.is_closed = False
+        self._ray = ray
+        self._number = number
+        self._actor = actor
+
+    async def open(self, cpus: float) -> None:
+        """Start the tool servers of the worker. Raises its own error if one does not start."""
+        try:
+            async with asyncio.timeout(_START_S):
+                self.pid, failed = await self._actor.open.remote()
+        except TimeoutError as error:
+            raise WorkersStartError(
+                f"worker {self._number} did not start within {_START_S:g} s",
+                fix=f"see whether the cluster has {cpus:g} free cores for it (ray status), or lower workers.count",
+            ) from error
+        except self._ray.exceptions.RayError as error:
+            raise WorkersStartError(
+                f"worker {self._number} did not start: {_first_line(error)}",
+                fix="see that every node has the mcprl and the Python of this one; Ray's logs say more",
+            ) from error
+        if failed is not None:
+            raise failed
+
+    async def run_episode(self, task: Task, step: int, member: int, attempt: int) -> EpisodeEnd:
+        return await self._result(self._actor.run_episode.remote(task, step, member, attempt))
+
+    async def take_requests(self) -> Sequence[Request | Cancel]:
+        return await self._result(self._actor.take_requests.remote())
+
+    async def respond(self, responses: Sequence[Response]) -> None:
+        await self._result(self._actor.respond.remote(responses))
+
+    async def close(self) -> None:
+        """Stop the worker and its tool servers, also if it no longer answers."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        with contextlib.suppress(TimeoutError, self._ray.exceptions.RayError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._actor.close.remote()
+        self.kill()
+
+    def kill(self) -> None:
+        """End the actor's process at once; its tool servers end with it."""
+        self.is_closed = True
+        self._ray.kill(self._actor, no_restart=True)
+
+    async def _result(self, ref: Any) -> Any:
+        """What a call of the actor returns. If this is cancelled, so is the call; returns when it has ended."""
+        errors = self._ray.exceptions
+        try:
+            return await ref
+        except asyncio.CancelledError:
+            self._ray.cancel(ref)
+            with contextlib.suppress(errors.RayError):
+                await ref
+            raise
+        except errors.RayError as error:
+            if isinstance(error, errors.RayTaskError) and not isinstance(error, errors.TaskCancelledError):
+                # A bug on the worker. Ray's class is also that of its cause, which somebody might catch.
+                raise RuntimeError(str(error)) from error
+            # A worker that is only unreachable must not continue: others play its episodes.
+            self.kill()
+            raise WorkerLostError(
+                f"worker {self._number}, process {self.pid}, died: {_first_line(error)}",
+                fix="see Ray's logs of its node, and whether the node ran out of memory",
+            ) from error
+
+
+class _RequestServer:
+    """Serves the requests of one worker in the driver, for as long as the worker lives."""
+
+    def __init__(self, worker: WorkerHandle, sampler: Sampler, limits: LimitsService) -> None:
+        self._worker = worker
+        self._limits = limits
+        self._methods: dict[Method, Callable[..., Awaitable[Any]]] = {
+            "sample": sampler.sample,
+            "spend": limits.spend,
+            "refund": limits.refund,
+            "pause": limits.pause,
+            "spent": limits.spent,
+        }
+        self._running: dict[int, asyncio.Task[Any]] = {}
+        self._outbox: asyncio.Queue[Response] = asyncio.Queue()
+        self._places: dict[int, tuple[str, int]] = {}  # server and ticket, by the request that took the place
+
+    async def serve(self) -> None:
+        """Serve until the worker is lost; raises the WorkerLostError. Gives back the places that it held."""
+        try:
+            await run_all([self._receive(), self._send()])
+        finally:
+            running = list(self._running.values())
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            for request_id in list(self._places):
+                await self._free_place(request_id)
+
+    async def _receive(self) -> None:
+        while True:
+            for message in await self._worker.take_requests():
+                if isinstance(message, Request):
+                    task = asyncio.ensure_future(self._run(message))
+                    self._running[message.id] = task
+                    task.add_done_callback(partial(self._finish, message.id))
+                elif (task := self._running.get(message.id)) is None or not task.cancel():
+                    await self._free_place(message.id)
+
+    async def _send(self) -> None:
+        while True:
+            await self._worker.respond(await take_all(self._outbox))
+
+    async def _run(self, request: Request) -> Any:
+        if request.method == "take_place":
+            [server] = request.args
+            ticket = await self._limits.take_place(server)
+            if ticket is None:
+                return None
+            self._places[request.id] = (server, ticket)
+            return request.id  # the worker's ticket: if it cancels the request, it cannot know the limits' own
+        if request.method == "free_place":
+            _, request_id = request.args
+            return await self._free_place(request_id)
+        return await self._methods[request.method](*request.args)
+
+    async def _free_place(self, request_id: int) -> None:
+        place = self._places.pop(request_id, None)
+        if place is not None:
+            await self._limits.free_place(*place)
+
+    def _finish(self, request_id: int, done: asyncio.Task[Any]) -> None:
+        del self._running[request_id]
+        if done.cancelled():
+            return  # its caller wants no response
+        error = done.exception()
+        if error is None:
+            self._outbox.put_nowait(Response(request_id, done.result()))
+        else:
+            self._outbox.put_nowait(Response(request_id, error=_portable(error)))
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker that is alive, and how many episodes it plays."""
+
+    handle: WorkerHandle
+    playing: int = 0
+    stats: WorkerStats | None = None
+
+
+class WorkerPool:
+    """Plays episodes on workers. Entering starts them; leaving stops them.
+
+    `start` starts worker N and raises its own error if that fails. The idlest worker plays an episode, each plays
+    `max_per_worker` at a time. If a worker dies, others play its episodes from the start. Ray's max_restarts and
+    max_task_retries would keep them for the same actor, restart it without backoff, and not return its rate limit.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int], Awaitable[WorkerHandle]],
+        *,
+        sampler: Sampler,
+        limits: LimitsService,
+        count: int,
+        max_per_worker: int,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._start = start
+        self._sampler = sampler
+        self._limits = limits
+        self._max_per_worker = max_per_worker
+        self._sleep = sleep
+        self._alive: list[_Worker] = []
+        self._failures = [0] * count  # of each worker, since an episode last ended on any
+        self._calls: set[asyncio.Future[EpisodeEnd]] = set()
+        self._supervisors: list[asyncio.Task[None]] = []
+        self._stats_of_lost: list[WorkerStats] = []
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()  # replaced by a new one each time it is set
+
+    async def __aenter__(self) -> Self:
+        try:
+            workers = await run_all(self._start_worker(number) for number in range(len(self._failures)))
+        except BaseException:
+            await self._close_workers()
+            raise
+        for number, worker in enumerate(workers):
+            supervisor = asyncio.create_task(self._supervise(number, worker))
+            supervisor.add_done_callback(self._on_supervisor_end)
+            self._supervisors.append(supervisor)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._fail(self._failure or WorkerLostError("the workers are being stopped", fix="no action is needed"))
+        await self._close_workers()  # their requests are still served: they give back what they took
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        await self._close_workers()  # one may have started meanwhile
+
+    @property
+    def stats(self) -> list[WorkerStats]:
+        """What the tool servers of all workers did; of a worker that died, as of its last report."""
+        return self._stats_of_lost + [each.stats for each in self._alive if each.stats is not None]
+
+    async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
+        """Play one episode. Raises what it raised on its worker.
+
+        Raises WorkerLostError if one worker after the other died during it, or if none can be started any more.
+        """
+        deaths: list[WorkerLostError] = []
+        while len(deaths) < _MAX_DEATHS:
+            worker = await self._reserve()
+            call = asyncio.ensure_future(worker.handle.run_episode(task, step, member, attempt))
+            self._calls.add(call)
+            try:
+                outcome, stats = await call
+            except WorkerLostError as error:
+                self._drop(worker)
+                deaths.append(error)
+                continue
+            except asyncio.CancelledError:
+                current = asyncio.current_task()
+                if self._failure is None or (current is not None and current.cancelling()):
+                    raise
+                raise self._failure from None
+            finally:
+                self._calls.discard(call)
+                worker.playing -= 1
+                self._notify()
+            worker.stats = stats or worker.stats
+            # An episode ended, so workers do start and play: those that were given up are tried again.
+            self._failures = [0] * len(self._failures)
+            if isinstance(outcome, McprlError):
+                raise outcome
+            return outcome
+        raise WorkerLostError(
+            f"{len(deaths)} workers in a row died while they played episode {member} of task {task.id}, "
+            f"the last of them: {deaths[-1].what}",
+            fix="see the log of that worker and the memory of its node",
+        )
+
+    async def _reserve(self) -> _Worker:
+        """Wait for room on a worker, and take it on the idlest."""
+        while self._failure is None:
+            idlest = min(self._alive, key=lambda each: each.playing, default=None)
+            if idlest is not None and idlest.playing < self._max_per_worker:
+                idlest.playing += 1
+                return idlest
+            await self._changed.wait()
+        raise self._failure
+
+    def _drop(self, worker: _Worker) -> None:
+        """Give a lost worker no more episodes. Its supervisor and its episodes learn of its death in any order."""
+        if worker in self._alive:
+            self._alive.remove(worker)
+            if worker.stats is not None:
+                self._stats_of_lost.append(worker.stats)
+
+    def _notify(self) -> None:
+        """Wake up whoever waits for a worker, for an episode to end, or for the end of the pool."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _start_worker(self, number: int) -> _Worker:
+        worker = _Worker(await self._start(number))
+        self._alive.append(worker)
+        self._notify()
+        return worker
+
+    async def _supervise(self, number: int, worker: _Worker | None) -> None:
+        """Serve the worker's requests, and replace it whenever it dies."""
+        while worker is not None and self._failure is None:
+            try:
+                await _RequestServer(worker.handle, self._sampler, self._limits).serve()
+            except WorkerLostError as error:
+                if self._failure is not None:
+                    return  # it was stopped
+                self._drop(worker)
+                _logger.warning("worker %d is replaced: %s", number, error)
+                self._failures[number] += 1
+                worker = await self._restart(number, error)
+
+    async def _restart(self, number: int, error: McprlError) -> _Worker | None:
+        """Start a worker again, with exponential backoff. Fails the pool if all workers were given up."""
+        while self._failure is None:
+            failures = self._failures[number]
+            if min(self._failures) > _MAX_FAILURES:
+                self._fail(_none_alive(error))
+                break
+            if failures > _MAX_FAILURES:
+                await self._changed.wait()
+                continue
+            if failures > 1:
+                await self._sleep(min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (failures - 2)))
+            try:
+                return await self._start_worker(number)
+            except ConfigurationError as wrong:
+                self._fail(wrong)
+            except InfrastructureError as failed:
+                _logger.warning("worker %d did not start: %s", number, failed)
+                self._failures[number] += 1
+                error = failed
+        return None
+
+    def _on_supervisor_end(self, supervisor: asyncio.Task[None]) -> None:
+        """A bug in a supervisor fails all episodes: nobody would serve the worker's requests any more."""
+        if not supervisor.cancelled() and (error := supervisor.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Raise this from every episode, those under way and those to come."""
+        self._failure = error
+        for call in self._calls:
+            call.cancel()
+        self._notify()
+
+    async def _close_workers(self) -> None:
+        await run_all(worker.handle.close() for worker in self._alive)
+
+
+def make_shared_limits(config: RunConfig) -> SharedLimits:
+    """The rate limits and budgets over all workers. Reports what workers lack before anything is started."""
+    _secure(config)
+    _load_ray()
+    if config.servers.cassette_mode in ("record", "replay_else_live"):
+        raise BadValueError(
+            f"workers.kind is ray and servers.cassette_mode {config.servers.cassette_mode}, but several workers cannot "
+            "write one cassette",
+            fix="record with workers.kind local; replay works with both",
+        )
+    return SharedLimits(limit_settings(config.servers))
+
+
+class RayWorkers:
+    """Plays episodes on Ray. Entering starts the workers; leaving stops them, and Ray too if it was started here.
+
+    `toolbox` is the driver's own, which checks tasks and plays demonstrations: its stats count with the workers'.
+
+    async with RayWorkers(config, sampler=sampler, limits=limits, toolbox=toolbox, logs=folder.logs) as workers:
+        collector = Collector(workers, config.episodes, journal)
+    """
+
+    def __init__(
+        self, config: RunConfig, *, sampler: Sampler, limits: SharedLimits, toolbox: Toolbox, logs: Path
+    ) -> None:
+        count = config.workers.count
+        self._config = config
+        self._limits = limits
+        self._toolbox = toolbox
+        self._logs = logs.absolute()
+        self._max_per_worker = math.ceil(config.episodes.max_concurrent / count)
+        self._workers: dict[int, WorkerHandle] = {}
+        self._spent: dict[str, tuple[int, float]] = {}
+        self._stack = AsyncExitStack()
+        self._pool = WorkerPool(
+            self._start, sampler=sampler, limits=limits, count=count, max_per_worker=self._max_per_worker
+        )
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(private_folder())  # Ray's default is one that every user may write to
+            if await asyncio.to_thread(_connect, self._config, folder):
+                stack.push_async_callback(asyncio.to_thread, _load_ray().shutdown)
+            await stack.enter_async_context(self._pool)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
+        """Play one episode. If its worker dies, another plays it."""
+        try:
+            return await self._pool.run(task, step=step, member=member, attempt=attempt)
+        finally:
+            # Not left to the stats of the workers: one that died never reported its last calls. Only a server with
+            # settings has limits.
+            self._spent = {server: await self._limits.spent(server) for server in self._config.servers.settings}
+
+    def stats(self) -> StatsDocument:
+        """What happened to the calls of all workers, perhaps except those of the last second."""
+        return merge_stats([self._toolbox.stats(), *(each.tools for each in self._pool.stats)], spent=self._spent)
+
+    @property
+    def restarts(self) -> int:
+        """How often any tool server was restarted."""
+        return self._toolbox.restarts + sum(each.restarts for each in self._pool.stats)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The processes of the workers that are alive, each on its node."""
+        return [worker.pid for worker in self._workers.values() if not worker.is_closed]
+
+    async def _start(self, number: int) -> WorkerHandle:
+        options = {
+            "num_cpus": self._config.workers.cpus,
+            "max_restarts": 0,  # WorkerPool restarts workers
+            "max_concurrency": self._max_per_worker + 8,  # beside the episodes, the calls that serve and close it
+            "scheduling_strategy": "SPREAD",
+        }
+        ray = _load_ray()
+        make_actor: Any = ray.remote(**options)(EpisodeWorker)
+        log_dir = str(self._logs / f"worker-{number}")
+        actor = make_actor.remote(partial(open_runner, self._config, str(Path.cwd()), log_dir))
+        worker = WorkerHandle(ray, number, actor)
+        try:
+            await worker.open(self._config.workers.cpus)
+        except BaseException:
+            worker.kill()
+            raise
+        self._workers[number] = worker
+        return worker
+
+
+def _secure(config: RunConfig) -> None:
+    """Before Ray is loaded: let a cluster of our own listen on loopback only, and require a token.
+
+    Whoever can talk to Ray can run code in it. The token is new, because Ray would keep its own in a file that others
+    can read under the usual umask. Who may talk to another cluster is decided by those who started it; and a Ray that
+    was loaded before has already read its settings.
+    """
+    if config.workers.address is not None or "ray" in sys.modules:
+        return
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on Linux too, in spite of its name
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def _load_ray() -> Any:
+    """The library, which only workers on Ray need."""
+    for name, value in _RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "workers.kind is ray, but the package ray is not installed",
+            fix="pip install 'mcprl[ray]', or set workers.kind to local",
+        ) from error
+    return ray
+
+
+def _connect(config: RunConfig, folder: Path) -> bool:
+    """Join the cluster, or start one that fits the workers, with its sockets in `folder`. False if already joined."""
+    ray = _load_ray()
+    if ray.is_initialized():
+        return False
+    workers = config.workers
+    own = {
+        "num_cpus": max(os.cpu_count() or 1, math.ceil(workers.count * workers.cpus)),
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+        "_temp_dir": str(folder / "ray"),
+    }
+    try:
+        ray.init(
+            address=workers.address or "local",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **({} if workers.address is not None else own),
+        )
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise WorkersStartError(
+            f"Ray at {workers.address or 'this machine'} cannot be used: {_first_line(error)}",
+            fix="start the cluster (ray start --head), give its address as workers.address, or set it to null",
+        ) from error
+    return True
+
+
+def _portable(error: BaseException) -> Exception:
+    """The error as another process can load it: ours as it is, any other as text with its traceback."""
+    if isinstance(error, McprlError):
+        return error
+    return RuntimeError("".join(traceback.format_exception(error)).rstrip())
+
+
+def _none_alive(error: McprlError) -> WorkerLostError:
+    return WorkerLostError(
+        f"no worker can be kept alive: each failed {_MAX_FAILURES} times with no episode ended in between, the last "
+        f"time with {error.code} {error.what}",
+        fix=error.fix,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip(" .") for line in str(error).splitlines() if line.strip(" .")), type(error).__name__)

@@ -1,0 +1,289 @@
+"""All that episodes need, opened from a configuration: tool servers, chat, grammars, judge and sampler.
+
+Training, evaluation, the doctor and `mcprl try` play on a stage. A run that plays its episodes itself makes one kit;
+with workers, each of them makes one from the same configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from mcprl.chat import Chat, load_chat
+from mcprl.config import RunConfig
+from mcprl.episodes.collector import RunsEpisodes
+from mcprl.episodes.demonstrations import Demonstrator
+from mcprl.episodes.judge import Judge
+from mcprl.episodes.loop import EpisodeRunner, Leases
+from mcprl.episodes.requirements import require_grammar, require_tools, require_worlds
+from mcprl.episodes.rewards import require_scorable
+from mcprl.errors import MissingExtraError
+from mcprl.grammar.masks import TurnGrammars
+from mcprl.progress import Watcher
+from mcprl.records import Message, Task, Weights
+from mcprl.samplers import Completion, Sampler, SampleRequest
+from mcprl.tasks import load_preamble
+from mcprl.tools import Catalog, Toolbox, open_toolbox
+from mcprl.tools.keys import load_keys
+from mcprl.tools.limits import SharedLimits
+from mcprl.tools.stats import StatsDocument
+
+if TYPE_CHECKING:
+    from mcprl.grammar.masks import Grammars
+    from mcprl.skyrl.engine import SkyrlEngine
+
+__all__ = ["MeteredSampler", "Occupancy", "PlayerKit", "Stage", "ToolFigures", "make_sampler", "open_kit", "open_stage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerKit:
+    """All that the episodes of a process share. Both kinds of grammars are None where nothing is held to one."""
+
+    config: RunConfig
+    leases: Leases
+    chat: Chat
+    preamble: tuple[Message, ...]
+    grammars: Grammars | None
+    turn_grammars: TurnGrammars | None
+    judge: Judge | None
+
+    def runner(self, sampler: Sampler) -> EpisodeRunner:
+        """Who runs episodes whose turns come from `sampler`."""
+        return EpisodeRunner(
+            self.config,
+            chat=self.chat,
+            sampler=sampler,
+            leases=self.leases,
+            preamble=self.preamble,
+            judge=self.judge,
+            grammars=self.turn_grammars,
+        )
+
+    def demonstrator(self) -> Demonstrator | None:
+        """Plays the solutions of tasks; None if nothing is to be imitated."""
+        if self.config.algorithm.warm_start.weight <= 0:
+            return None
+        return Demonstrator(
+            self.config,
+            chat=self.chat,
+            leases=self.leases,
+            preamble=self.preamble,
+            grammars=self.turn_grammars,
+            judge=self.judge,
+        )
+
+
+@asynccontextmanager
+async def open_kit(
+    config: RunConfig, toolbox: Toolbox, *, tasks: Sequence[Task] = (), tell: Callable[[str], None] | None = None
+) -> AsyncGenerator[PlayerKit]:
+    """The kit of `config` over an open toolbox. The grammar of every tool that `tasks` offer is tried.
+
+    `tell` hears what takes long.
+    """
+    preamble = load_preamble(config.tasks.preamble)
+    async with AsyncExitStack() as stack:
+        chat = await asyncio.to_thread(
+            load_chat, config.model.path, config.model.renderer, thinking=config.model.thinking
+        )
+        grammars, turn_grammars = None, None
+        if config.sampling.constrain != "off":
+            if tell is not None:
+                tell("compiling the grammar of the tools")
+            grammars, turn_grammars = await asyncio.to_thread(_make_grammars, config, chat, tasks, toolbox.catalog)
+        judge = None
+        if config.rewards.judge is not None:
+            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
+        yield PlayerKit(
+            config=config,
+            leases=toolbox,
+            chat=chat,
+            preamble=tuple(preamble),
+            grammars=grammars,
+            turn_grammars=turn_grammars,
+            judge=judge,
+        )
+
+
+def _make_grammars(
+    config: RunConfig, chat: Chat, tasks: Sequence[Task], catalog: Catalog
+) -> tuple[Grammars, TurnGrammars]:
+    """What holds calls to the schemas of their tools; every tool that a task offers is tried before a step is spent."""
+    from mcprl.grammar.masks import load_grammars
+
+    catalog.require(config.sampling.loose_tools, wanted_by="sampling.loose_tools")
+    grammars = load_grammars(config.model.path)
+    turn_grammars = TurnGrammars(chat, grammars, config.sampling)
+    require_grammar(tasks, catalog, turn_grammars)
+    return grammars, turn_grammars
+
+
+class Occupancy:
+    """Seconds in which at least one piece of work was under way.
+
+    Work from 0 s to 3 s and from 2 s to 5 s is 5 s of occupancy, not 6.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._under_way = 0
+        self._busy_since = 0.0
+        self._busy_s = 0.0
+
+    @contextmanager
+    def working(self) -> Generator[None]:
+        if not self._under_way:
+            self._busy_since = self._clock()
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._busy_s += self._clock() - self._busy_since
+
+    def take(self) -> float:
+        """The seconds since they were last taken, those of work that still goes on included."""
+        if self._under_way:
+            now = self._clock()
+            self._busy_s += now - self._busy_since
+            self._busy_since = now
+        taken, self._busy_s = self._busy_s, 0.0
+        return taken
+
+
+class MeteredSampler:
+    """A sampler whose occupancy is measured."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self.occupancy = Occupancy()
+
+    async def __aenter__(self) -> MeteredSampler:
+        await self._sampler.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._sampler.__aexit__(kind, error, trace)
+
+    @property
+    def restarts(self) -> int:
+        return self._sampler.restarts
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        with self.occupancy.working():
+            return await self._sampler.sample(request)
+
+    async def publish(self, weights: Weights) -> Weights:
+        return await self._sampler.publish(weights)
+
+
+class ToolFigures(Protocol):
+    """What became of the calls of a run, wherever its episodes are played."""
+
+    @property
+    def restarts(self) -> int: ...
+
+    def stats(self) -> StatsDocument: ...
+
+
+@dataclass(slots=True)
+class Stage:
+    """All that episodes need: tools and a sampler. `mcprl try` plays on it; training adds a learner.
+
+    `grammars` is None where nothing is held to a grammar, `engine` where this machine computes, `demonstrator` where
+    nothing is to be imitated. `toolbox` is this process's own, `figures` those of all that play.
+    """
+
+    toolbox: Toolbox
+    figures: ToolFigures
+    chat: Chat
+    grammars: Grammars | None
+    engine: SkyrlEngine | None
+    sampler: MeteredSampler
+    runner: RunsEpisodes
+    demonstrator: Demonstrator | None
+
+
+@asynccontextmanager
+async def open_stage(
+    config: RunConfig, tasks: Sequence[Task], watcher: Watcher, *, logs: Path
+) -> AsyncGenerator[Stage]:
+    """Servers started, every tool that a task names found, and only then the model loaded."""
+    require_scorable(tasks, config.rewards)
+    limits = _make_limits(config)
+    async with AsyncExitStack() as stack:
+        watcher.stage("starting the tool servers")
+        toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs, limits=limits))
+        require_tools(tasks, toolbox.catalog)
+        require_worlds(tasks, toolbox)
+        kit = await stack.enter_async_context(open_kit(config, toolbox, tasks=tasks, tell=watcher.stage))
+        demonstrator = kit.demonstrator()
+        engine = None
+        if config.engine == "skyrl":
+            watcher.stage(f"starting SkyRL ({config.skyrl.url or config.skyrl.backend})")
+            engine = await stack.enter_async_context(make_engine(config, logs, watcher))
+        else:
+            watcher.stage(f"starting the sampler ({config.sampling.engine})")
+        sampler = await stack.enter_async_context(MeteredSampler(make_sampler(config, logs, kit.grammars, engine)))
+        runner, figures = kit.runner(sampler), toolbox
+        if limits is not None:
+            from mcprl.episodes.ray_workers import RayWorkers
+
+            watcher.stage(f"starting {config.workers.count} workers")
+            workers = RayWorkers(config, sampler=sampler, limits=limits, toolbox=toolbox, logs=logs)
+            runner = figures = await stack.enter_async_context(workers)
+        yield Stage(
+            toolbox=toolbox,
+            figures=figures,
+            chat=kit.chat,
+            grammars=kit.grammars,
+            engine=engine,
+            sampler=sampler,
+            runner=runner,
+            demonstrator=demonstrator,
+        )
+
+
+def _make_limits(config: RunConfig) -> SharedLimits | None:
+    """The limits that all workers share; None if this process plays by itself."""
+    if config.workers.kind == "local":
+        return None
+    from mcprl.episodes.ray_workers import make_shared_limits
+
+    return make_shared_limits(config)
+
+
+def make_engine(config: RunConfig, logs: Path, watcher: Watcher) -> SkyrlEngine:
+    """The engine that sampler and learner share. What its server keeps is beside the logs."""
+    if importlib.util.find_spec("tinker") is None:
+        raise MissingExtraError("engine is skyrl, which needs tinker", fix="install mcprl[skyrl]")
+    from mcprl.skyrl.engine import SkyrlEngine
+
+    return SkyrlEngine(config, folder=logs.parent / "skyrl", log=logs / "skyrl.log", tell=watcher.stage)
+
+
+def make_sampler(
+    config: RunConfig, logs: Path, grammars: Grammars | None, engine: SkyrlEngine | None = None
+) -> Sampler:
+    """The sampler of the configured engine. Its library is imported only here."""
+    if engine is not None:
+        from mcprl.samplers.skyrl import SkyrlSampler
+
+        return SkyrlSampler(engine)
+    if config.sampling.engine == "transformers":
+        from mcprl.samplers.transformers import TransformersSampler
+
+        return TransformersSampler(config.model, grammars)
+    from mcprl.samplers.vllm import VllmSampler
+
+    return VllmSampler(config.model, config.sampling, config.learner, log=logs / "vllm.log")

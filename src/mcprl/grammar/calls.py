@@ -1,0 +1,401 @@
+r"""The grammar of a turn: a structural tag (xgrammar) that holds each call to the schemas of the tools on offer.
+
+`calls`: prose and thinking are free. A call that has begun names a tool on offer, has arguments by its schema, and is
+closed. `act`: a turn is one or more calls and nothing else, or an answer, which is text in which no call begins. In
+both, a turn that ends has ended its thinking and its calls.
+
+Thinking comes first or not at all. OPEN: the turn begins inside it, and goes on to `</think>`. OPTIONAL: a block
+`<think>`…`</think>` may begin the turn. NONE: there is none. Inside it, neither a call nor a second `<think>` begins;
+outside of it neither marker is written, not even as prose, since parsers take a `<think>` at the start for thinking
+whatever the prompt asked for.
+
+The grammar may admit less than a schema, never more: properties come in the schema's order and no others beside them;
+white space in JSON is one character at most. Strings hold none of the first two characters of markers (`</`, `<t`,
+`<|`), which in JSON can be written with `\u003c`: whole markers cost the compiler twenty times as much. They hold no
+`\ud…` escape either, half a character being none. Arguments that stand for themselves are raw text where the schema
+says `"type": "string"` and JSON otherwise, as the parsers take them. An answer begins with a token that is more than
+white space and does not end as a marker begins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, cast
+
+from renderers.base import Tokenizer
+
+from mcprl.chat.parsing import Thinking
+from mcprl.chat.rendering import Chat, control_tokens
+from mcprl.chat.writing import CallSyntax, FieldSyntax, syntax_of
+from mcprl.errors import BadValueError, ToolLimitError, UnheldSchemaError
+from mcprl.grammar.patterns import Chars, Either, Joined, Pattern, Repeated, read_pattern
+from mcprl.grammar.schemas import Unheld, rewrite
+from mcprl.schemas import GrammarWork, OverLimitError
+
+__all__ = ["make_grammar"]
+
+
+Format = dict[str, Any]
+Schema = Mapping[str, Any]
+
+SPACE = "\\s\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+"""What Python takes for white space, for a class of a regular expression."""
+
+_STRINGS = ("string", ["string"])
+_STRIPPED = "white space at the ends of this argument is not kept"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldArguments:
+    """Writes the arguments of tools. `pieces`, `json` and `text` make formats of fixed text, JSON and raw text."""
+
+    fields: FieldSyntax
+    pieces: Callable[[str], list[Format]]
+    json: Callable[[Schema], Format]
+    text: Format
+
+    def write(self, schema: Schema, held: Schema) -> tuple[list[Format], list[Unheld]]:
+        """The arguments of a tool, and what of its schema is not held. `held` is the schema as a grammar holds it."""
+        definitions: Mapping[str, Schema] = held.get("$defs", {})
+        unheld: list[Unheld] = []
+        whole = _target(held, definitions)
+        options = [
+            self._object(schema, _target(option, definitions), definitions, unheld)
+            for option in whole.get("anyOf", [whole])
+        ]
+        if len(options) == 1:
+            return options[0], unheld
+        return [{"type": "or", "elements": [{"type": "sequence", "elements": each} for each in options]}], unheld
+
+    def _object(self, schema: Schema, held: Schema, definitions: Schema, unheld: list[Unheld]) -> list[Format]:
+        properties: Mapping[str, Schema] = held.get("properties", {})
+        required: Sequence[str] = held.get("required", ())
+        if not properties and (held.get("additionalProperties", False) is not False or "patternProperties" in held):
+            unheld.append(Unheld("", "additionalProperties", "arguments written one by one need names that are known"))
+        if held.get("minProperties", 0) > len(required) or held.get("maxProperties", len(properties)) < len(properties):
+            unheld.append(Unheld("", "minProperties", "arguments written one by one are not counted"))
+        written: list[Format] = []
+        for name, value in properties.items():
+            before = self.pieces(self.fields.before + name + self.fields.between)
+            inside = self._value(name, schema.get("properties", {}).get(name, {}), value, definitions, unheld)
+            field = [*before, inside, *self.pieces(self.fields.after)]
+            optional = {"type": "optional", "content": {"type": "sequence", "elements": field}}
+            written += field if name in required else [optional]
+        return written
+
+    def _value(self, name: str, schema: Any, held: Schema, definitions: Schema, unheld: list[Unheld]) -> Format:
+        if not isinstance(schema, Mapping) or cast("Schema", schema).get("type") not in _STRINGS:
+            return self.json({**held, "$defs": definitions} if definitions else held)
+        format_, keyword = self._raw(cast("Schema", schema), held)
+        if keyword is not None:
+            unheld.append(Unheld(f"/properties/{name}", keyword, _STRIPPED))
+        return format_
+
+    def _raw(self, schema: Schema, held: Schema) -> tuple[Format, str | None]:
+        """A string as it stands, and the keyword that is not held there, if any."""
+        if "enum" in held:
+            kept = [value for value in held["enum"] if value == value.strip()]
+            texts: list[Format] = [{"type": "const_string", "value": value} for value in kept]
+            return ({"type": "or", "elements": texts}, None) if texts else (self.text, "enum")
+        if held.keys() <= {"type", "format"}:
+            return self.text, None
+        if "pattern" not in held:
+            return self.text, next(iter(schema))
+        if _is_only_counted(schema):
+            return _counted(schema), None
+        unstable = _writes_space(read_pattern(held["pattern"]))
+        return {"type": "regex", "pattern": held["pattern"]}, "pattern" if unstable else None
+
+
+def _target(held: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    while "$ref" in held:
+        held = definitions[held["$ref"].removeprefix("#/$defs/")]
+    return held
+
+
+def _is_only_counted(schema: Schema) -> bool:
+    return schema.keys().isdisjoint(("pattern", "$ref", "allOf", "anyOf", "oneOf"))
+
+
+def _counted(schema: Schema) -> Format:
+    """Text of a length, whose first and last character stay when white space is taken off."""
+    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    if most == 0:
+        return {"type": "const_string", "value": ""}
+    edge = f"[^{SPACE}<]"
+    longer = f"{edge}[^<]{{{max(least - 2, 0)},{'' if most is None else int(most) - 2}}}{edge}"
+    options = ([edge] if least < 2 else []) + ([longer] if most is None or most > 1 else [])
+    return {"type": "regex", "pattern": f"({'|'.join(options)}){'' if least else '?'}"}
+
+
+def _writes_space(pattern: Pattern) -> bool:
+    match pattern:
+        case Chars(ranges):
+            return any(chr(code).isspace() for low, high in ranges for code in range(low, min(high, 0x3000) + 1))
+        case Joined(items) | Either(items):
+            return any(_writes_space(item) for item in items)
+        case Repeated(item):
+            return _writes_space(item)
+        case _:
+            return False
+
+
+ToolSpec = Mapping[str, Any]
+
+_THINK, _THINK_END = "<think>", "</think>"
+_HALF_CHARACTERS = ("\\ud", "\\uD")
+# White space as byte-level vocabularies write it, and others. Those that fall back to bytes write `<` as its number.
+_SPACES_IN_VOCABULARIES = "ĠĊĉčċČ▁ \t\n\r"
+_BEGINNING_AS_A_BYTE = "<0x3C>"
+_NO_ARGUMENTS: ToolSpec = {"type": "object", "properties": {}}
+
+
+def make_grammar(
+    chat: Chat,
+    tools: Sequence[ToolSpec],
+    mode: Literal["calls", "act"],
+    *,
+    loose_tools: Collection[str] = (),
+    stop: Sequence[str] = (),
+) -> str:
+    """The structural tag for turns of `chat` with `tools` on offer, as JSON text: the same text for the same inputs.
+
+    `stop`: texts that end a turn. Strings hold none of them, since a call would be cut there, but for those with a
+    pattern or a length, which are kept free of `<` only. Raises NoCallSyntaxError where the family's calls cannot be
+    held, and UnheldSchemaError where a tool's schema says more than a grammar holds, unless the tool is one of
+    `loose_tools`: its calls are held to the rest.
+    """
+    syntax = syntax_of(chat)
+    _check_stops(syntax, stop)
+    work = GrammarWork(together=True)
+    turns = _Turns(syntax, chat.tokenizer, control_tokens(chat.tokenizer), chat.stop_token_ids[0], tuple(stop), work)
+    tags = [turns.call_tag(tool, loose=_spec(tool)["name"] in loose_tools) for tool in tools]
+    if mode == "act":
+        body = _sequence([_GAP, _or([*([turns.calls(tags)] if tags else []), turns.answer()])])
+    else:
+        body = turns.prose_and_calls(tags)
+    # No sorted keys: the order of a schema's properties is the order in which the grammar wants them.
+    return json.dumps(
+        {"type": "structural_tag", "format": _sequence([*turns.thinking(chat.thinking), body])}, separators=(",", ":")
+    )
+
+
+def _spec(tool: ToolSpec) -> ToolSpec:
+    return tool.get("function", tool)
+
+
+def _check_stops(syntax: CallSyntax, stop: Sequence[str]) -> None:
+    number = ":0" if syntax.numbered else ""
+    call = (
+        syntax.section[0] + syntax.before_name + number + syntax.after_name + "{}" + syntax.closing + syntax.section[1]
+    )
+    for text in stop:
+        if -1 < call.find(text) < len(call) - len(text):
+            raise BadValueError(
+                f"sampling.stop has {text!r}, which stands inside every call: none could be finished",
+                fix="remove it, or set it to what ends a call",
+            )
+
+
+def _const(text: str) -> Format:
+    return {"type": "const_string", "value": text}
+
+
+def _sequence(elements: Sequence[Format]) -> Format:
+    flat = [inner for each in elements for inner in (each["elements"] if each["type"] == "sequence" else [each])]
+    return flat[0] if len(flat) == 1 else {"type": "sequence", "elements": flat}
+
+
+def _or(elements: Sequence[Format]) -> Format:
+    return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}
+
+
+def _optional(elements: Sequence[Format]) -> Format:
+    return {"type": "optional", "content": _sequence(elements)}
+
+
+# Families put up to two line ends between thinking and what follows.
+_GAP: Format = {"type": "regex", "pattern": "\n{0,2}"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """The parts of a turn as formats of a structural tag. `control`: the tokens that structure chats, by their text."""
+
+    syntax: CallSyntax
+    tokenizer: Tokenizer
+    control: Mapping[str, int]
+    stop_token_id: int
+    stop: tuple[str, ...]
+    work: GrammarWork
+
+    def thinking(self, thinking: Thinking) -> list[Format]:
+        """What a turn begins with."""
+        if thinking is Thinking.NONE:
+            return []
+        inside = [self._free_text(), *self._pieces(_THINK_END)]
+        if thinking is Thinking.OPEN:
+            return inside
+        block = [*self._pieces(_THINK), *inside]
+        return block if self.syntax.always_thinks else [_optional(block)]
+
+    def prose_and_calls(self, tags: Sequence[Format]) -> Format:
+        """Free text with calls in it."""
+        if self.syntax.opening is None:  # A turn is a call, or it is prose.
+            return _optional([_or([*tags, self.answer()])])
+        if not tags:
+            return self._free_text()
+        if self.syntax.section[0]:  # Parsers read the first section of a turn and no other.
+            return _sequence([self._free_text(), _optional([self.calls(tags), self._free_text()])])
+        return _sequence([self._free_text(), {"type": "star", "content": _sequence([_or(tags), self._free_text()])}])
+
+    def calls(self, tags: Sequence[Format]) -> Format:
+        """One call or more, and nothing else."""
+        begin, end = self.syntax.section
+        several: Format = {
+            "type": "tags_with_separator",
+            "tags": list(tags),
+            "separator": self.syntax.separator or "",
+            "at_least_one": True,
+            "stop_after_first": self.syntax.separator is None,
+        }
+        return _sequence([*self._pieces(begin), several, *self._pieces(end)])
+
+    def answer(self) -> Format:
+        """Text that says something and in which no call begins."""
+        if self.syntax.opening is None:
+            return {"type": "regex", "pattern": f"[^{SPACE}{{<][\\s\\S]*"}
+        # A character in front of the free text would cost the first mask 30 ms, since nearly all tokens go past it.
+        start: Format = {
+            "type": "exclude_token",
+            "exclude_tokens": _no_starts(self.tokenizer, tuple(self._kept_out_of_text())),
+        }
+        return _sequence([self._told_apart(start, "answer"), self._free_text()])
+
+    def call_tag(self, tool: ToolSpec, *, loose: bool) -> Format:
+        """The tag of one tool's calls."""
+        spec = _spec(tool)
+        name, schema = str(spec["name"]), spec.get("parameters") or _NO_ARGUMENTS
+        self._check_names(name, schema)
+        is_json = self.syntax.fields is None
+        excludes = self._excluded_from_json()
+        try:
+            held, found = rewrite(schema, excludes=excludes, escapes=is_json, work=self.work)
+        except OverLimitError as error:
+            raise ToolLimitError(
+                f"tool {name!r} has a schema that {error}",
+                fix="leave the tool out with servers.settings.NAME.deny of its server, offer fewer tools in a task, or "
+                "set sampling.constrain to off",
+            ) from error
+        unheld = [] if loose else list(found)
+        if self.syntax.fields is None:
+            arguments = [self._json(held)]
+        else:
+            writer = FieldArguments(self.syntax.fields, self._pieces, self._json, self._raw_text())
+            arguments, unheld_fields = writer.write(schema, held)
+            unheld += [] if loose else unheld_fields
+        if unheld:
+            raise _unheld_schema(name, unheld)
+        if self.syntax.before_name.endswith('"') and is_json:
+            name = json.dumps(name, ensure_ascii=False)[1:-1]
+        number = [_const(":"), {"type": "regex", "pattern": "[0-9]{1,4}"}] if self.syntax.numbered else []
+        before, after = (self._pieces(text) for text in (self.syntax.before_name, self.syntax.after_name))
+        pieces = [*before, _const(name), *number, *after, *arguments, *self._pieces(self.syntax.closing)]
+        return {"type": "tag", "begin": "", "content": _sequence(_joined(pieces)), "end": ""}
+
+    def _check_names(self, tool: str, schema: Mapping[str, Any]) -> None:
+        arguments: Iterable[str] = schema.get("properties", {}) if self.syntax.fields is not None else ()
+        for name in (tool, *arguments):
+            if self.syntax.cannot_write(name):
+                raise UnheldSchemaError(
+                    f"tool {tool!r}: the name {name!r} cannot be written in a call of this family",
+                    fix="rename it at the server, leave the tool out, or set sampling.constrain to off",
+                )
+
+    def _pieces(self, text: str) -> list[Format]:
+        """A fixed text, with the markers that parsers look for as tokens as just these."""
+        tokens = [*self.syntax.tokens, *(_think_tokens(self.control) if self.syntax.tokens else ())]
+        parts = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text) if tokens else [text]
+        return [
+            self._told_apart({"type": "token", "token": self.control[part]}, str(self.control[part]))
+            if part in tokens
+            else _const(part)
+            for part in parts
+            if part
+        ]
+
+    def _told_apart(self, tokens: Format, role: str) -> Format:
+        """A part that names tokens, safe from being taken for another.
+
+        The compiler of xgrammar 0.2.8 keeps what it has worked out for one rule and uses it for any other that differs
+        in nothing but tokens, in other grammars too, and then admits the wrong ones. So a rule is given a branch that
+        differs in text. It is never taken: a stop token is not admissible as anything but the end of a turn.
+        """
+        never = [{"type": "token", "token": self.stop_token_id}, _const(role)]
+        return _or([tokens, _sequence(never)])
+
+    def _free_text(self) -> Format:
+        return {"type": "any_text", "excludes": self._kept_out_of_text()}
+
+    def _kept_out_of_text(self) -> list[str]:
+        openings = self.syntax.tokens or ((self.syntax.opening,) if self.syntax.opening is not None else ())
+        return [_THINK, _THINK_END, *openings]
+
+    def _raw_text(self) -> Format:
+        markers = [_THINK, _THINK_END, *self.syntax.tags, *self.stop]
+        return {"type": "any_text", "excludes": list(dict.fromkeys(markers))}
+
+    def _json(self, schema: Mapping[str, Any]) -> Format:
+        excludes = [*self._excluded_from_json(), *_HALF_CHARACTERS]
+        return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1, "excludes": excludes}
+
+    def _excluded_from_json(self) -> list[str]:
+        """The first two characters of each marker, and the stop texts that they do not keep out already."""
+        # Of the tokenizer's own: those in brackets and bars. A plain `<s>` would cost more than it is worth.
+        own = [text for text in self.control if text[0] == "<" and not text[1].isalnum()]
+        short = sorted({marker[:2] for marker in (_THINK, _THINK_END, *self.syntax.tags, *own)})
+        return short + [text for text in self.stop if not any(marker in text for marker in short)]
+
+
+@lru_cache(maxsize=8)
+def _no_starts(tokenizer: Tokenizer, markers: tuple[str, ...]) -> tuple[int, ...]:
+    """The tokens that are white space only, hold a marker, or end as a marker begins."""
+    beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
+    vocabulary: Mapping[str, int] = cast("Any", tokenizer).get_vocab()
+    return tuple(
+        sorted(
+            token_id
+            for text, token_id in vocabulary.items()
+            if not text.strip(_SPACES_IN_VOCABULARIES)
+            or text.endswith((*beginnings, _BEGINNING_AS_A_BYTE))
+            or any(marker in text for marker in markers)
+        )
+    )
+
+
+def _think_tokens(control: Mapping[str, int]) -> tuple[str, ...]:
+    return (_THINK, _THINK_END) if _THINK in control and _THINK_END in control else ()
+
+
+def _joined(pieces: Sequence[Format]) -> list[Format]:
+    """The pieces, neighbouring fixed texts as one."""
+    joined: list[Format] = []
+    for piece in pieces:
+        if joined and piece["type"] == "const_string" == joined[-1]["type"]:
+            joined[-1] = _const(joined[-1]["value"] + piece["value"])
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _unheld_schema(tool: str, unheld: Sequence[Unheld]) -> UnheldSchemaError:
+    found = "; ".join(f"{each.keyword} at {each.path or 'the top'}: {each.why}" for each in unheld)
+    return UnheldSchemaError(
+        f"tool {tool!r} has a schema that a grammar cannot hold: {found}",
+        fix=f"add {tool} to sampling.loose_tools (its arguments are still checked when it is called), or set "
+        "sampling.constrain to off",
+    )

@@ -1,0 +1,171 @@
+"""From groups to a batch: rewards become advantages, spread over the tokens that carry loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mcprl.config import AlgorithmConfig, CriticConfig
+from mcprl.learning.algorithms.advantages import (
+    dr_grpo_advantages,
+    floats,
+    gae,
+    grpo_advantages,
+    rloo_advantages,
+    step_rewards,
+    steps_of,
+    whitened,
+)
+from mcprl.learning.algorithms.losses import divergence, learnable_tokens
+from mcprl.records import Batch, Columns, Group, Readings, Trajectory
+
+__all__ = ["make_batch"]
+
+
+_Mask = tuple[bool, ...]
+
+_GROUP_RELATIVE: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "grpo": grpo_advantages,
+    "dr_grpo": dr_grpo_advantages,
+    "rloo": rloo_advantages,
+}
+_NOTHING_READ = Readings()
+
+
+def make_batch(
+    step: int,
+    groups: Sequence[Group],
+    algorithm: AlgorithmConfig,
+    readings: Readings = _NOTHING_READ,
+    *,
+    kl_coefficient: float = 0.0,
+    demonstrations: Sequence[Trajectory] = (),
+    demonstration_weight: float = 0.0,
+) -> Batch:
+    """A batch of whole groups with the advantages that `algorithm` asks for; 0 on tokens without loss.
+
+    grpo, dr_grpo, rloo   an episode's advantage in its group, the same on each of its learnable tokens
+    gae                   the advantage of the token's step, and its return beside it
+
+    With kl.place reward, each learnable token first costs `kl_coefficient` times its divergence from the reference. A
+    reward that is no number gives advantages that are none: the learner refuses them.
+    """
+    trajectories = [t for group in groups for t in group.trajectories]
+    learnable = tuple(learnable_tokens(t, algorithm.masks) for t in trajectories)
+    penalised = algorithm.kl.place == "reward" and kl_coefficient > 0.0
+    _check_readings(algorithm, readings, penalised)
+    penalties = _penalties(trajectories, learnable, algorithm, readings, kl_coefficient if penalised else 0.0)
+    returns = None
+    if algorithm.has_critic:
+        advantages, returns = _critic_columns(trajectories, learnable, penalties, algorithm.critic, readings)
+    else:
+        advantages = _group_columns(groups, learnable, penalties, algorithm.advantages)
+    if algorithm.whiten:
+        advantages = _whitened_columns(advantages, learnable)
+    return Batch(
+        step=step,
+        groups=tuple(groups),
+        learnable=learnable,
+        advantages=advantages,
+        returns=returns,
+        readings=readings,
+        kl_coefficient=kl_coefficient,
+        demonstrations=tuple(demonstrations),
+        demonstration_weight=demonstration_weight,
+    )
+
+
+def _check_readings(algorithm: AlgorithmConfig, readings: Readings, penalised: bool) -> None:
+    needed = {
+        "reference_logprobs": (penalised, readings.reference_logprobs),
+        "values": (algorithm.has_critic, readings.values),
+    }
+    missing = [name for name, (is_needed, given) in needed.items() if is_needed and given is None]
+    if missing:
+        raise ValueError(f"this objective needs readings of the learner that are missing: {', '.join(missing)}")
+
+
+def _penalties(
+    trajectories: Sequence[Trajectory],
+    learnable: Sequence[_Mask],
+    algorithm: AlgorithmConfig,
+    readings: Readings,
+    coefficient: float,
+) -> list[list[float]]:
+    """What each token costs for its distance to the reference; nothing where it carries no loss."""
+    if coefficient == 0.0 or readings.reference_logprobs is None:
+        return [[0.0] * len(mask) for mask in learnable]
+    costs: list[list[float]] = []
+    for trajectory, mask, reference in zip(trajectories, learnable, readings.reference_logprobs, strict=True):
+        sampled_T = torch.tensor(trajectory.logprobs, dtype=torch.float64)
+        cost_T = coefficient * divergence(sampled_T, torch.tensor(reference).to(sampled_T), algorithm.kl.estimator)
+        costs.append(floats(torch.where(torch.tensor(mask), cost_T, 0.0)))
+    return costs
+
+
+def _group_columns(
+    groups: Sequence[Group],
+    learnable: Sequence[_Mask],
+    penalties: Sequence[Sequence[float]],
+    kind: str,
+) -> Columns:
+    """Each learnable token has its episode's advantage: that of the reward, minus that of the penalty.
+
+    Only the reward is scaled (grpo), by its own standard deviation. If the penalty were part of what is scaled, a group
+    of equal rewards would turn any difference in the penalty, however small, into advantages of about 1.
+    """
+    of_reward = _GROUP_RELATIVE[kind]
+    of_penalty = dr_grpo_advantages if kind == "grpo" else of_reward
+    advantages: list[float] = []
+    costs = iter(penalties)
+    for group in groups:
+        reward_G = torch.tensor([t.reward for t in group.trajectories], dtype=torch.float64)
+        cost_G = torch.tensor([sum(next(costs)) for _ in group.trajectories], dtype=torch.float64)
+        advantages.extend(floats(of_reward(reward_G) - of_penalty(cost_G)))
+    return tuple(
+        tuple(advantage if carries_loss else 0.0 for carries_loss in mask)
+        for advantage, mask in zip(advantages, learnable, strict=True)
+    )
+
+
+def _critic_columns(
+    trajectories: Sequence[Trajectory],
+    learnable: Sequence[_Mask],
+    penalties: Sequence[Sequence[float]],
+    critic: CriticConfig,
+    readings: Readings,
+) -> tuple[Columns, Columns]:
+    """Advantages and returns: each learnable token has those of its step."""
+    advantages: list[tuple[float, ...]] = []
+    returns: list[tuple[float, ...]] = []
+    columns = zip(trajectories, learnable, penalties, readings.values or (), strict=True)
+    for trajectory, mask, costs, values in columns:
+        steps = steps_of(trajectory, mask, critic.step)
+        earned = step_rewards(trajectory, steps)
+        reward_S = [reward - sum(costs[place] for place in step) for reward, step in zip(earned, steps, strict=True)]
+        advantage_S, return_S = gae(
+            torch.tensor(reward_S, dtype=torch.float64),
+            torch.tensor([values[step[0]] for step in steps], dtype=torch.float64),
+            gamma=critic.gamma,
+            lam=critic.lam,
+        )
+        advantages.append(_spread(advantage_S, steps, len(mask)))
+        returns.append(_spread(return_S, steps, len(mask)))
+    return tuple(advantages), tuple(returns)
+
+
+def _spread(number_S: Tensor, steps: Sequence[Sequence[int]], length: int) -> tuple[float, ...]:
+    column = [0.0] * length
+    for number, step in zip(floats(number_S), steps, strict=True):
+        for place in step:
+            column[place] = number
+    return tuple(column)
+
+
+def _whitened_columns(advantages: Columns, learnable: Sequence[_Mask]) -> Columns:
+    rows = list(zip(advantages, learnable, strict=True))
+    chosen = [a for row, mask in rows for a, carries_loss in zip(row, mask, strict=True) if carries_loss]
+    white = iter(floats(whitened(torch.tensor(chosen, dtype=torch.float64))))
+    return tuple(tuple(next(white) if carries_loss else 0.0 for carries_loss in mask) for mask in learnable)

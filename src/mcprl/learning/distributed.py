@@ -1,0 +1,272 @@
+"""The learner in several processes, as a run holds it: it starts them, tells all the same, and listens to the first.
+
+Where one of them ends or fails, the others may wait for it forever: then all are ended, and the error says which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import sys
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from mcprl.config import RunConfig
+from mcprl.errors import LearnerLostError, McprlError
+from mcprl.processes import ChildProcess, private_folder
+from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
+
+if TYPE_CHECKING:
+    from mcprl.grammar.masks import Grammars
+
+__all__ = ["SOCKET_VARIABLE", "Answer", "DistributedLearner", "Plan", "receive", "send"]
+
+
+SOCKET_VARIABLE = "MCPRL_LEARNER_SOCKET"
+"""Variable in the environment of a process: where to call."""
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a process is to be. `constrained` says whether trajectories were held to grammars.
+
+    The processes tell each other their addresses in the file `rendezvous`, in a folder that only the user can enter.
+
+    Plan(config=…, folder=Path("outputs/hello/weights"), rendezvous=Path("/tmp/mcprl-x1/rendezvous"), constrained=True)
+    """
+
+    config: RunConfig
+    folder: Path
+    rendezvous: Path
+    constrained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to one request: its result, or the error that it ended with. Only the first process has results.
+
+    Answer(result=Update(…), error=None)
+    """
+
+    result: Any = None
+    error: McprlError | None = None
+
+
+async def send(writer: StreamWriter, message: Any) -> None:
+    """Raises ConnectionError where nobody listens."""
+    data = await asyncio.to_thread(pickle.dumps, message, pickle.HIGHEST_PROTOCOL)
+    writer.write(len(data).to_bytes(_LENGTH_BYTES, "big"))
+    writer.write(data)
+    await writer.drain()
+
+
+async def receive(reader: StreamReader) -> Any:
+    """Raises IncompleteReadError where the line ended."""
+    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
+    data = await reader.readexactly(length)
+    return await asyncio.to_thread(pickle.loads, data)
+
+
+_WORKER = (sys.executable, "-m", "mcprl.learning.worker")
+# Where one process fails, others fail by it, and may be heard first. So long is waited for the one to blame.
+_BLAME_S = 2.0
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+
+
+class DistributedLearner:
+    """Trains a policy in `learner.processes` processes that live as long as this context.
+
+    `grammars` are for the run itself: where they are not None, each process loads its own. Versions of the weights are
+    written to `folder`, what the processes print to `learner-RANK.log` beside it.
+    """
+
+    def __init__(self, config: RunConfig, *, folder: Path, grammars: Grammars | None) -> None:
+        self._stack = contextlib.ExitStack()
+        self._home = self._stack.enter_context(private_folder())
+        self._plan = Plan(
+            config=config,
+            folder=folder.resolve(),
+            rendezvous=self._home / "rendezvous",
+            constrained=grammars is not None,
+        )
+        self._size = config.learner.processes
+        self._processes: list[ChildProcess] = []
+        self._lines: list[asyncio.Future[tuple[StreamReader, StreamWriter]]] = []
+        self._server: asyncio.Server | None = None
+        self._turn = asyncio.Lock()
+        self._lost: McprlError | None = None
+
+    async def __aenter__(self) -> DistributedLearner:
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, the first process first."""
+        return [process.pid for process in self._processes]
+
+    async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
+        """What the objective must know of trajectories before it learns from them."""
+        return await self._ask(("read", tuple(trajectories)))
+
+    async def update(self, batch: Batch) -> Update:
+        """Learn from a batch and write the next version of the weights."""
+        return await self._ask(("update", batch))
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
+        """The policy's logprob of every sampled token, forced ones too, and 0 elsewhere; one column a trajectory."""
+        return await self._ask(("score", tuple(trajectories)))
+
+    async def save_state(self, folder: Path) -> None:
+        """Each process writes its share of what the next update depends on; to be called between updates only."""
+        await self._ask(_with_folder("save_state", folder))
+
+    async def load_state(self, folder: Path) -> Weights:
+        """Become what as many processes wrote. The version of the weights it held, written for the sampler again."""
+        return await self._ask(_with_folder("load_state", folder))
+
+    async def fetch(self, weights: Weights) -> Weights:
+        """The same: every version is in files already."""
+        return weights
+
+    async def state_bytes(self) -> int:
+        """How large the files of `save_state` will be, once an update has been made; those of all processes."""
+        return await self._ask(("state_bytes",))
+
+    async def close(self) -> None:
+        """End all processes. Safe to call again."""
+        for line in self._lines:
+            if line.done() and not line.cancelled():
+                line.result()[1].close()  # a process that waits for work ends by itself
+        await asyncio.gather(*(process.stop() for process in self._processes))
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+        self._stack.close()
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._lines = [loop.create_future() for _ in range(self._size)]
+        socket = self._home / "line"
+        self._server = await asyncio.start_unix_server(self._meet, socket)
+        shared = {
+            **os.environ,
+            # Each with its part of the cores: all of them with all cores would only wait for one another.
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._size))),
+            # All processes are on this machine: no other one may reach the ports that they open for each other.
+            "GLOO_SOCKET_IFNAME": _LOOPBACK,
+            "NCCL_SOCKET_IFNAME": _LOOPBACK,
+            "WORLD_SIZE": str(self._size),
+            "LOCAL_WORLD_SIZE": str(self._size),
+            SOCKET_VARIABLE: str(socket),
+        }
+        for rank in range(self._size):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            log = self._plan.folder.parent / f"learner-{rank}.log"
+            self._processes.append(await ChildProcess.start(_WORKER, env=shared | own, log=log))
+        await self._ask(self._plan)
+
+    async def _meet(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """A process calls, and says first which one it is."""
+        rank: int = await receive(reader)
+        self._lines[rank].set_result((reader, writer))
+
+    async def _ask(self, message: Any) -> Any:
+        """Send a message to all; the answer of the first when all have answered."""
+        async with self._turn:
+            if self._lost is not None:
+                raise LearnerLostError(
+                    f"the learner's processes were ended after an error: {self._lost.what}", fix=self._lost.fix
+                )
+            errors: list[McprlError] = []
+            asked = [asyncio.create_task(self._ask_one(rank, message, errors)) for rank in range(self._size)]
+            try:
+                done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
+                if errors:
+                    await asyncio.wait(asked, timeout=_BLAME_S)
+                    raise min(errors, key=_remoteness)
+                for task in done:
+                    task.result()
+                return asked[0].result()
+            except BaseException as error:
+                # What was asked is half done: nobody could tell which weights the processes hold.
+                self._lost = error if isinstance(error, McprlError) else _INTERRUPTED
+                await self._abandon(asked)
+                raise
+
+    async def _ask_one(self, rank: int, message: Any, errors: list[McprlError]) -> Any:
+        """The answer of one process. Errors are noted too, in the order in which they are met."""
+        try:
+            return await self._answer_or_end(rank, message)
+        except McprlError as error:
+            errors.append(error)
+            raise
+
+    async def _answer_or_end(self, rank: int, message: Any) -> Any:
+        talk, end = asyncio.create_task(self._talk(rank, message)), asyncio.create_task(self._processes[rank].wait())
+        try:
+            await asyncio.wait((talk, end), return_when=asyncio.FIRST_COMPLETED)
+            if not talk.done() or isinstance(talk.exception(), (ConnectionError, asyncio.IncompleteReadError)):
+                raise await self._went_away(rank)
+            answer = talk.result()
+        finally:
+            talk.cancel()
+            end.cancel()
+            await asyncio.gather(talk, end, return_exceptions=True)
+        if answer.error is not None:
+            raise answer.error
+        return answer.result
+
+    async def _talk(self, rank: int, message: Any) -> Answer:
+        reader, writer = await self._lines[rank]
+        await send(writer, message)
+        return await receive(reader)
+
+    async def _went_away(self, rank: int) -> LearnerLostError:
+        process = self._processes[rank]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _BLAME_S)
+        code = process.exit_code
+        how = "closed its line" if code is None else f"ended with exit code {code}"
+        killed = "it was killed, most often for lack of memory: lower learner.microbatch, or see "
+        return LearnerLostError(
+            f"process {rank} of {self._size} of the learner {how}; the end of its log: {process.log_tail()}",
+            fix=f"{killed if code == -signal.SIGKILL else 'see '}{process.log}",
+        )
+
+    async def _abandon(self, asked: Sequence[asyncio.Task[Any]]) -> None:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*(process.stop(grace_s=0.0) for process in self._processes))
+
+
+_INTERRUPTED = LearnerLostError("the run stopped waiting for them", fix="start the run again")
+
+
+def _with_folder(method: str, folder: Path) -> tuple[str, Path]:
+    return method, folder.resolve()
+
+
+def _remoteness(error: McprlError) -> int:
+    """Its own words tell more than that a process went away. One that was killed went first; others then missed it."""
+    if not isinstance(error, LearnerLostError):
+        return 0
+    return 1 if "exit code -" in error.what else 2

@@ -1,0 +1,242 @@
+"""A processes of several processes: what they say to one another, and torch's FSDP2 for what each holds of the weights.
+
+Accelerate finds out who is who. Every process computes some of the packs of a minibatch; gradients meet in a
+reduce-scatter after each pack, so that none ever holds more of them than its share.
+
+FSDP2 is called itself and not through Accelerate, which takes it on GPUs only: so one way runs on both, and is tested.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from peft import PeftModel
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard  # pyright: ignore[reportUnknownVariableType]
+from torch.distributed.tensor import DTensor
+
+from mcprl.config import ModelConfig, RunConfig
+from mcprl.errors import BadValueError, MissingExtraError
+from mcprl.learning.models import Policy, Reference, save_weights
+from mcprl.learning.optimizer import Optimisation
+from mcprl.learning.process_group import ProcessGroup
+from mcprl.learning.state import State
+from mcprl.records import Weights
+
+__all__ = ["Fsdp2Team", "Team", "deal", "make_team", "trained_state"]
+
+
+_dist = cast("Any", dist)
+
+
+def make_team(config: RunConfig, rendezvous: Path) -> ProcessGroup:
+    """The processes of this process, one of several that find each other in a file."""
+    if config.learner.sharding == "zero3":
+        return Zero3Team(rendezvous)
+    return Fsdp2Team(rendezvous)
+
+
+class Team(ABC):
+    """What all ways to share weights have in common."""
+
+    def __init__(self, rendezvous: Path) -> None:
+        # A file, because torch's own store listens on all interfaces and asks nobody who they are.
+        state: Any = PartialState(
+            cpu=not torch.cuda.is_available(),
+            init_method=rendezvous.as_uri(),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
+        self.rank: int = state.process_index
+        self.size: int = state.num_processes
+        self.device: torch.device = state.device
+        # What is said about an update is small and in the CPU's memory, whatever the weights travel by.
+        self._talk = _dist.new_group(backend="gloo")
+
+    def own(self, packs: Sequence[Any]) -> list[Any]:
+        return deal(packs, self.rank, self.size)
+
+    def everywhere(self, holds: bool) -> bool:
+        flag = torch.tensor(int(holds))
+        _dist.all_reduce(flag, op=_dist.ReduceOp.MIN, group=self._talk)
+        return bool(flag)
+
+    def gather(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self.size
+        _dist.all_gather_object(found, value, group=self._talk)
+        return found
+
+    def save(self, policy: Policy, version: int, folder: Path, *, model: ModelConfig) -> Weights:
+        """All processes give their shares, one tensor after the other; the first process writes."""
+        whole: dict[int, Tensor] = {}
+        state: dict[str, Tensor] = {}
+        for name, tensor in trained_state(policy).items():
+            if id(tensor) not in whole:  # tied weights are one tensor under two names
+                whole[id(tensor)] = self._whole(tensor)
+            state[name] = whole[id(tensor)]
+        if self.rank == 0:
+            return save_weights(policy, version, folder, model=model, state=state)
+        is_adapter = isinstance(policy.model, PeftModel)
+        return Weights(version=version, adapter=folder) if is_adapter else Weights(version=version, model=folder)
+
+    @abstractmethod
+    def _whole(self, tensor: Tensor) -> Tensor:
+        """On the first process, a tensor of which each holds a share, in the CPU's memory; the others give theirs."""
+
+
+def deal(packs: Sequence[Any], rank: int, size: int) -> list[Any]:
+    """Every `size`-th pack, filled up with None: a process that made fewer passes than others would leave them waiting.
+
+    deal(["a", "b", "c"], rank=1, size=2) == ["b", None]
+    """
+    rounds = -(-len(packs) // size)
+    own = list(packs[rank::size])
+    return own + [None] * (rounds - len(own))
+
+
+def trained_state(policy: Policy) -> Mapping[str, Tensor]:
+    """What a version of the weights consists of, by name: the live adapter, or the whole model."""
+    model = cast("nn.Module", policy.model)
+    state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    if not isinstance(model, PeftModel):
+        return state
+    return {name: tensor for name, tensor in state.items() if tensor.requires_grad}
+
+
+class Fsdp2Team(Team):
+    """Each process holds a slice of every tensor; a layer is whole only while it computes."""
+
+    loading_device = torch.device("cpu")  # a GPU need not hold the whole model, not even at first
+
+    def share(self, policy: Policy, reference: Reference | None, config: RunConfig) -> tuple[Policy, Optimisation]:
+        self._shard(policy, config.model.path)
+        if reference is not None and reference.copy is not None:
+            self._shard(reference.copy, config.model.path)
+        return policy, Optimisation(policy, config)
+
+    def backward(self, loss: Tensor) -> None:
+        # FSDP2 takes the mean over processes; a minibatch's loss is the sum.
+        (loss * self.size).backward()  # pyright: ignore[reportUnknownMemberType]
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+        return tensor.cpu() if self.rank == 0 else torch.empty(0)
+
+    def _shard(self, policy: Policy, path: str) -> None:
+        shard = cast("Any", fully_shard)
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        model: Any = policy.model
+        base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        names: set[str] = set(base._no_split_modules or ())
+        layers = [module for module in base.modules() if type(module).__name__ in names]
+        if not layers:
+            raise BadValueError(f"{path} does not say which of its layers are whole", fix="use learner.processes 1")
+        for layer in layers:
+            shard(layer, mesh=mesh)
+        shard(policy, mesh=mesh)
+        # By default the outermost part stays whole between forward and backward. Where nothing is learned there is no
+        # backward, and it would stay whole, and old, after the next optimiser step.
+        cast("Any", policy).set_reshard_after_forward(True)
+
+
+def zero3_settings(config: RunConfig) -> dict[str, Any]:
+    """DeepSpeed's own configuration of an engine."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # it counts with it only; a pack is as large as the learner makes it
+        # A minibatch has as many packs as it needs, and ends where the learner makes its step.
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": config.learner.max_grad_norm or 0.0,  # DeepSpeed's word for never
+        "zero_optimization": {
+            "stage": 3,
+            # Small tensors too: one that stayed whole would not follow when an update is undone.
+            "stage3_param_persistence_threshold": 0,
+        },
+        "zero_allow_untested_optimizer": True,
+    }
+
+
+class _ZeroOptimisation(Optimisation):
+    """AdamW inside DeepSpeed's engine. `named` are the shares that it moves, flat and numbered: the engine cuts them as
+    it likes. What the policy computes with follows them."""
+
+    def __init__(self, policy: Policy, config: RunConfig) -> None:
+        super().__init__(policy, config)
+        self._engine: Any = None
+
+    def enter(self, engine: Any) -> None:
+        self._engine = engine
+        shares: list[Tensor] = engine.optimizer.fp32_partitioned_groups_flat
+        self.named = {f"share-{number}": share for number, share in enumerate(shares)}
+
+    @torch.no_grad()
+    def become(self, state: State) -> None:
+        super().become(state)
+        used: list[Tensor] = self._engine.optimizer.fp16_partitioned_groups_flat  # in 32 bits too, in spite of the name
+        for own, share in zip(used, self.parameters, strict=True):
+            own.copy_(share)
+
+    def forget_gradients(self) -> None:
+        self._engine.optimizer.zero_grad()
+        # Weights that are still whole from a pass that was not finished may be older than their shares.
+        self._engine.empty_partition_cache()
+
+    def gradients_are_finite(self) -> bool:
+        return True  # the engine looks at them in its step, and makes none where they are not
+
+    def step(self) -> float:
+        self._engine.step()
+        if not self._engine.was_step_applied():
+            return float("nan")
+        self.schedule.step()
+        return float(self._engine.get_global_grad_norm())
+
+
+class Zero3Team(Team):
+    """Each process holds a slice of every tensor; DeepSpeed gathers a module's weights while it computes."""
+
+    def __init__(self, rendezvous: Path) -> None:
+        if importlib.util.find_spec("deepspeed") is None:
+            raise MissingExtraError(
+                "learner.sharding is zero3, which needs DeepSpeed", fix="install mcprl[deepspeed], or use fsdp2"
+            )
+        super().__init__(rendezvous)
+        self.loading_device = self.device
+        self._engine: Any = None
+
+    def share(self, policy: Policy, reference: Reference | None, config: RunConfig) -> tuple[Policy, Optimisation]:
+        import deepspeed
+
+        # On a CPU, DeepSpeed would compile an operation of its own for all-reduce when it is first used, under a lock
+        # that outlives a process that is killed meanwhile: the next one would wait for ever. gloo does as well.
+        cast("Any", deepspeed).ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        optimisation = _ZeroOptimisation(policy, config)
+        self._engine, *_ = cast("Any", deepspeed).initialize(
+            model=policy, optimizer=optimisation.optimiser, config=zero3_settings(config), dist_init_required=False
+        )
+        optimisation.enter(self._engine)
+        if reference is not None:
+            reference.policy = self._engine
+        return self._engine, optimisation
+
+    def backward(self, loss: Tensor) -> None:
+        # ZeRO-3 takes the mean over processes; a minibatch's loss is the sum.
+        self._engine.backward(loss * self.size)
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        import deepspeed
+
+        if not hasattr(tensor, "ds_id"):
+            return tensor.detach().cpu()
+        with cast("Any", deepspeed).zero.GatheredParameters([tensor]):
+            return tensor.detach().to("cpu", copy=True) if self.rank == 0 else torch.empty(0)

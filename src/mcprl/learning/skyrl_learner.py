@@ -1,0 +1,354 @@
+"""The SkyRL learner: the same updates as the torch learner makes, computed behind the Tinker API."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mcprl.config import KlConfig, RunConfig
+from mcprl.errors import EngineLostError, OtherStateError
+from mcprl.files import storage_faults
+from mcprl.learning.algorithms.advantages import floats, ints
+from mcprl.learning.learner import BatchLearner
+from mcprl.learning.models import Scores
+from mcprl.learning.optimizer import learning_rate_share
+from mcprl.learning.packing import Pack, Packer, Replayer
+from mcprl.learning.process_group import SingleProcess
+from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
+from mcprl.skyrl.client import AdamStep, ScoredRow
+from mcprl.skyrl.engine import SkyrlEngine
+
+__all__ = ["SkyrlLearner"]
+
+
+_GRAD_NORM = "skyrl.ai/grad_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """Rows that were scored to learn from, and the leaf with the logprobs of their scored tokens.
+
+    `before_N` is the place in its row of the token that each is predicted from.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    sequence_N: Tensor
+    before_N: Tensor
+    logprob_N: Tensor
+
+    def told(self) -> list[ScoredRow]:
+        """What the server is to learn of rows that have a scored token."""
+        gradient_N = self.logprob_N.grad
+        assert gradient_N is not None, "scored to learn from, and not learnt from"
+        found: list[ScoredRow] = []
+        for number, token_ids in enumerate(self.rows):
+            own_N = self.sequence_N == number
+            if own_N.any():
+                scored_T, logprob_T, gradient_T = torch.zeros(3, len(token_ids) - 1)
+                scored_T[self.before_N[own_N]] = 1.0
+                logprob_T[self.before_N[own_N]] = self.logprob_N.detach()[own_N]
+                gradient_T[self.before_N[own_N]] = gradient_N[own_N]
+                found.append(
+                    ScoredRow(
+                        token_ids=token_ids,
+                        scored=tuple(one > 0 for one in floats(scored_T)),
+                        logprobs=tuple(floats(logprob_T)),
+                        gradients=tuple(floats(gradient_T)),
+                    )
+                )
+        return found
+
+
+class RemotePolicy:
+    """Scores packs of padded rows, called in another thread than the event loop's.
+
+    The entropy of a token's distribution is not known: in its place stands minus the logprob of the token that was
+    drawn, whose mean over sampled tokens is the same.
+    """
+
+    def __init__(self, engine: SkyrlEngine, *, is_reference: bool = False) -> None:
+        self._engine = engine
+        self._is_reference = is_reference
+        self.scored: list[_Scored] = []
+
+    def __call__(self, pack: Pack) -> Scores:
+        id_X, width = pack.layout.token_id_BT.flatten(), pack.layout.token_id_BT.shape[1]
+        rows = tuple(tuple(ints(id_X[place_T])) for place_T in pack.layout.places)
+        columns = self._engine.from_thread(self._engine.score(rows, reference=self._is_reference))
+        before_N = pack.before_N - pack.sequence_N * width
+        places = zip(ints(pack.sequence_N), ints(before_N), strict=True)
+        logprob_N = torch.tensor([columns[row][place] for row, place in places], dtype=torch.float32)
+        entropy_N = -logprob_N
+        if torch.is_grad_enabled():
+            logprob_N.requires_grad_()
+            self.scored.append(_Scored(rows, pack.sequence_N, before_N, logprob_N))
+        return Scores(logprob_N, entropy_N, None)
+
+
+class RemoteOptimisation:
+    """Adam on the server, and the schedule of its learning rate here. `steps` counts those that were made.
+
+    `rate_factor` is what the schedule's rate is multiplied with: less than 1 after updates that went too far.
+    """
+
+    def __init__(self, policy: RemotePolicy, engine: SkyrlEngine, config: RunConfig) -> None:
+        learner, algorithm = config.learner, config.algorithm
+        self.steps = 0
+        self.rate_factor = 1.0
+        self._policy = policy
+        self._engine = engine
+        self._learner = learner
+        self._share = partial(
+            learning_rate_share,
+            schedule=learner.schedule,
+            warmup=learner.warmup_steps,
+            total=config.training.steps * algorithm.epochs * algorithm.minibatches,
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        """The one in force for the next step."""
+        return self._learner.learning_rate * self._share(self.steps) * self.rate_factor
+
+    def forget_gradients(self) -> None:
+        """None have been sent: they wait here for the step."""
+        self._policy.scored.clear()
+
+    def gradients_are_finite(self) -> bool:
+        """Whether every derivative by a logprob is a number. Those by weights show in the norm of a step."""
+        leaves = (one.logprob_N.grad for one in self._policy.scored)
+        return all(bool(grad.isfinite().all()) for grad in leaves if grad is not None)
+
+    def step(self) -> float | None:
+        """Send all gradients and make one step; their norm, where the server says it."""
+        rows = [row for one in self._policy.scored for row in one.told()]
+        adam = AdamStep(learning_rate=self.learning_rate, weight_decay=self._learner.weight_decay)
+        told = self._engine.from_thread(self._engine.learn(rows, adam))
+        self._policy.scored.clear()
+        self.steps += 1
+        return told.get(_GRAD_NORM)
+
+    def make_undo(self) -> Callable[[], None]:
+        """What to call to make all steps from now on not to have been."""
+        steps = self.steps
+
+        def undo() -> None:
+            self._policy.scored.clear()
+            if self.steps != steps:
+                self._engine.from_thread(self._engine.reload())
+                self.steps = steps
+
+        return undo
+
+    def halve_rate(self) -> None:
+        """Make all steps from now on with half the learning rate, whatever the schedule says."""
+        self.rate_factor /= 2
+
+
+class RemoteReference:
+    """A second adapter on the server: the untouched model, or a copy of the policy every so many updates."""
+
+    def __init__(self, engine: SkyrlEngine, kl: KlConfig) -> None:
+        self._engine = engine
+        self._kl = kl
+        self.updates = 0
+
+    @contextmanager
+    def in_place(self) -> Generator[RemotePolicy]:
+        """The reference, as a policy to score with."""
+        yield RemotePolicy(self._engine, is_reference=True)
+
+    def follow(self) -> dict[str, float]:
+        """After an update: move as configured, and say what was done and whether it took."""
+        self.updates += 1
+        if self._kl.reference == "sync" and self.updates % self._kl.sync_every == 0:
+            return {"reference_synced": 1.0, "reference_tensors_differing": float(self.become_policy())}
+        return {"reference_synced": 0.0}
+
+    def become_policy(self) -> int:
+        """Take over the policy's state whole, or raise: nothing differs afterwards."""
+        self._engine.from_thread(self._engine.sync_reference())
+        return 0
+
+
+_STATE_FILE = "skyrl.json"
+_ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER_FILE = "adapter_model.safetensors"
+# The server makes its own microbatches: a request for each of ours would only be slower.
+_ROWS_IN_A_REQUEST = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Standing:
+    """All that the next update depends on besides what the server holds.
+
+    _Standing(version=3, steps=6, rate_factor=1.0, spoilt_in_a_row=0, reference_updates=3)
+    """
+
+    version: int
+    steps: int
+    rate_factor: float
+    spoilt_in_a_row: int
+    reference_updates: int
+
+
+class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReference]):
+    """Trains the adapter of an engine, which it shares with the sampler. `folder` gets the adapter when it is fetched.
+
+    An update that the server did not live through is made again from the version before it.
+    """
+
+    def __init__(self, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> None:
+        processes, replayer = SingleProcess(torch.device("cpu")), Replayer(None)
+        packer = Packer(replayer, processes.device, microbatch=_ROWS_IN_A_REQUEST, share_prefix=False)
+        super().__init__(config, processes=processes, packer=packer, replayer=replayer)
+        self._engine = engine
+        self._folder = folder
+        self.policy = RemotePolicy(engine)
+        self.optimisation = RemoteOptimisation(self.policy, engine, config)
+        self.reference = RemoteReference(engine, config.algorithm.kl) if config.algorithm.kl.needs_reference else None
+
+    @classmethod
+    async def open(cls, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> SkyrlLearner:
+        """A learner of an engine that is open, with its reference."""
+        learner = cls(config, engine, folder=folder)
+        if learner.reference is not None:
+            await engine.attempt(engine.open_reference)
+        return learner
+
+    async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
+        """What the objective must know of trajectories before it learns from them."""
+        return await self._engine.attempt(lambda: super(SkyrlLearner, self).read(trajectories))
+
+    async def update(self, batch: Batch) -> Update:
+        """Learn from a batch, and hand the next version of the weights to the sampler."""
+        before = self._standing()
+
+        async def update() -> Update:
+            self._stand(before)
+            return await super(SkyrlLearner, self).update(batch)
+
+        return await self._engine.attempt(update)
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
+        """The policy's logprob of every sampled token, and 0 elsewhere; one column a trajectory."""
+        return await self._engine.attempt(lambda: super(SkyrlLearner, self).score(trajectories))
+
+    async def save_state(self, folder: Path) -> None:
+        """Have the server save its state, write where, and have it keep those that the run's checkpoints name."""
+        snapshot = await self._engine.attempt(self._engine.save)
+        told = {
+            "standing": asdict(self._standing()),
+            "state": snapshot.state,
+            "reference": self._engine.reference_state,
+            "settings": self._settings(),
+        }
+        with storage_faults(f"writing the learner's state to {folder}"):
+            (folder / _STATE_FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            named = _states_named_in(folder.parent)
+        await self._engine.keep_only(named)
+
+    async def load_state(self, folder: Path) -> Weights:
+        """Become what `save_state` wrote."""
+        with storage_faults(f"reading the learner's state in {folder}"):
+            if not (folder / _STATE_FILE).is_file():
+                raise OtherStateError(
+                    f"{folder} holds no state of engine skyrl", fix="resume with the engine that the run began with"
+                )
+            told = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
+        changed = [f"{name} was {value}" for name, value in told["settings"].items() if value != self._settings()[name]]
+        if changed:
+            raise OtherStateError(
+                f"the state in {folder} was saved under other settings: {'; '.join(changed)}",
+                fix="resume with the settings that the run began with, or start a run anew",
+            )
+        standing = _Standing(**told["standing"])
+        await self._engine.attempt(lambda: self._engine.become(standing.version, told["state"], told["reference"]))
+        self._stand(standing)
+        return self._weights
+
+    async def fetch(self, weights: Weights) -> Weights:
+        """The adapter of the newest weights, in the form that PEFT and vLLM read."""
+        if weights.version != self._engine.version:
+            raise ValueError(f"version {weights.version} is not the newest, {self._engine.version}")
+        archive = await self._engine.attempt(self._engine.download)
+        target = self._folder / f"v{weights.version}"
+        with storage_faults(f"writing {target}"):
+            await asyncio.to_thread(_unpack, archive, target)
+        return Weights(version=weights.version, adapter=target)
+
+    async def state_bytes(self) -> int:
+        """How large the state is on a server that was started here; on another one it takes nothing from this disk."""
+        return await asyncio.to_thread(self._engine.state_bytes)
+
+    def _write_weights(self, version: int) -> Weights:
+        self._engine.from_thread(self._engine.finish(version))
+        return Weights(version=version)
+
+    def _standing(self) -> _Standing:
+        return _Standing(
+            version=self._weights.version,
+            steps=self.optimisation.steps,
+            rate_factor=self.optimisation.rate_factor,
+            spoilt_in_a_row=self._spoilt_in_a_row,
+            reference_updates=0 if self.reference is None else self.reference.updates,
+        )
+
+    def _stand(self, standing: _Standing) -> None:
+        self._weights = Weights(version=standing.version)
+        self.optimisation.steps = standing.steps
+        self.optimisation.rate_factor = standing.rate_factor
+        self._spoilt_in_a_row = standing.spoilt_in_a_row
+        if self.reference is not None:
+            self.reference.updates = standing.reference_updates
+
+    def _settings(self) -> dict[str, Any]:
+        """What a state on the server depends on."""
+        config = self._config
+        return {
+            "model.path": config.model.path,
+            "skyrl.backend": config.skyrl.backend,
+            "skyrl.url": config.skyrl.url,
+            "learner.lora_rank": config.learner.lora_rank,
+            "algorithm.kl.reference": config.algorithm.kl.reference,
+        }
+
+
+def _states_named_in(checkpoints: Path) -> set[str]:
+    """The states that checkpoints in a folder need, unfinished ones among them."""
+    found: set[str] = set()
+    for file in checkpoints.glob(f"*/{_STATE_FILE}"):
+        told = json.loads(file.read_text(encoding="utf-8"))
+        found |= {told["state"], *filter(None, [told["reference"]])}
+    return found
+
+
+def _unpack(archive: bytes, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(target, filter="data")
+        config = json.loads((target / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        with cast("Any", safe_open)(target / _ADAPTER_FILE, framework="pt") as tensors:
+            names: list[str] = list(tensors.keys())
+    except (tarfile.TarError, FileNotFoundError, json.JSONDecodeError, SafetensorError) as error:
+        raise EngineLostError(
+            f"what the server gave for the adapter cannot be read: {error}", fix="read the server's log"
+        ) from error
+    # The server leaves out which modules have an adapter, and nobody loads it without.
+    config["target_modules"] = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in names})
+    (target / _ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,191 @@
+"""What the next update depends on, as tensors and facts with names: to go back to, to write down, to read again.
+
+The optimiser, the reference and the learner each give their part and take it back. An update that is undone and a run
+that is resumed go the same way. A process has its own share, and writes its own two files:
+
+    learner-0-of-2.safetensors    policy/… (what is trained), adamw/step/…, adamw/exp_avg/…, adamw/exp_avg_sq/…,
+                                  reference/…, rng/cpu, rng/cuda
+    learner-0-of-2.json           the facts, and what the state was saved under
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from mcprl.config import RunConfig
+from mcprl.errors import OtherStateError
+
+__all__ = [
+    "Origin",
+    "State",
+    "file_bytes",
+    "own_part",
+    "random_state",
+    "read_state",
+    "require_fit",
+    "restore_random_state",
+    "write_state",
+]
+
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Tensors by name, of this process's share, and facts that JSON can hold.
+
+    State(tensors={"policy/model.lm_head.weight": tensor([…]), "adamw/step/model.lm_head.weight": tensor(3.0)},
+          facts={"optimiser_steps": 3, …})
+    """
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+    def __or__(self, other: State) -> State:
+        return State(tensors=self.tensors | other.tensors, facts=self.facts | other.facts)
+
+    def copied(self) -> State:
+        """The same in the CPU's memory, which what is done to the tensors later leaves as it is."""
+        return State(tensors={name: t.to("cpu", copy=True) for name, t in self.tensors.items()}, facts=self.facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a state was saved under: how it was shared among processes, and settings that shape its tensors.
+
+    Origin(processes=2, sharding="fsdp2", settings={"learner.tuning": "lora", …})
+    """
+
+    processes: int
+    sharding: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, config: RunConfig, processes: int) -> Origin:
+        learner = config.learner
+        return cls(
+            processes=processes,
+            sharding=learner.sharding,
+            settings={
+                "model.path": config.model.path,
+                "model.dtype": config.model.dtype,
+                "learner.tuning": learner.tuning,
+                "learner.lora_rank": learner.lora_rank,
+                "algorithm.advantages": config.algorithm.advantages,
+                "algorithm.kl.reference": config.algorithm.kl.reference,
+            },
+        )
+
+    @property
+    def described(self) -> str:
+        return "one process" if self.processes == 1 else f"{self.processes} processes with {self.sharding}"
+
+    def file(self, folder: Path, rank: int, suffix: str) -> Path:
+        return folder / f"learner-{rank}-of-{self.processes}{suffix}"
+
+
+def write_state(state: State, origin: Origin, folder: Path, rank: int) -> None:
+    """Write the share of one process into an existing folder, straight from the memory that holds it.
+
+    On a CPU nothing is copied for that; from a GPU, the share passes through the CPU's memory.
+    """
+    save_file(state.tensors, origin.file(folder, rank, ".safetensors"))
+    told = {
+        "processes": origin.processes,
+        "sharding": origin.sharding,
+        "settings": origin.settings,
+        "facts": state.facts,
+    }
+    origin.file(folder, rank, ".json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
+    """What `write_state` wrote, and what it was saved under; `origin` is what it is to be loaded under.
+
+    Raises OtherStateError if other processes, or processes that share in another way, wrote it.
+    """
+    file = next(iter(sorted(folder.glob("learner-0-of-*.json"))), None)
+    if file is None:
+        raise OtherStateError(f"{folder} holds no state of a learner", fix="resume from another checkpoint")
+    told = json.loads(file.read_text(encoding="utf-8"))
+    facts = told.pop("facts")
+    saved = Origin(**told)
+    if saved.described != origin.described:
+        raise OtherStateError(
+            f"the state in {folder} was saved by {saved.described}, and is to be loaded by {origin.described}",
+            fix=f"resume with learner.processes {saved.processes} and learner.sharding {saved.sharding}",
+        )
+    if rank > 0:
+        facts = json.loads(origin.file(folder, rank, ".json").read_text(encoding="utf-8"))["facts"]
+    return State(tensors=load_file(origin.file(folder, rank, ".safetensors")), facts=facts), saved
+
+
+def require_fit(state: State, expected: Mapping[str, Tensor], saved: Origin, origin: Origin) -> None:
+    """Refuse tensors that are missing, unknown or of another shape. Moments may be missing: before the first update."""
+    needed = [name for name in expected if not name.startswith("adamw/")]
+    wrong = next((f"lacks {name}" for name in needed if name not in state.tensors), None)
+    for name, tensor in state.tensors.items():
+        if wrong is not None:
+            break
+        if name not in expected:
+            wrong = f"has {name}, which the learner has not"
+        elif _form(tensor) != _form(expected[name]):
+            wrong = f"has {name} as {_form(tensor)}, which is {_form(expected[name])} in the learner"
+    if wrong is not None:
+        raise OtherStateError(
+            f"the saved state of the learner {wrong}{_changes(saved, origin)}",
+            fix="resume with the settings that the run began with, or start a run anew",
+        )
+
+
+def file_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """How large a safetensors file of these is: the numbers, and what its header says of each tensor."""
+    header: dict[str, Any] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        dtype = _DTYPE_NAMES.get(tensor.dtype, "F32")
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [size, size + tensor.nbytes]}
+        size += tensor.nbytes
+    return size + len(json.dumps(header, separators=(",", ":")))
+
+
+def random_state(device: torch.device) -> State:
+    """Of torch's own generators. No draw of mcprl's comes from them; what a library may draw is repeated too."""
+    tensors = {"rng/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        tensors["rng/cuda"] = torch.cuda.get_rng_state(device)
+    return State(tensors=tensors, facts={})
+
+
+def restore_random_state(state: State, device: torch.device) -> None:
+    torch.set_rng_state(state.tensors["rng/cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state.tensors["rng/cuda"], device)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, without its gradient: all of it, or its share."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _changes(saved: Origin, origin: Origin) -> str:
+    changed = [
+        f"{name} was {value}, and is {origin.settings.get(name)}"
+        for name, value in saved.settings.items()
+        if value != origin.settings.get(name)
+    ]
+    return f" ({'; '.join(changed)})" if changed else ""

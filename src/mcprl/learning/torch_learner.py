@@ -1,0 +1,110 @@
+"""The torch learner: batches in, a better policy out. transformers and PEFT hold the model, AdamW moves it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from mcprl.config import RunConfig
+from mcprl.files import storage_faults
+from mcprl.learning.learner import BatchLearner, in_torch_thread
+from mcprl.learning.models import Policy, Reference, load_policy
+from mcprl.learning.optimizer import Optimisation
+from mcprl.learning.packing import Packer, Replayer
+from mcprl.learning.process_group import ProcessGroup, SingleProcess
+from mcprl.learning.state import (
+    Origin,
+    State,
+    file_bytes,
+    random_state,
+    read_state,
+    require_fit,
+    restore_random_state,
+    write_state,
+)
+from mcprl.records import Weights
+
+if TYPE_CHECKING:
+    from mcprl.grammar.masks import Grammars
+
+__all__ = ["TorchLearner"]
+
+
+class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
+    """Trains a policy, on the GPU where there is one.
+
+    `grammars` replays the grammars that trajectories were sampled under; None is for runs that hold nothing to one.
+    Versions of the weights are written to `folder`.
+    """
+
+    def __init__(
+        self, config: RunConfig, *, folder: Path, grammars: Grammars | None, processes: ProcessGroup | None = None
+    ) -> None:
+        processes, replayer = processes or SingleProcess(), Replayer(grammars)
+        packer = Packer(
+            replayer, processes.device, microbatch=config.learner.microbatch, share_prefix=config.learner.share_prefix
+        )
+        super().__init__(config, processes=processes, packer=packer, replayer=replayer)
+        self._folder = folder
+        policy, kl = load_policy(config, self._processes.loading_device), config.algorithm.kl
+        self._origin = Origin.of(config, self._processes.size)
+        self.reference = Reference(policy, kl, config.learner) if kl.needs_reference else None
+        self.policy, self.optimisation = self._processes.share(policy, self.reference, config)
+
+    async def save_state(self, folder: Path) -> None:
+        """Write all that the next update depends on into an existing folder; to be called between updates only.
+
+        The tensors are written from where they are: no second copy of them is made in the memory that holds them.
+        """
+        await in_torch_thread(self._save_state, folder)
+
+    async def load_state(self, folder: Path) -> Weights:
+        """Become what `save_state` wrote. The version of the weights it held, written for the sampler again."""
+        return await in_torch_thread(self._load_state, folder)
+
+    async def fetch(self, weights: Weights) -> Weights:
+        """The same: every version is in files already."""
+        return weights
+
+    async def state_bytes(self) -> int:
+        """How large the files of `save_state` will be, once an update has been made; those of all processes."""
+        return await in_torch_thread(self._state_bytes)
+
+    def _save_state(self, folder: Path) -> None:
+        with storage_faults(f"writing the learner's state to {folder}", SafetensorError):
+            write_state(self._state(), self._origin, folder, self._processes.rank)
+
+    def _load_state(self, folder: Path) -> Weights:
+        with storage_faults(f"reading the learner's state in {folder}", SafetensorError):
+            state, saved = read_state(self._origin, folder, self._processes.rank)
+        require_fit(state, self._expected(), saved, self._origin)
+        self.optimisation.become(state)
+        if self.reference is not None:
+            self.reference.become(state)
+        self._spoilt_in_a_row = state.facts["spoilt_in_a_row"]
+        version = state.facts["version"]
+        self._weights = self._write_weights(version) if version else Weights(version=0)
+        restore_random_state(state, self._processes.device)
+        return self._weights
+
+    def _state_bytes(self) -> int:
+        facts = len(json.dumps(self._state().facts)) + len(json.dumps(self._origin.settings))
+        return sum(self._processes.gather(file_bytes(self._expected()) + facts))
+
+    def _state(self) -> State:
+        own = {"version": self._weights.version, "spoilt_in_a_row": self._spoilt_in_a_row}
+        state = State(tensors={}, facts=own) | self.optimisation.state() | random_state(self._processes.device)
+        return state if self.reference is None else state | self.reference.state()
+
+    def _expected(self) -> dict[str, Tensor]:
+        """The tensors of the state after the first update, for their shapes."""
+        return self._state().tensors | self.optimisation.expected()
+
+    def _write_weights(self, version: int) -> Weights:
+        folder = self._folder / f"v{version}"
+        with storage_faults(f"writing {folder}", SafetensorError):
+            return self._processes.save(self.policy, version, folder, model=self._config.model)

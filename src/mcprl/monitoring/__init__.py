@@ -1,1 +1,0 @@
-"""Monitoring: what a person sees of a run."""

@@ -1,0 +1,260 @@
+"""The episode journal: every finished episode is durable before it is used, so that no crash makes it be played again.
+
+journal/step-00012.jsonl has one line an episode, in the order in which they finished: the SHA-256 of the JSON's bytes
+in hex, a space, the trajectory as JSON. A line counts where it ends in a newline and its checksum holds, so the line
+that a kill tore is never taken for an episode, nor is one that the disk spoiled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mcprl.errors import ResourceLimitError, StorageError
+from mcprl.files import storage_faults, sync_folder
+from mcprl.records import Trajectory
+from mcprl.runs.trajectories import decode_trajectory, encode_trajectory
+
+__all__ = ["EpisodeJournal"]
+
+
+Key = tuple[str, int]
+"""Task id and member: which episode of a step it is."""
+
+_LINE_START = re.compile(rb"[0-9a-f]{64} \{")
+
+
+_FILE_NAME = re.compile(r"step-(\d+)\.jsonl")
+_MAX_OPEN_FILES = 4
+
+
+@dataclass(slots=True)
+class _Addition:
+    """A trajectory on its way to the disk. Whoever added it awaits `written`; `refusal` is why it was left out."""
+
+    trajectory: Trajectory
+    written: asyncio.Future[None]
+    refusal: ValueError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What a file holds: its episodes, where the last of them ends, and the lines before that which are none."""
+
+    episodes: dict[Key, Trajectory]
+    end: int
+    damaged: list[int]  # numbers of lines, from 1
+    torn: bool  # something stands behind `end`
+
+
+class EpisodeJournal:
+    """Appends to the files of a journal, and reads what earlier processes appended.
+
+    Additions that wait for the disk share one write and one fsync. `problems` has a sentence for each line that was no
+    whole episode. Open files belong to the writer thread alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.problems: list[str] = []
+        self._folder = folder
+        self._first_step = 0
+        self._waiting: list[_Addition] = []
+        self._writing: asyncio.Task[None] | None = None
+        # A thread of its own: those that asyncio shares out may all be busy sampling.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._descriptors: dict[int, int] = {}
+        self._keys: dict[int, set[Key]] = {}
+        self._failure: StorageError | ResourceLimitError | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def add(self, trajectory: Trajectory) -> None:
+        """Append an episode; it is durable when this returns.
+
+        Raises StorageError or ResourceLimitError if writing failed, now or at an earlier addition; ValueError if the
+        journal has the episode already, or was told to forget its step.
+        """
+        addition = _Addition(trajectory, asyncio.get_running_loop().create_future())
+        self._waiting.append(addition)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_what_waits())
+        await addition.written
+
+    def finished(self, step: int) -> dict[Key, Trajectory]:
+        """What earlier processes finished of a step, in that order. Ask before the first addition to the step."""
+        return self._read(step).episodes
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that have a file."""
+        return sorted(int(path.stem.removeprefix("step-")) for path in self._folder.glob("step-*.jsonl"))
+
+    def forget_before(self, step: int) -> None:
+        """Remove the files of steps that a checkpoint covers."""
+        self._first_step = max(self._first_step, step)
+        with storage_faults(f"removing old files of {self._folder}"):
+            for path in self._folder.iterdir():
+                name = _FILE_NAME.fullmatch(path.name)
+                if name is not None and int(name[1]) < step:
+                    path.unlink()
+        self._thread.submit(self._close_before, step)
+
+    async def close(self) -> None:
+        """Wait for the additions under way and close all files. A closed journal takes no more."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        self._thread.submit(self._close_before, math.inf)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _write_what_waits(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting, []
+            failure = await self._written(group)
+            for addition in group:
+                if addition.written.done():  # whoever added it was cancelled
+                    continue
+                if (problem := addition.refusal or failure) is not None:
+                    addition.written.set_exception(problem)
+                else:
+                    addition.written.set_result(None)
+        self._writing = None
+
+    async def _written(self, group: Sequence[_Addition]) -> BaseException | None:
+        """Have the writer thread write a group; what went wrong, if anything did."""
+        try:
+            written = asyncio.get_running_loop().run_in_executor(self._thread, self._write, group)
+        except RuntimeError as error:
+            # The thread is started by the first write. The refused group stays in its queue and must not be written.
+            self._failure = ResourceLimitError(
+                f"the journal cannot start its writer: {error}", fix=ResourceLimitError.FIX
+            )
+            return self._failure
+        await asyncio.wait([written])
+        return written.exception()
+
+    def _write(self, group: Sequence[_Addition]) -> None:
+        """In the writer thread: append a group and wait for the disk, once for each step in it."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            for step in dict.fromkeys(addition.trajectory.step for addition in group):
+                self._append(step, [addition for addition in group if addition.trajectory.step == step])
+        except StorageError as failure:
+            # The file may end in half a line, and whatever followed it would be lost with it.
+            self._failure = failure
+            raise
+
+    def _append(self, step: int, additions: Sequence[_Addition]) -> None:
+        if step < self._first_step:
+            for addition in additions:
+                addition.refusal = ValueError(f"the journal has forgotten step {step}")
+            return
+        with storage_faults(f"writing {self._path(step)}"):
+            descriptor = self._open(step)
+            lines: dict[Key, bytes] = {}
+            for addition in additions:
+                key = _key(addition.trajectory)
+                if key in self._keys[step] or key in lines:
+                    addition.refusal = ValueError(f"the journal has member {key[1]} of {key[0]} in step {step} already")
+                else:
+                    lines[key] = _line(addition.trajectory)
+            unwritten = b"".join(lines.values())
+            while unwritten:
+                unwritten = unwritten[os.write(descriptor, unwritten) :]
+            os.fsync(descriptor)
+            self._keys[step] |= lines.keys()
+
+    def _open(self, step: int) -> int:
+        """The descriptor of a step's file, which ends in a whole line or is empty."""
+        if step in self._descriptors:
+            return self._descriptors[step]
+        contents = self._read(step)
+        if len(self._descriptors) >= _MAX_OPEN_FILES:
+            self._close_before(sorted(self._descriptors)[1])
+        self._keys[step] = set(contents.episodes)
+        self._descriptors[step] = os.open(self._path(step), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        if contents.torn:
+            os.ftruncate(self._descriptors[step], contents.end)
+        sync_folder(self._folder)
+        return self._descriptors[step]
+
+    def _close_before(self, step: float) -> None:
+        for old in [old for old in self._descriptors if old < step]:
+            del self._keys[old]
+            os.close(self._descriptors.pop(old))
+
+    def _read(self, step: int) -> _Contents:
+        path = self._path(step)
+        with storage_faults(f"reading {path}"):
+            contents = _parse(path.read_bytes() if path.exists() else b"", step)
+        found = [f"line {number} is damaged" for number in contents.damaged]
+        if contents.torn:
+            found.append("the last line is torn")
+        for words in found:
+            problem = f"{path}: {words}; its episode is played again"
+            if problem not in self.problems:  # a file is read once for its episodes, and once before it is appended to
+                self.problems.append(problem)
+        return contents
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:05d}.jsonl"
+
+
+def _key(trajectory: Trajectory) -> Key:
+    return trajectory.task_id, trajectory.member
+
+
+def _line(trajectory: Trajectory) -> bytes:
+    encoded = encode_trajectory(trajectory)
+    return _checksum(encoded) + b" " + encoded + b"\n"
+
+
+def _checksum(encoded: bytes) -> bytes:
+    return hashlib.sha256(encoded).hexdigest().encode()
+
+
+def _parse(data: bytes, step: int) -> _Contents:
+    """What the bytes of a step's file hold. Any bytes will do."""
+    episodes: dict[Key, Trajectory] = {}
+    damaged: list[int] = []
+    end = position = known_damage = 0
+    *lines, _unended = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        position += len(line) + 1
+        start, trajectory = _episode_in(line, step)
+        if start != 0:
+            damaged.append(number)
+        if trajectory is not None:
+            episodes.setdefault(_key(trajectory), trajectory)
+            end, known_damage = position, len(damaged)
+    return _Contents(episodes=episodes, end=end, damaged=damaged[:known_damage], torn=len(data) > end)
+
+
+def _episode_in(line: bytes, step: int) -> tuple[int | None, Trajectory | None]:
+    """The episode of a line and where it starts: not at 0 where the newline before it is damaged."""
+    for match in _LINE_START.finditer(line):
+        checksum, _, encoded = line[match.start() :].partition(b" ")
+        if checksum != _checksum(encoded):
+            continue
+        try:
+            trajectory = decode_trajectory(encoded)
+        except ValueError:  # whole, but not what an episode is to this version of mcprl
+            continue
+        if trajectory.step == step:
+            return match.start(), trajectory
+    return None, None

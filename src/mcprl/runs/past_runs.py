@@ -1,0 +1,382 @@
+"""What runs there are and where each stands, read from their folders. Nothing is written there, and no run is opened.
+
+A run may be at work while it is read: its last line may be half written, and files may go away between two looks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+import yaml
+
+from mcprl.errors import McprlError, NoRunError, did_you_mean
+from mcprl.recipe import settings
+from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged
+from mcprl.runs.folder import read_entry, verdict_of
+from mcprl.verdicts import GRAVEST_FIRST, Verdict
+
+__all__ = [
+    "RECENT_STEPS",
+    "PastRun",
+    "RunStatus",
+    "find_runs",
+    "is_run",
+    "lock_holder",
+    "read_run",
+    "verify_checkpoints",
+]
+
+
+RECENT_STEPS = 5  # over how many of the last steps a figure is averaged that differs much from step to step
+_SERVERS = "servers.settings"  # the one mapping of sections; its keys are names of servers
+_NOTHING = ("null", "[]", "{}")
+_CHECKPOINTS = "checkpoints"
+_JOURNAL_FILE = re.compile(r"step-(\d+)\.jsonl")
+
+
+class RunStatus(StrEnum):
+    """Where a run stands, in a word."""
+
+    RUNNING = "running"  # a living process holds its lock
+    FINISHED = "finished"  # its summary is there
+    STOPPED = "stopped"  # neither, with something to go on from: checkpoints, steps or journaled episodes
+    FAILED_TO_START = "failed to start"  # neither, and nothing to go on from
+    UNREADABLE = "unreadable"  # one of its files is damaged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRun:
+    """A run as its folder shows it. `metrics` has a mapping a step, `config` what stands in config.yaml.
+
+    `verdicts` are those on the last step, the gravest first; `journaled` counts the finished episodes that no
+    checkpoint covers; `files` has the bytes of each entry of the folder; times are in seconds since 1970. `pid` is
+    that of a running run, `why` says what is wrong with an unreadable one.
+
+    PastRun(path=Path("outputs/hello-cpu"), state=RunStatus.STOPPED, started=1.7e9, changed=1.7e9 + 240,
+            files={"config.yaml": 2210, "metrics.jsonl": 3116, "checkpoints": 5_242_880},
+            config={"name": "hello-cpu", "model": {"path": "some/model"}, "training": {"steps": 5}, …},
+            metrics=({"step": 0, "reward": 0.1, …}, {"step": 1, "reward": 0.3, …}),
+            verdicts=(Verdict(severity=Severity.OK, what="the step is healthy", fix=""),),
+            checkpoints=(Checkpoint(step=2, …),), journaled=3)
+    """
+
+    path: Path
+    state: RunStatus
+    started: float
+    changed: float
+    files: Mapping[str, int]
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    metrics: tuple[Mapping[str, float], ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    journaled: int = 0
+    pid: int | None = None
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def recipe(self) -> str:
+        return str(self.config.get("name", ""))
+
+    @property
+    def model(self) -> str:
+        return str(_section(self.config, "model").get("path", ""))
+
+    @property
+    def steps_done(self) -> int:
+        return int(self.metrics[-1]["step"]) + 1 if self.metrics else 0
+
+    @property
+    def steps_wanted(self) -> int | None:
+        steps: object = _section(self.config, "training").get("steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return self.course("reward")
+
+    @property
+    def success_rate(self) -> float | None:
+        """That of the last step."""
+        rates = self.course("success_rate")
+        return rates[-1] if rates else None
+
+    @property
+    def seconds(self) -> float:
+        """What the steps took together."""
+        return sum(self.course("step_s"))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.files.values())
+
+    def course(self, metric: str) -> tuple[float, ...]:
+        """A metric over the steps that know it."""
+        return tuple(value for _, value in self.points(metric))
+
+    def points(self, metric: str) -> tuple[tuple[int, float], ...]:
+        """A metric and how many steps were done with it: ((1, 0.1), (2, 0.3)). What is not a number is left out."""
+        return tuple(
+            (int(step["step"]) + 1, float(step[metric]))
+            for step in self.metrics
+            if isinstance(step.get(metric), int | float) and math.isfinite(step[metric])
+        )
+
+    def figures(self) -> dict[str, float | None]:
+        """What runs are compared by; None where no step knows it."""
+        rewards, recent = self.rewards, slice(-RECENT_STEPS, None)
+        collect_s = sum(self.course("collect_s"))
+        return {
+            "steps": self.steps_done,
+            "reward_first": rewards[0] if rewards else None,
+            "reward_best": max(rewards, default=None),
+            "reward_last": rewards[-1] if rewards else None,
+            "reward_recent": _mean(rewards[recent]),
+            "success_recent": _mean(self.course("success_rate")[recent]),
+            "valid_calls_recent": _mean(self.course("valid_call_rate")[recent]),
+            "kl_mean": _mean(self.course("kl")),
+            "step_s_mean": _mean(self.course("step_s")),
+            "tokens_per_s": sum(self.course("sampled_tokens")) / collect_s if collect_s else None,
+            "episodes_lost": sum(self.course("episodes_lost_to_infrastructure")),
+            "updates_skipped": sum(value != 0.0 for value in self.course("update_skipped")),
+        }
+
+    def settings(self) -> dict[str, str]:
+        """Every setting by its dotted name, as one would write it in a recipe: {"training.steps": "5"}."""
+        known = {setting.path for setting in settings()}
+        return {path: text for path, _, text in _dotted(self.config, known)}
+
+    def changed_settings(self) -> dict[str, str]:
+        """The settings, but for the name, that have another value than their default, or have no default."""
+        defaults = {setting.path: setting.default for setting in settings()}
+        return {
+            path: text
+            for path, described, text in _dotted(self.config, defaults)
+            # A section that may be left out has no default of its own; it is null or empty then.
+            if path != "name" and (text != defaults[described] if defaults.get(described) else text not in _NOTHING)
+        }
+
+
+class _DamagedError(Exception):
+    """A file of a run does not hold what a run writes."""
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run. A run makes both of these before anything else."""
+    return (path / "metrics.jsonl").is_file() or ((path / "config.yaml").is_file() and (path / "trajectories").is_dir())
+
+
+def find_runs(outputs: Path) -> list[PastRun]:
+    """The runs in a folder of runs, the last changed first."""
+    if not outputs.is_dir():
+        raise NoRunError(
+            f"there is no folder {outputs}", fix="name the folder of your runs; mcprl train RECIPE starts the first one"
+        )
+    if is_run(outputs):
+        raise NoRunError(
+            f"{outputs} is a run, not a folder of runs", fix=f"mcprl runs show {outputs} shows it, or name its parent"
+        )
+    runs = [read_run(path) for path in outputs.iterdir() if is_run(path)]
+    return sorted(runs, key=lambda run: (-run.changed, run.name))
+
+
+def read_run(path: Path) -> PastRun:
+    """The run in a folder. One that is damaged is UNREADABLE, with what could be read; a folder that is none raises."""
+    if not is_run(path):
+        parent = path.parent
+        others = [other.name for other in parent.iterdir() if is_run(other)] if parent.is_dir() else []
+        fact = f"the folder {path} is not that of a run" if path.is_dir() else f"there is no run {path}"
+        raise NoRunError(f"{fact}{did_you_mean(path.name, others)}", fix=f"mcprl runs list {parent} lists those there")
+    read: dict[str, Any] = {}
+    why = ""
+    try:
+        read["config"] = _read_config(path / "config.yaml")
+        read["metrics"] = tuple(_read_lines(path / "metrics.jsonl"))
+        read["verdicts"] = _last_verdicts(path / "health.jsonl", read["metrics"])
+        read["checkpoints"] = _checkpoints(path / _CHECKPOINTS)
+        covered = max((saved.step for saved in read["checkpoints"]), default=0)
+        read["journaled"] = _count_journaled(path / "journal", covered)
+    except _DamagedError as damage:
+        why = str(damage)
+    except McprlError as error:
+        why = error.what
+    except OSError as error:
+        why = f"cannot read {error.filename}: {error.strerror}"
+    files, changed = _sizes(path)
+    held, pid = lock_holder(path / "lock")
+    if held:
+        state = RunStatus.RUNNING
+    elif (path / "summary.json").is_file():
+        state = RunStatus.FINISHED
+    elif any(read.get(part) for part in ("metrics", "checkpoints", "journaled")):
+        state = RunStatus.STOPPED
+    else:
+        state = RunStatus.FAILED_TO_START
+    return PastRun(
+        path=path,
+        state=RunStatus.UNREADABLE if why else state,
+        started=_started(path, changed),
+        changed=changed,
+        files=files,
+        pid=pid,
+        why=why,
+        **read,
+    )
+
+
+def verify_checkpoints(run: PastRun, starting: Callable[[Path], None]) -> list[Checkpoint | Damaged]:
+    """The checkpoints of a run read from end to end, the oldest first, with those that are not whole.
+
+    Of each, `starting` hears before it is read, since that takes as long as the disk needs.
+    """
+    checkpoints = Checkpoints(run.path / _CHECKPOINTS)
+    starting(checkpoints.folder)
+    newest, damaged = checkpoints.newest()
+    found: list[Checkpoint | Damaged] = [*damaged, *([newest] if newest is not None else [])]
+    for saved in run.checkpoints:
+        if newest is not None and saved.step < newest.step:
+            starting(saved.path)
+            found.append(checkpoints.verify(saved.step))
+    if run.state is RunStatus.RUNNING:
+        # Meanwhile the run writes one and removes others: neither is damage.
+        found = [seen for seen in found if seen.path.exists() and not seen.path.name.startswith(".")]
+    return sorted(found, key=lambda seen: seen.path.name.lstrip("."))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _dotted(
+    section: Mapping[str, Any], known: Container[str], path: str = "", described: str = ""
+) -> Iterator[tuple[str, str, str]]:
+    """The settings below a section: dotted name, the name it is described by (NAME for a server's), value as text.
+
+    A setting whose value is a mapping, such as episodes.max_turns, stays whole.
+    """
+    for key, value in section.items():
+        here, as_described = f"{path}{key}", f"{described}{'NAME' if described == f'{_SERVERS}.' else key}"
+        is_section = as_described not in known or as_described == _SERVERS
+        if isinstance(value, dict) and value and is_section:
+            yield from _dotted(cast("dict[str, Any]", value), known, f"{here}.", f"{as_described}.")
+        else:
+            text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+            yield here, as_described, text
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found: object = config.get(name)
+    return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    """As plain YAML: a run of an older mcprl, whose settings had other names, is a run all the same."""
+    try:
+        config: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise _DamagedError("config.yaml is missing") from error
+    except (yaml.YAMLError, ValueError) as error:  # not UTF-8, or a date such as 2026-99-99
+        raise _DamagedError("config.yaml is no YAML") from error
+    if not isinstance(config, dict) or not _section(cast("dict[str, Any]", config), "model"):
+        raise _DamagedError("config.yaml does not hold the settings of a run")
+    return cast("dict[str, Any]", config)
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of lines, each with its step. The last line may be half written, or torn by a crash."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    found = [read_entry(line) if line.endswith(b"\n") else None for line in lines]
+    for number, line in enumerate(found[:-1], start=1):
+        if line is None:
+            raise _DamagedError(f"line {number} of {path.name} cannot be read")
+    return [line for line in found if line is not None]
+
+
+def _last_verdicts(path: Path, metrics: tuple[Mapping[str, float], ...]) -> tuple[Verdict, ...]:
+    """The verdicts on the last step that the metrics have, since those on a step are written before it counts."""
+    last = metrics[-1]["step"] if metrics else None
+    try:
+        verdicts = [verdict_of(line) for line in _read_lines(path) if line["step"] == last]
+    except (KeyError, ValueError) as error:
+        raise _DamagedError(f"{path.name} holds a line that is no verdict") from error
+    return tuple(sorted(verdicts, key=lambda verdict: GRAVEST_FIRST.index(verdict.severity)))
+
+
+def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
+    try:
+        return tuple(Checkpoints(folder).all())
+    except FileNotFoundError:  # the run removed one between two looks; it removes none for a while now
+        return tuple(Checkpoints(folder).all())
+
+
+def _count_journaled(folder: Path, covered: int) -> int:
+    """Whole lines in the journals of the steps that come after those covered."""
+    if not folder.is_dir():
+        return 0
+    count = 0
+    for path in folder.iterdir():
+        named = _JOURNAL_FILE.fullmatch(path.name)
+        if named is not None and int(named[1]) >= covered:
+            try:
+                count += path.read_bytes().count(b"\n")
+            except FileNotFoundError:  # dropped since, as a checkpoint covers it
+                continue
+    return count
+
+
+def lock_holder(path: Path) -> tuple[bool, int | None]:
+    """Whether a process holds the lock, and which one. Asked for a share only, so that two who ask are no holders."""
+    try:
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                digits = file.read(32).strip()
+                return True, int(digits) if digits.isdigit() else None
+    except FileNotFoundError:
+        pass
+    return False, None
+
+
+def _sizes(path: Path) -> tuple[dict[str, int], float]:
+    """The bytes of each entry of a folder, and when something in it last changed. A file with two names counts once."""
+    sizes: dict[str, int] = {}
+    seen: set[tuple[int, int]] = set()
+    changed = path.stat().st_mtime
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                found = os.lstat(os.path.join(folder, name))
+            except FileNotFoundError:
+                continue
+            changed = max(changed, found.st_mtime)
+            entry = Path(folder, name).relative_to(path).parts[0]
+            new = (found.st_dev, found.st_ino) not in seen
+            seen.add((found.st_dev, found.st_ino))
+            sizes[entry] = sizes.get(entry, 0) + (found.st_size if new else 0)
+    return dict(sorted(sizes.items())), changed
+
+
+def _started(path: Path, changed: float) -> float:
+    """The oldest of what a run writes first; the configuration may have been written anew since."""
+    oldest = changed
+    for first in (path / "config.yaml", path / "trajectories" / "step-00000.parquet"):
+        if first.is_file():
+            oldest = min(oldest, first.stat().st_mtime)
+    return oldest

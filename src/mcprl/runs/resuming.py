@@ -1,0 +1,316 @@
+"""Where a run stands that ended before its time, and from where it goes on.
+
+A run goes on from its newest whole checkpoint. Episodes that were finished after it are in the journal: they are used,
+and not played again, unless they were played under other conditions (`conditions`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from mcprl.config import RunConfig
+from mcprl.errors import NoCheckpointError, NoRunError, OtherStateError
+from mcprl.files import canonical_json, storage_faults, write_file
+from mcprl.recipe import load_recipe
+from mcprl.records import Task
+from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged, RunState, read_state
+from mcprl.runs.folder import RunFolder
+from mcprl.runs.journal import EpisodeJournal
+from mcprl.tools import Tool
+
+__all__ = ["Conditions", "Standing", "changed_settings", "find_standing", "refuse_fixed_settings", "take_up"]
+
+
+# Settings that name a file or folder. What is in it counts, and is compared by its digest.
+_LOCATIONS = frozenset({"model.path", "tasks.train", "servers.file", "servers.cassette"})
+# Settings that change neither what is played, nor how it is scored, nor the weights.
+_WITHOUT_EFFECT_ON_EPISODES = (
+    "servers.env_file",
+    "servers.pins",
+    "tracking.",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "training.shutdown_s",
+    "workers.",
+)
+# Settings that a resumed run cannot change, and why.
+_FIXED = {
+    "name": "the folder and the trackers of the run have it",
+    "engine": "the other engine cannot read the checkpoint",
+    "model.dtype": "the checkpoint holds weights of the other type",
+    "learner.tuning": "the checkpoint holds other weights",
+    "learner.lora_rank": "the adapter in the checkpoint has the other rank",
+    "learner.lora_alpha": "the adapter in the checkpoint was trained at the other scale",
+    "learner.processes": "the checkpoint is divided among as many processes",
+    "learner.sharding": "the checkpoint is divided in the other way",
+    "training.outputs": "the run stays in its folder",
+    "tasks.order": "the checkpoint holds the state of the other order",
+}
+_FIXED_WITH_SKYRL = dict.fromkeys(
+    ("skyrl.url", "skyrl.backend", "skyrl.backend_config"), "the other server has the checkpoint"
+)
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Settings as the recipe nests them, and digests of what they name.
+
+    Conditions(settings={"name": "hello", …}, tasks="6f1c…", tools="09aa…", servers="77b0…", model="c14e…")
+    """
+
+    settings: dict[str, Any]
+    tasks: str
+    tools: str
+    servers: str
+    model: str
+
+    @classmethod
+    def of(cls, config: RunConfig, tasks: Sequence[Task], tools: Iterable[Tool]) -> Conditions:
+        """Reads the whole model folder: some seconds for a large model."""
+        files = [config.servers.file, config.servers.cassette if config.servers.cassette_mode == "replay" else None]
+        return cls(
+            settings=config.model_dump(mode="json"),
+            tasks=_digest(*map(repr, tasks)),
+            tools=_digest(canonical_json([asdict(tool) for tool in tools])),
+            servers=_digest(*(path.read_bytes() for path in files if path is not None)),
+            model=_model_digest(config.model.path),
+        )
+
+    def write(self, path: Path) -> None:
+        write_file(path, (json.dumps(asdict(self), indent=1) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Conditions | None:
+        """None if there is no such file."""
+        with storage_faults(f"reading {path}"):
+            if not path.exists():
+                return None
+            text = path.read_bytes()
+        try:
+            return _CONDITIONS.validate_json(text)
+        except ValidationError as error:
+            raise OtherStateError(
+                f"{path} is not what this version of mcprl writes: {error.errors()[0]['msg']}",
+                fix="resume with the version of mcprl that started the run",
+            ) from error
+
+    def differences(self, now: Conditions) -> list[str]:
+        """What an episode played under these conditions would have met otherwise under those of now."""
+        changed = [name for name in changed_settings(self.settings, now.settings) if _touches_episodes(name, now)]
+        digests = (field.name for field in fields(self) if field.name != "settings")
+        return changed + [f"the {name}" for name in digests if getattr(self, name) != getattr(now, name)]
+
+
+_CONDITIONS = TypeAdapter(Conditions)
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ, with both values, locations left out.
+
+    >>> changed_settings({"learner": {"warmup_steps": 0}}, {"learner": {"warmup_steps": 5}})
+    {'learner.warmup_steps': (0, 5)}
+    """
+    old, new = dict(_leaves(before)), dict(_leaves(now))
+    names = [*old, *(name for name in new if name not in old)]
+    pairs = {name: (old.get(name), new.get(name)) for name in names if name not in _LOCATIONS}
+    return {name: (was, is_now) for name, (was, is_now) in pairs.items() if was != is_now}
+
+
+def refuse_fixed_settings(before: Mapping[str, Any], now: RunConfig, *, steps_done: int) -> None:
+    """Raise OtherStateError if a checkpoint saved under the settings `before` cannot go on under those of now."""
+    was = RunConfig.model_validate(before)
+    changed = changed_settings(before, now.model_dump(mode="json"))
+    fixed = _FIXED | (_FIXED_WITH_SKYRL if now.engine == "skyrl" else {})
+    reasons = {name: fixed[_setting(name, fixed)] for name in changed if _setting(name, fixed) in fixed}
+    if was.algorithm.has_critic != now.algorithm.has_critic:
+        reasons["algorithm.advantages"] = "the checkpoint was saved " + (
+            "with a value head" if was.algorithm.has_critic else "without a value head"
+        )
+    if _reference(was) != _reference(now):
+        why = f"the checkpoint holds {_reference(was) or 'no copy'} as the reference"
+        reasons |= {name: why for name in changed if name.startswith("algorithm.kl.")}
+    if now.training.steps < steps_done:
+        reasons["training.steps"] = f"{steps_done} steps are done"
+    if reasons:
+        told = "; ".join(
+            f"{name} was {changed[name][0]}, is {changed[name][1]} ({why})" for name, why in reasons.items()
+        )
+        raise OtherStateError(
+            f"a resumed run cannot change {told}",
+            fix=f"leave {', '.join(reasons)} as before, or start a new run",
+        )
+
+
+def _setting(name: str, known: Mapping[str, str]) -> str:
+    """The setting that a leaf belongs to: skyrl.backend_config for skyrl.backend_config.max_lora_adapters."""
+    return next((setting for setting in known if name == setting or name.startswith(f"{setting}.")), name)
+
+
+def _reference(config: RunConfig) -> str | None:
+    """The copy of the policy that a checkpoint holds besides the policy."""
+    kl = config.algorithm.kl
+    return kl.reference if kl.needs_reference and kl.reference != "base" else None
+
+
+def _touches_episodes(name: str, now: Conditions) -> bool:
+    if name == "training.steps":  # the schedule of the learning rate depends on it
+        return now.settings["learner"]["schedule"] != "constant"
+    return not name.startswith(_WITHOUT_EFFECT_ON_EPISODES)
+
+
+def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(cast("Mapping[str, Any]", value), f"{name}.")
+        else:
+            yield name, value
+
+
+def _digest(*parts: str | bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _model_digest(location: str) -> str:
+    """Of a folder: every file's name and content. Of a name on the hub: the revision that is in the cache."""
+    folder = Path(location)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        config = try_to_load_from_cache(location, "config.json")
+        return Path(config).parent.name if isinstance(config, str) else location
+    parts: list[str | bytes] = []
+    with storage_faults(f"reading {folder}"):
+        for path in sorted(path for path in folder.iterdir() if path.is_file()):
+            # Checksums of gigabytes: SHA-256 would take three times as long, and only accidents matter here.
+            parts += [path.name, str(_checksum(path)) if path.suffix in _WEIGHTS else path.read_bytes()]
+    return _digest(*parts)
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a run stands. Without a checkpoint, no step of it was finished, and it begins with the first.
+
+    Standing(config=…, checkpoint=Checkpoint(step=12, …), state=RunState(step=12, …), damaged=(), journaled=9,
+             changed={"learner.learning_rate": (0.001, 1e-05)}, journal_fits=False, rolled_back=(13, 14), problems=())
+
+    `changed` are the settings that differ from those of the checkpoint, with both values. `rolled_back` are the newer
+    checkpoints that an older one was chosen over.
+    """
+
+    config: RunConfig
+    checkpoint: Checkpoint | None
+    state: RunState | None
+    damaged: tuple[Damaged, ...]
+    journaled: int
+    changed: Mapping[str, tuple[Any, Any]]
+    journal_fits: bool
+    rolled_back: tuple[int, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+
+def find_standing(folder: RunFolder, overrides: Sequence[str] = (), from_step: int | None = None) -> Standing:
+    """Look at the folder of a run, verify its checkpoints, and change nothing.
+
+    `from_step` chooses an older checkpoint, to go another way from there.
+    """
+    config = load_recipe(folder.config_file, list(overrides))
+    checkpoints = Checkpoints(folder.checkpoints)
+    checkpoint, damaged = checkpoints.newest() if from_step is None else (_chosen(checkpoints, from_step), [])
+    # One that was never finished covers no step that would be lost: its episodes are still in the journal.
+    spoilt = [found for found in damaged if not found.path.name.startswith(".")]
+    if checkpoint is None and spoilt:
+        raise NoCheckpointError(
+            f"none of the checkpoints in {folder.checkpoints} is whole: {spoilt[0].path.name} {spoilt[0].why}",
+            fix="start a new run; or delete the folder checkpoints, and the run begins with its first step again",
+        )
+    step = 0 if checkpoint is None else checkpoint.step
+    # Without a summary it ended between its last checkpoint and its end, and has only to be finished.
+    if step >= config.training.steps and (folder.path / "summary.json").exists():
+        raise NoRunError(
+            f"{folder.path} has done all its {step} steps",
+            fix=f"add steps, such as --set training.steps={step + 100}, or take another run",
+        )
+    state = None if checkpoint is None else read_state(checkpoint.path)
+    played_under = Conditions.read(folder.conditions)
+    before = state or played_under
+    if before is not None:
+        refuse_fixed_settings(before.settings, config, steps_done=step)
+    now = config.model_dump(mode="json")
+    newer = tuple(other.step for other in checkpoints.all() if from_step is not None and other.step > step)
+    journal = EpisodeJournal(folder.journal)
+    journaled = sum(len(journal.finished(kept)) for kept in journal.steps if kept >= step)
+    return Standing(
+        config=config,
+        checkpoint=checkpoint,
+        state=state,
+        damaged=tuple(damaged),
+        journaled=journaled,
+        changed={} if before is None else changed_settings(before.settings, now),
+        # Steps after an older checkpoint were played by weights that this run will not have.
+        journal_fits=not newer
+        and played_under is not None
+        and not played_under.differences(replace(played_under, settings=now)),
+        rolled_back=newer,
+        problems=tuple(journal.problems),
+    )
+
+
+def take_up(folder: RunFolder, standing: Standing, conditions: Conditions) -> list[str]:
+    """Make the folder that of a run which stands there and goes on under these conditions: what does not fit, goes.
+
+    Returns what has changed besides settings, if episodes are given up because of that.
+    """
+    if standing.state is not None and standing.state.model != conditions.model:
+        raise OtherStateError(
+            f"the model in {standing.config.model.path} is not the one that the run began with",
+            fix="give model.path the files of then, or start a new run",
+        )
+    Checkpoints(folder.checkpoints).remove_after(standing.step)
+    before = Conditions.read(folder.conditions)
+    changed = [] if before is None else before.differences(conditions)
+    if changed or not standing.journal_fits:
+        folder.clear(folder.journal)
+    conditions.write(folder.conditions)
+    folder.clear(folder.weights)  # the learner writes them again, from the checkpoint
+    folder.rewrite_config(standing.config)
+    return changed if standing.journal_fits and standing.journaled else []
+
+
+def _chosen(checkpoints: Checkpoints, step: int) -> Checkpoint:
+    there = [checkpoint.step for checkpoint in checkpoints.all()]
+    if step not in there:
+        raise NoCheckpointError(
+            f"there is no checkpoint of step {step}, but of {', '.join(map(str, there)) or 'none'}",
+            fix="give one of these; training.keep_checkpoints sets how many are kept",
+        )
+    found = checkpoints.verify(step)
+    if isinstance(found, Damaged):
+        raise NoCheckpointError(f"the checkpoint of step {step} is damaged: {found.why}", fix="give another one")
+    return found

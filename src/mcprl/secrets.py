@@ -1,0 +1,601 @@
+"""Secrets: which there are, and what strikes them out of every text that leaves the process or stays on a disk.
+
+Two searches follow each other. The first (values.py) finds the values that were registered, however they are written:
+quoted for a URL, escaped for JSON or HTML, in base64. The second (shapes.py) finds what looks like a key though nobody
+registered it: parameters of URLs, authorization headers, passwords in URLs, the formats of well-known services. It
+prefers to miss a doubtful thing over spoiling ordinary text, because the policy reads and learns from what is left.
+
+    SECRETS.add("FMP_API_KEY", "3f9a…")
+    SECRETS.redact("GET /quote?apikey=3f9a…")     # 'GET /quote?apikey=[redacted FMP_API_KEY]'
+
+Redacting twice is the same as redacting once, and the time is linear in the length of the text. What no search of this
+kind finds: a value that was reversed, encrypted, taken to pieces, or cut at its beginning.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import html
+import json
+import logging
+import re
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache, partial
+from threading import Lock
+from typing import Any, cast
+from urllib.parse import quote
+
+__all__ = ["MIN_SECRET_CHARACTERS", "SECRETS", "SecretRegistry", "looks_secret"]
+
+
+_PRIVATE_KEY = r"(?:[ +]|%20)?(?:[A-Z]{1,12}(?:[ +]|%20)){0,3}PRIVATE(?:[ +]|%20)?KEY-----"
+PRIVATE_KEY_BEGIN = "-----BEGIN" + _PRIVATE_KEY
+PRIVATE_KEY_END = "-----END" + _PRIVATE_KEY
+"""The lines around a private key, as patterns."""
+
+SHAPE_NAMES = ("header", "key", "password", "private key", "token")
+"""What stands in `[redacted …]` where there is no registered name."""
+
+_SECRET_WORDS = re.compile(
+    r"(?:auth|authorization|bearer|cookie|credentials?|key|keys|pass|passphrase|pat|pwd|sig|signature"
+    r"|\w*(?:apikey|accesskey|secretkey|privatekey|token|secret|secrets|password|passwd))\Z"
+)
+# SSL_KEY_FILE, SSH_AUTH_SOCK, AUTH_MODE and the like tell where a secret is or how it is used, not what it is.
+_HARMLESS_END = re.compile(
+    r"algorithm|count|dir|enabled|endpoint|file|folder|header|host|limit|method|mode|name|path|port|prefix|provider"
+    r"|region|required|server|sock|timeout|ttl|type|uri|url|user|username|version"
+)
+
+
+@lru_cache(maxsize=4096)
+def looks_secret(name: str) -> bool:
+    """Whether a variable, header or parameter of this name usually holds a secret: `FMP_API_KEY`, `X-Auth-Token`."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+    # PWD alone is the working directory.
+    if not words or words == ["pwd"] or _HARMLESS_END.fullmatch(words[-1]):
+        return False
+    return any(_SECRET_WORDS.match(word) for word in words)
+
+
+# Every rule ends a match before a character that is not of a word, and those without a name before them begin after
+# such a character. So a replacement creates no place where another rule could begin: redacting again changes nothing.
+# Each pattern begins with one of few characters, which the search skips to, and has no repetition inside a repetition.
+_VALUE = r"[A-Za-z0-9_.~%+/=:*!|@-]"
+_HEADER_VALUE = r"[A-Za-z0-9_.~+/=-]"
+_HAS_DIGIT = r"(?=[A-Za-z_.~%+/=:*!|@-]{0,80}[0-9])"
+# Stands after the first character. An escape before it, as in '%20sk-…' or '\\nsk-…', is no part of a word.
+_NOT_IN_WORD = r"(?:(?<![A-Za-z0-9_-].)|(?<=\\[nrtbf].)|(?<=%[0-9A-Fa-f]{2}.)|(?<=\\u[0-9A-Fa-f]{4}.))"
+_SURE_NAME = (
+    r"(?:[a-z]{1,12}[_-])?api[_-]?key|(?:access|auth|refresh|id|security)[_-]?token|client[_-]?secret"
+    r"|(?:access|secret|subscription|app|private)[_-]?key|passw(?:or)?d|pwd|secret|x-amz-(?:signature|security-token)"
+)
+_POSSIBLE_NAME = r"key|token|auth|sig|signature"
+_NO_KEY = re.compile(r"true|false|null|none|yes|no|[0-9]|%[sdr]?", re.IGNORECASE)
+_SCHEME = r"(?:bearer|basic|token|apikey|digest|negotiate)"
+_QUOTE = r"\\{0,3}[\"']"
+_SPACE = r"(?:\s|%20|\+)"
+_BREAK = r"(?:\s|\\[nr]|%0[ADad]|%20)"
+
+_SURE = re.compile(_SURE_NAME, re.IGNORECASE)
+_POSSIBLE = re.compile(_POSSIBLE_NAME, re.IGNORECASE)
+_KEY_VALUE = re.compile(rf"(?:{_HAS_DIGIT}|(?=[A-Za-z]{{20}})){_VALUE}{{8,}}")
+_SURE_END = re.compile(rf"(?:\A|[^A-Za-z0-9])(?:{_SURE_NAME})\Z", re.IGNORECASE)
+_LONGEST_NAME = 32
+
+
+def _strike_parameter(match: re.Match[str]) -> str:
+    name, value = match["name"], match["value"]
+    if _SURE.fullmatch(name):
+        struck = not _NO_KEY.fullmatch(value)
+    else:
+        # '?key=name' sorts; '?key=8f3a…' opens.
+        struck = _POSSIBLE.fullmatch(name) is not None and _KEY_VALUE.match(value) is not None
+    return f"{match['before']}[redacted key]" if struck else match[0]
+
+
+def _strike_assigned(match: re.Match[str]) -> str:
+    # Anchored at the end of the name, which is quick to find; "next_token" and "cache_key" end like names of secrets.
+    name_end = match.end("word")
+    name = match.string[max(0, name_end - _LONGEST_NAME) : name_end]
+    return f"{match['before']}[redacted key]" if _SURE_END.search(name) else match[0]
+
+
+def _strike_basic(match: re.Match[str]) -> str:
+    # 'Basic JavaScript' is prose. Credentials are base64 of 'user:password'.
+    value = match["value"]
+    try:
+        decoded = base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_" if "_" in value else None)
+    except binascii.Error:
+        return match[0]
+    return f"{match['before']}[redacted header]" if b":" in decoded else match[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A pattern, and groups of texts: where it could match, the lower-cased text holds one of each group."""
+
+    needs: tuple[tuple[str, ...], ...]
+    pattern: re.Pattern[str]
+    replacement: str | Callable[[re.Match[str]], str]
+
+
+_STEMS = ("key", "token", "auth", "sig", "secret", "passw", "pwd")
+
+# Rules that go by a name; the text holds one of _STEMS wherever one of them could match.
+_NAMED_RULES = (
+    _Rule(  # ?apikey=…, &amp;token=…, also where the URL stands in JSON
+        (("=",), ("?", "&", "\\u0026")),
+        re.compile(rf"(?P<before>(?:\?|&|&amp;|\\u0026)(?P<name>[A-Za-z][A-Za-z0-9_-]{{1,31}})=)(?P<value>{_VALUE}+)"),
+        _strike_parameter,
+    ),
+    _Rule(  # the same where the whole URL is quoted: %3Fapikey%3D…
+        (("%3d",),),
+        re.compile(rf"(%(?i:(?:3f|26)(?:{_SURE_NAME}|{_POSSIBLE_NAME})%3d))[A-Za-z0-9_.~+/=:*!|@-]{{8,}}"),
+        r"\1[redacted key]",
+    ),
+    _Rule(  # "api_key": "…", api_key='…'
+        (('"', "'"),),
+        re.compile(
+            rf"(?P<before>(?P<word>[KkTtSsPp](?i:ey|oken|ecret|assword|asswd|wd|ignature))(?:{_QUOTE})?"
+            rf"\s{{0,4}}[:=]\s{{0,4}}{_QUOTE}(?=[A-Za-z_.~+/=-]{{0,80}}[0-9]))[A-Za-z0-9_.~+/=-]{{16,}}"
+        ),
+        _strike_assigned,
+    ),
+    _Rule(
+        (("x-", "api-key"),),
+        re.compile(
+            rf"([XxAa]{_NOT_IN_WORD}(?i:(?:-api-key|-auth-token|-access-token|pi-key)):\s{{0,4}}{_HAS_DIGIT})"
+            rf"{_HEADER_VALUE}{{16,}}"
+        ),
+        r"\1[redacted header]",
+    ),
+    _Rule(
+        (("authorization",),),
+        re.compile(
+            rf"([Aa](?i:uthorization)(?:{_QUOTE})?\s{{0,4}}(?:[:=,]|%3[Aa]){_SPACE}{{0,4}}(?:b?{_QUOTE})?"
+            rf"(?:(?i:{_SCHEME}){_SPACE}{{1,4}}(?={_HEADER_VALUE}{{6}})|(?={_HEADER_VALUE}{{16}}){_HAS_DIGIT}))"
+            rf"{_HEADER_VALUE}+"
+        ),
+        r"\1[redacted header]",
+    ),
+    _Rule(
+        (("-----begin",),),
+        re.compile(
+            rf"{PRIVATE_KEY_BEGIN}(?:{_BREAK}++(?:Proc-Type|DEK-Info): ?[^\s\\]++)*+"
+            rf"(?:{_BREAK}*+[A-Za-z0-9+/=]{{16,}}+)*+"
+            rf"(?:(?:{_BREAK}*+[A-Za-z0-9+/=]{{1,15}}+)?{_BREAK}*+{PRIVATE_KEY_END})?"
+        ),
+        "[redacted private key]",
+    ),
+)
+
+_OTHER_RULES = (
+    _Rule(
+        (("bearer",),),
+        re.compile(
+            rf"([Bb]{_NOT_IN_WORD}(?i:earer){_SPACE}{{1,4}}"
+            rf"(?={_HEADER_VALUE}{{16}})(?:{_HAS_DIGIT}|(?=[A-Za-z]{{20}})))"
+            rf"{_HEADER_VALUE}+"
+        ),
+        r"\1[redacted header]",
+    ),
+    _Rule(
+        (("basic",),),
+        re.compile(rf"(?P<before>[Bb]{_NOT_IN_WORD}(?i:asic){_SPACE}{{1,4}})(?P<value>[A-Za-z0-9+/=_-]{{8,}})"),
+        _strike_basic,
+    ),
+    _Rule(
+        (("@",), ("://",)),
+        re.compile(r"(://[^\s/:@\"'<>?#\\\[\]]{0,256}:)[^\s/@\"'<>\\\[\]]{1,256}(?=@)"),
+        r"\1[redacted password]",
+    ),
+    _Rule(
+        (("-",), ("sk-", "xox", "xapp-", "glpat-", "tvly-")),
+        re.compile(
+            rf"[sgxt]{_NOT_IN_WORD}(?:(?:k|lpat)-(?=[A-Za-z0-9_-]{{20}})|(?:ox[abeoprs]|app|vly)-(?=[A-Za-z0-9_-]{{12}}))"
+            r"(?=[A-Za-z_-]{0,80}[0-9])[A-Za-z0-9_-]+"
+        ),
+        "[redacted key]",
+    ),
+    _Rule(
+        (("_", "aiza"), ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "k_live_", "k_test_", "aiza")),
+        re.compile(
+            rf"[ghrsA]{_NOT_IN_WORD}(?:h[pousr]_[A-Za-z0-9]{{20}}|ithub_pat_[A-Za-z0-9_]{{20}}|f_[A-Za-z0-9]{{30}}"
+            r"|k_(?:live|test)_[A-Za-z0-9]{16}|Iza[A-Za-z0-9_-]{35})[A-Za-z0-9_-]*"
+        ),
+        "[redacted key]",
+    ),
+    _Rule(
+        (("akia", "asia"),),
+        re.compile(rf"A{_NOT_IN_WORD}[KS]IA[A-Z2-7]{{16}}(?![A-Za-z0-9_-])"),
+        "[redacted key]",
+    ),
+    _Rule(
+        (("eyj",),),
+        re.compile(rf"e{_NOT_IN_WORD}yJ[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{8,}}+"),
+        "[redacted token]",
+    ),
+)
+
+
+def strike_key_like(text: str) -> str:
+    """The text without what looks like a key. Most texts hold nothing that a rule needs, and no pattern is tried."""
+    lower = text.lower()
+    for stem in _STEMS:
+        if stem in lower:
+            text = _apply(_NAMED_RULES, text, lower)
+            break
+    return _apply(_OTHER_RULES, text, lower)
+
+
+def _apply(rules: tuple[_Rule, ...], text: str, lower: str) -> str:
+    for rule in rules:
+        for group in rule.needs:
+            for needed in group:
+                if needed in lower:
+                    break
+            else:
+                break
+        else:
+            text = rule.pattern.sub(rule.replacement, text)
+    return text
+
+
+_NEVER_ESCAPED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
+_BASE64_FORMS = {"+": r"(?:[+-]|%2[Bb])", "/": r"(?:\\?/|_|%2[Ff])"}
+_BASE64_EDGE = "[A-Za-z0-9+/_-]?"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to write a value. `core` is in every text that `pattern` matches, and much faster to look for.
+
+    Form(name="DB_PASSWORD", core="horse", pattern="(?:correct(?: |%20|…)horse)", length=13)
+    """
+
+    name: str
+    core: str
+    pattern: str
+    length: int
+
+
+def forms_of(name: str, value: str) -> list[Form]:
+    """The value with each of its characters plain or escaped, and its base64 inside a longer text such as `user:value`.
+
+    Base64 has three forms, one for each place that the value can have among groups of three bytes.
+    """
+    forms = [Form(name, _longest_plain_run(value), "".join(map(_character_forms, value)), len(value))]
+    for core in _base64_cores(value.encode("utf-8", "surrogatepass")):
+        inside = "".join(_BASE64_FORMS.get(character, character) for character in core)
+        pattern = f"{_BASE64_EDGE}{inside}{_BASE64_EDGE}(?:=|%3[Dd]){{0,2}}"
+        forms.append(Form(name, _longest_plain_run(core), pattern, len(core)))
+    return forms
+
+
+def written_forms(value: str) -> set[str]:
+    """The value as whole texts in the common encodings, for a search that cannot use patterns."""
+    quoted = quote(value, safe="", errors="surrogatepass")
+    forms = {value, quoted, quote(value, errors="surrogatepass"), quoted.replace("%20", "+"), html.escape(value)}
+    forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
+    forms |= {json.dumps(form, ensure_ascii=False)[1:-1] for form in forms} | {repr(form)[1:-1] for form in forms}
+    encoded = value.encode("utf-8", "surrogatepass")
+    return forms | {base64.b64encode(encoded).decode("ascii"), *_base64_cores(encoded)}
+
+
+@lru_cache(maxsize=256)
+def alternation(forms: tuple[Form, ...]) -> re.Pattern[str]:
+    """One pattern for all the forms; the number of the group that matched tells which."""
+    return re.compile("|".join(f"({form.pattern})" for form in forms))
+
+
+@cache
+def _character_forms(character: str) -> str:
+    """A pattern for one character: as it stands, quoted for a URL, escaped for HTML, JSON or Python (once or twice)."""
+    if character in _NEVER_ESCAPED:
+        return re.escape(character)
+    code, encoded = ord(character), character.encode("utf-8", "surrogatepass")
+    quoted = "".join(f"%{byte:02X}" for byte in encoded)
+    forms = {character, quoted, quoted.lower(), html.escape(character), json.dumps(character)[1:-1], "\\" + character}
+    forms |= {f"&#{code};", f"&#x{code:x};", f"&#x{code:X};"}
+    forms |= {f"\\x{code:02x}", f"\\u{code:04x}", f"\\u{code:04X}", f"\\U{code:08x}"}
+    forms.add("".join(f"\\x{byte:02x}" for byte in encoded))
+    forms |= {form.replace("\\", "\\\\").replace('"', '\\"') for form in forms if "\\" in form}
+    if character == " ":
+        forms.add("+")
+    return "(?:" + "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)) + ")"
+
+
+def _base64_cores(value: bytes) -> list[str]:
+    # A character of base64 carries six bits. Those at the ends that mix in bits of the neighbours are left off.
+    cores: list[str] = []
+    for offset, mixed in ((0, 0), (1, 2), (2, 3)):
+        encoded = base64.b64encode(bytes(offset) + value).decode("ascii")
+        cores.append(encoded[mixed : 8 * (offset + len(value)) // 6])
+    return cores
+
+
+def _longest_plain_run(text: str) -> str:
+    # Letters and digits are written the same in every one of the encodings.
+    return max(re.findall(r"[A-Za-z0-9]+", text), key=len, default="")
+
+
+_BEGIN, _END = re.compile(PRIVATE_KEY_BEGIN), re.compile(PRIVATE_KEY_END)
+_KEY_LINE = re.compile(r"\s*(?:[A-Za-z0-9+/=]*|Proc-Type:.*|DEK-Info:.*)\s*")
+_MIN_EDGE = 6
+_MIN_INSIDE = 8
+_REMEMBERED = 400
+_WIDEST_PLACE = 80
+# Handlers that break long lines fill them up with spaces, and may put more columns beside the message.
+_COLUMN = re.compile(r"\S+(?: \S+)*")
+_PLACE = re.compile(r" \S+\.\w+:\d+\s*\Z")
+_CONTINUED = re.compile(r" {4,}(?=\S)")
+_LAST_MARK = re.compile(r"\[redacted [^\[\]]*\]\Z")
+
+
+class LineCleaner:
+    """Takes the lines of one log in their order, and gives each back without secrets.
+
+    Besides what `redact` finds in a line, it strikes out what only several lines together show: the lines of a private
+    key, and the parts of what a log handler broke to fit its width. What was broken is seen when the next line comes,
+    so the beginning of a secret that nobody registered may be left, and five characters of one that is registered.
+    """
+
+    def __init__(self, redact: Callable[[str], str], values: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        self._redact = redact
+        self._values = values
+        self._in_key = False
+        self._before = ""
+
+    def __call__(self, line: str) -> str:
+        if self._in_key:
+            self._in_key = _KEY_LINE.fullmatch(line) is not None
+            if self._in_key:
+                return "[redacted private key]"
+        if "-----BEGIN" in line and _BEGIN.search(line) and not _END.search(line):
+            self._in_key = True
+        place = match[0] if (match := _PLACE.search(line, max(0, len(line) - _WIDEST_PLACE))) else ""
+        message = line.removesuffix(place)
+        clean = self._strike_parts(self._strike_continued(message))
+        indent = _CONTINUED.match(message)
+        self._before = (self._before + message.strip() if indent else message.rstrip())[-_REMEMBERED:]
+        return clean + self._redact(place)
+
+    def _strike_continued(self, message: str) -> str:
+        """The line without the rest of what began in the lines before it."""
+        indent = _CONTINUED.match(message)
+        if indent is None or not self._before:
+            return self._redact(message)
+        body = message.strip()
+        clean, padding = self._redact(body), message[len(message.rstrip()) :]
+        for glue in ("", " "):
+            joined = self._redact(f"{self._before}{glue}{body}")
+            if joined.endswith(clean):
+                continue
+            same = _common_end(joined, clean)
+            mark = _LAST_MARK.search(joined.removesuffix(same))
+            if mark:
+                return f"{indent[0]}{mark[0]}{same}{padding}"
+        return f"{indent[0]}{clean}{padding}"
+
+    def _strike_parts(self, message: str) -> str:
+        for name, value in self._values():
+            if _may_hold_part(message, value):
+                message = _COLUMN.sub(partial(_strike_parts, name, value), message)
+        return message
+
+
+def _common_end(one: str, other: str) -> str:
+    length = 0
+    while length < min(len(one), len(other)) and one[-length - 1] == other[-length - 1]:
+        length += 1
+    return one[len(one) - length :]
+
+
+def _may_hold_part(line: str, value: str) -> bool:
+    if value[:_MIN_EDGE] in line or value[-_MIN_EDGE:] in line:
+        return True
+    first = line.lstrip()[: len(value)].split("  ", 1)[0].rstrip()
+    return len(first) >= _MIN_INSIDE and first in value
+
+
+def _strike_parts(name: str, value: str, match: re.Match[str]) -> str:
+    """A column without the beginning of the value at its end, the end of the value at its beginning, or its middle."""
+    column, mark = match[0], f"[redacted {name}]"
+    if len(column) >= _MIN_INSIDE and column in value:
+        return mark
+    start = column.rfind(value[:_MIN_EDGE])
+    if start >= 0 and value.startswith(column[start:]):
+        column = column[:start] + mark
+    end = column.find(value[-_MIN_EDGE:])
+    if end >= 0 and value.endswith(column[: end + _MIN_EDGE]):
+        column = mark + column[end + _MIN_EDGE :]
+    return column
+
+
+MIN_SECRET_CHARACTERS = 8
+"""A shorter value would be found inside ordinary words and numbers, so it is never searched for."""
+
+_log = logging.getLogger(__name__)
+
+
+class SecretRegistry:
+    """Values that no text may show, each with the name that stands in its place. One is enough for a process."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._search = _Search({})
+        self._lock = Lock()
+
+    def add(self, name: str, value: str) -> None:
+        """Strike out `value` from now on, as `[redacted NAME]`. A value known already keeps its first name.
+
+        A value of fewer than MIN_SECRET_CHARACTERS is not registered, because texts would be spoiled: `UTC` or `1` is
+        no secret. Where the name says that it is one all the same, the log warns.
+        """
+        value = value.strip()
+        if len(value) < MIN_SECRET_CHARACTERS:
+            if value and looks_secret(name):
+                _log.warning("%s is too short to be found in texts, so it is not struck out of them", name)
+            return
+        with self._lock:
+            # Part of a marker, such as the password 'redacted', is struck out already and would tear up the markers.
+            if value not in self._names and value not in "[redacted ":
+                self._names[value] = re.sub(r"[^\w.-]", "_", name)
+                self._search = _Search(dict(self._names))
+
+    def redact(self, text: str) -> str:
+        """The text without secrets. A text that holds none is returned as it is.
+
+        A text may have been cut before it came here, so the beginning of a registered value at its end goes too.
+        """
+        return strike_key_like(self._search.strike(text))
+
+    def redact_json(self, value: Any) -> Any:
+        """A JSON value whose texts, keys of objects included, hold no secrets."""
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, Mapping):
+            return self._redact_object(cast("Mapping[str, Any]", value))
+        if isinstance(value, list | tuple):
+            return [self.redact_json(item) for item in cast("list[Any]", value)]
+        return value
+
+    def line_cleaner(self) -> LineCleaner:
+        """What redacts the lines of one log in their order, also what is spread over several; see `LineCleaner`."""
+        return LineCleaner(self.redact, lambda: self._search.written)
+
+    def install_in_logging(self) -> None:
+        """Pass each record that this process logs from now on through `redact`. Calling it again changes nothing.
+
+        Records are changed where they are made. A filter would have to sit on every handler, also on those that other
+        libraries add later, and one on a logger does not see the records of its children. Message, arguments, exception
+        and stack are covered; attributes given as `extra` are not, because logging adds them afterwards.
+        """
+        inner = logging.getLogRecordFactory()
+        if not (isinstance(inner, _RecordFactory) and inner.registry is self):
+            logging.setLogRecordFactory(_RecordFactory(inner, self))
+
+    def _redact_object(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, item in value.items():
+            clean = name = self.redact(str(key))
+            count = 1
+            while name in result:  # two keys that were secrets: neither entry may be lost
+                count += 1
+                name = f"{clean} {count}"
+            result[name] = self.redact_json(item)
+        return result
+
+
+class _Search:
+    """What `redact` looks for, made once for a set of values and never changed, so threads need no lock."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        forms = [form for value, name in names.items() for form in forms_of(name, value)]
+        # The longest first: of two secrets of which one begins the other, the whole of the longer one must go.
+        self._forms = sorted(forms, key=lambda form: form.length, reverse=True)
+        self._cores = tuple({form.core for form in forms})
+        self._heads = tuple({value[:MIN_SECRET_CHARACTERS] for value in names})
+        self._values = dict(names)
+        self._tail = max(map(len, names), default=0)
+        # Only names that exist: a server must not hide a secret from us by writing '[redacted …]' around it.
+        labels = "|".join(map(re.escape, {*SHAPE_NAMES, *names.values()}))
+        self._markers = re.compile(rf"(\[redacted (?:{labels})\])")
+
+    @cached_property
+    def written(self) -> list[tuple[str, str]]:
+        """Names and values, these in each of the common encodings."""
+        return [(name, form) for value, name in self._values.items() for form in written_forms(value)]
+
+    def strike(self, text: str) -> str:
+        cores = [core for core in self._cores if core in text]
+        if cores:
+            text = self._strike_whole(text, tuple(form for form in self._forms if form.core in cores))
+        tail = text[-self._tail :]
+        heads = [head for head in self._heads if head in tail]
+        return self._strike_cut(text, heads) if heads else text
+
+    def _strike_whole(self, text: str, forms: tuple[Form, ...]) -> str:
+        pattern = alternation(forms)
+
+        def strike(match: re.Match[str]) -> str:
+            assert match.lastindex is not None
+            return f"[redacted {forms[match.lastindex - 1].name}]"
+
+        if "[redacted " not in text:
+            return pattern.sub(strike, text)
+        # What an earlier redaction put in is kept apart, so that no value is found across its borders.
+        pieces = self._markers.split(text)
+        return "".join(piece if index % 2 else pattern.sub(strike, piece) for index, piece in enumerate(pieces))
+
+    def _strike_cut(self, text: str, heads: list[str]) -> str:
+        for head in heads:
+            start = text.rfind(head)
+            for value, name in self._values.items():
+                if value.startswith(text[start:]):
+                    return f"{text[:start]}[redacted {name}]"
+        return text
+
+
+class _RecordFactory:
+    """Makes log records as the factory before it did, then takes the secrets out."""
+
+    def __init__(self, inner: Callable[..., logging.LogRecord], registry: SecretRegistry) -> None:
+        self._inner = inner
+        self.registry = registry
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = self._inner(*args, **kwargs)
+        redact = self.registry.redact
+        if record.stack_info:
+            record.stack_info = redact(record.stack_info)
+        if record.exc_info and record.exc_info[1] is not None:
+            told = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
+            clean = redact(told)
+            if clean != told:
+                # Some handlers format the exception themselves, so it has to go.
+                record.exc_info, record.exc_text = None, clean
+        _redact_message(record, redact)
+        return record
+
+
+def _redact_message(record: logging.LogRecord, redact: Callable[[str], str]) -> None:
+    message = _message(record)
+    # Arguments one by one as well, because some formatters take them out of the record, and by their places.
+    arguments: Any = record.args
+    if isinstance(arguments, Mapping):
+        record.args = {key: _printable(item, redact) for key, item in cast("Mapping[str, Any]", arguments).items()}
+    elif arguments:
+        record.args = tuple(_printable(item, redact) for item in arguments)
+    if message is None:
+        record.msg = redact(str(record.msg))
+        return
+    clean = redact(message)
+    if clean != _message(record):
+        record.msg, record.args = clean, None
+
+
+def _message(record: logging.LogRecord) -> str | None:
+    """The message with its arguments; None where they do not fit, which the handler will say, and print both."""
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def _printable(argument: Any, redact: Callable[[str], str]) -> Any:
+    """An argument as it is, or as redacted text where printing it would show a secret."""
+    if argument is None or isinstance(argument, int | float):
+        return argument
+    for text in (argument,) if isinstance(argument, str) else (str(argument), repr(argument)):
+        clean = redact(text)
+        if clean != text:
+            return clean
+    return argument
+
+
+SECRETS = SecretRegistry()
+"""The secrets of this process."""

@@ -1,1 +1,0 @@
-"""Stocks as Financial Modeling Prep tells them: quotes, profiles, income statements, movers, search and news."""

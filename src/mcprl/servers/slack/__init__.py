@@ -1,1 +1,0 @@
-"""Chat of a team: its channels, their messages, and posting to them."""

@@ -1,1 +1,0 @@
-"""Web search: pages that fit a query, and short answers to questions."""

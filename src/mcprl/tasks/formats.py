@@ -1,0 +1,478 @@
+"""The native form of a task: one JSON object, checked field by field. `docs/schemas/task.json` is made from here.
+
+{"id": "meet-ana", "prompt": "It is 09:30 at Ana's office. What time is that in Asia/Tokyo?",
+ "answer": "23:30", "calls": [{"tool": "find_person", "arguments": {"name": "Ana"}}],
+ "tools": ["find_person", "convert_time"], "difficulty": "medium"}
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from mcprl.conversations import text_of
+from mcprl.files import canonical_json
+from mcprl.goals import (
+    AnyText,
+    Contains,
+    Exactly,
+    ExpectedCall,
+    ExpectedState,
+    ExpectedText,
+    Goal,
+    HasAll,
+    HasNumber,
+    Matches,
+)
+from mcprl.records import Difficulty, Message, Solution, Task, ToolCall
+from mcprl.schemas import why_no_pattern
+
+__all__ = ["TaskLine", "digest", "first_problem", "is_skyrl_row", "line_of", "task_of", "task_of_row", "task_schema"]
+
+
+_DIGEST_CHARACTERS = 10
+_OPENING_ROLES = ("system", "user")
+
+
+def _none_as_empty(value: object) -> object:
+    # Files that were written from tables have null where a row has nothing.
+    return [] if value is None else value
+
+
+def _no_object_as_empty(value: object) -> object:
+    return {} if value is None else value
+
+
+_Names = Annotated[list[str], BeforeValidator(_none_as_empty)]
+
+
+class _Part(BaseModel):
+    # What is not listed is kept, to be named as not checked.
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Criteria(_Part):
+    expected_tools: _Names = Field(default_factory=list[str])
+    must_use_tools: _Names = Field(default_factory=list[str])
+    min_tool_calls: int | None = Field(default=None, ge=0)
+
+
+class _Truth(_Part):
+    expected_tools: _Names = Field(default_factory=list[str])
+    tool_sequence: _Names = Field(default_factory=list[str])
+    success_criteria: Annotated[_Criteria, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_Criteria)
+
+
+class _RewardSpec(_Part):
+    method: str | None = None
+    ground_truth: Any = None
+
+
+class _Metadata(_Part):
+    task_id: str | int | None = None
+    complexity: str | None = None
+    tools_available: list[str] | None = None
+
+    @field_validator("complexity")
+    @classmethod
+    def _is_known(cls, value: str | None) -> str | None:
+        if value is not None and value.casefold() not in set(Difficulty):
+            raise ValueError(f"{value!r} is none of {', '.join(Difficulty)}")
+        return value
+
+
+class _ExtraInfo(_Metadata):
+    task_metadata: Annotated[_Metadata, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_Metadata)
+
+
+class _SkyrlRow(_Part):
+    prompt: list[Message]
+    reward_spec: Annotated[_RewardSpec, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_RewardSpec)
+    extra_info: Annotated[_ExtraInfo, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_ExtraInfo)
+    task_metadata: Annotated[_Metadata, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_Metadata)
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _opening(cls, value: object) -> list[Message]:
+        if isinstance(value, str):
+            return [{"role": "user", "content": value}]
+        if not isinstance(value, list):
+            raise ValueError("is neither a text nor a list of messages")
+        return list(_opening_of(cast("list[object]", value)))
+
+
+class _TruthRow(BaseModel):
+    """Gives the errors in a ground truth their whole place."""
+
+    reward_spec: _TruthSpec
+
+
+class _TruthSpec(BaseModel):
+    ground_truth: _Truth
+
+
+def is_skyrl_row(value: object) -> bool:
+    """Whether an entry of a task file is a row of SkyRL's: no task of mcprl's own form has these fields."""
+    return isinstance(value, dict) and not {"env_class", "reward_spec"}.isdisjoint(cast("dict[str, Any]", value))
+
+
+def task_of_row(value: object) -> tuple[Task, tuple[str, ...]]:
+    """The task of a row, and the fields that ask for something which it cannot check.
+
+    Raises pydantic's ValidationError where the row is not what SkyRL's format says.
+    """
+    row = _SkyrlRow.model_validate(value)
+    goal, not_checked = _goal_of(row.reward_spec)
+    metadata = (row.task_metadata, row.extra_info, row.extra_info.task_metadata)
+    task_id = next((str(part.task_id) for part in metadata if part.task_id not in {None, ""}), None)
+    complexity = next((part.complexity for part in metadata if part.complexity is not None), Difficulty.MEDIUM)
+    tools = row.extra_info.tools_available
+    task = Task(
+        id=task_id or f"q-{digest([message['content'] for message in row.prompt])}",
+        prompt=tuple(row.prompt),
+        goal=goal,
+        tools=None if tools is None else tuple(dict.fromkeys(tools)),
+        difficulty=Difficulty(complexity.casefold()),
+    )
+    return task, tuple(not_checked)
+
+
+def digest(value: object) -> str:
+    """A few characters that stand for a JSON value, the same on every machine."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def _opening_of(messages: Sequence[object]) -> Iterator[Message]:
+    asked = False
+    for number, value in enumerate(messages):
+        message = cast("Mapping[str, Any]", value if isinstance(value, Mapping) else {})
+        role: Any = message.get("role")
+        if role == "assistant":
+            break
+        if role not in _OPENING_ROLES:
+            raise ValueError(f"message {number + 1} is of {role!r}, where only system and user may come first")
+        asked = asked or role == "user"
+        yield {"role": role, "content": text_of(message)}
+    if not asked:
+        raise ValueError("no message of the user stands before the first of the assistant")
+
+
+def _goal_of(spec: _RewardSpec) -> tuple[Goal, list[str]]:
+    not_checked = [f"reward_spec.method: {spec.method}"] if spec.method not in {None, "rule"} else []
+    not_checked += _demands("reward_spec", spec)
+    given: Any = spec.ground_truth
+    if not isinstance(given, dict):
+        missing = "reward_spec.ground_truth" if given else "reward_spec.ground_truth: there is none"
+        return Goal(answer=AnyText()), [*not_checked, missing]
+    checked = _TruthRow.model_validate({"reward_spec": {"ground_truth": cast("dict[str, Any]", given)}})
+    truth = checked.reward_spec.ground_truth
+    criteria = truth.success_criteria
+    not_checked += _demands("reward_spec.ground_truth", truth)
+    not_checked += _demands("reward_spec.ground_truth.success_criteria", criteria)
+    expected = list(dict.fromkeys([*truth.expected_tools, *criteria.expected_tools, *criteria.must_use_tools]))
+    if truth.tool_sequence:
+        beyond = [name for name in expected if name not in truth.tool_sequence]
+        not_checked += [f"reward_spec.ground_truth.expected_tools: {name}, not in tool_sequence" for name in beyond]
+    goal = Goal(
+        answer=AnyText(),
+        calls=tuple(ExpectedCall(tool=name) for name in truth.tool_sequence or expected),
+        in_any_order=not truth.tool_sequence,
+        min_calls=criteria.min_tool_calls or 0,
+    )
+    return goal, not_checked
+
+
+def _demands(place: str, part: BaseModel) -> list[str]:
+    """The fields that no goal can say. One that is empty, or false, asks for nothing."""
+    return [f"{place}.{name}" for name, value in (part.model_extra or {}).items() if value not in (None, False, [], {})]
+
+
+class _Line(BaseModel):
+    # Strict: "3" is no number and 1 is no yes. JSON has words for all of them.
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+_Words = Annotated[str, Field(pattern=r"\S")]
+
+
+class AnyLine(_Line):
+    """Any text that is not empty."""
+
+    any: Literal[True]
+
+
+class ContainsLine(_Line):
+    """This text stands in it, as words of its own and whatever the case. A plain text means the same."""
+
+    contains: _Words
+
+
+class ExactlyLine(_Line):
+    """It is this text, surrounding spaces and case aside."""
+
+    exactly: _Words
+
+
+class NumberLine(_Line):
+    """A number within `tolerance` of this one stands in it, among at most `at_most` numbers in all."""
+
+    number: float = Field(description="The right number.")
+    tolerance: float = Field(default=0.0, ge=0, description="How far from it is still right.")
+    at_most: int | None = Field(default=4, ge=1, description="Numbers that may stand there in all; null: any number.")
+
+
+class AllLine(_Line):
+    """Each of these words stands in it, and none of the others."""
+
+    all: list[_Words] = Field(min_length=1, description="Words that must stand there.")
+    none_of: list[_Words] = Field(default_factory=list[str], description="Words that must not.")
+
+
+class MatchesLine(_Line):
+    """The regular expression is found in it: Rust's, which has no look-around and no backreferences."""
+
+    matches: str = Field(min_length=1)
+
+    @field_validator("matches")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        problem = why_no_pattern(value)
+        if problem is not None:
+            raise ValueError(problem)
+        return value
+
+
+# Tags are written in angle brackets, so that they can be told from the names of fields in the place of an error.
+_SHAPES = {"any", "contains", "exactly", "number", "all", "matches"}
+
+
+def _shape_of(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    keys = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else ()
+    return next((f"<{key}>" for key in keys if key in _SHAPES), None)
+
+
+_TextLine = Annotated[
+    Annotated[_Words, Tag("<text>")]
+    | Annotated[AnyLine, Tag("<any>")]
+    | Annotated[ContainsLine, Tag("<contains>")]
+    | Annotated[ExactlyLine, Tag("<exactly>")]
+    | Annotated[NumberLine, Tag("<number>")]
+    | Annotated[AllLine, Tag("<all>")]
+    | Annotated[MatchesLine, Tag("<matches>")],
+    Discriminator(
+        _shape_of,
+        custom_error_type="no_such_text",
+        custom_error_message=(
+            "write a text, or an object with one of the keys any, contains, exactly, number, all, matches"
+        ),
+    ),
+]
+
+
+class CallLine(_Line):
+    """A call that solving the task needs. Arguments that are not listed are free."""
+
+    tool: _Words
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class StateLine(_Line):
+    """What must be true afterwards: this tool is then asked, and its text must meet all of `texts`."""
+
+    tool: _Words
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+    texts: list[_TextLine] = Field(min_length=1)
+
+
+class SolutionCallLine(_Line):
+    """One call of a solution, with all its arguments."""
+
+    name: _Words
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class SolutionLine(_Line):
+    """A way to solve the task that is known to work: one call a turn, then the answer."""
+
+    calls: list[SolutionCallLine] = Field(default_factory=list[SolutionCallLine])
+    answer: str
+
+
+_Messages = Annotated[list[Message], Field(min_length=1)]
+# What benchmarks say of their tasks in Python only.
+_UNSAID = {"follow_ups", "setup", "calls_in_order", "must_fit"}
+
+
+def _as_messages(prompt: object) -> object:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+class TaskLine(_Line):
+    """One task of mcprl: one such object on each line of a task file."""
+
+    id: str = Field(min_length=1, description="Name of the task, once in a file.")
+    prompt: Annotated[_Messages, BeforeValidator(_as_messages, json_schema_input_type=str | _Messages)] = Field(
+        description="What the user says, or a list of messages."
+    )
+    answer: _TextLine | None = Field(default=None, description="What the final answer must be.")
+    calls: list[CallLine] = Field(default_factory=list[CallLine], description="Calls that solving it needs.")
+    in_any_order: bool = Field(default=False, description="Whether the order of `calls` is free.")
+    min_calls: int = Field(default=0, ge=0, description="How many calls must have worked in all.")
+    state: list[StateLine] = Field(default_factory=list[StateLine], description="What must be true afterwards.")
+    rubric: _Words | None = Field(default=None, description="What a judge is told about a good answer.")
+    tools: list[str] | None = Field(default=None, description="Tools on offer; left out: all that the servers have.")
+    difficulty: Difficulty = Field(default=Difficulty.MEDIUM, strict=False, description="easy, medium or hard.")
+    max_turns: int | None = Field(default=None, ge=1, description="Left out: the limit of its difficulty.")
+    world: _Words | None = Field(default=None, description="Offline world that its answers are true of: market-7.")
+    solution: SolutionLine | None = Field(default=None, description="A known good way, to check the task with.")
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> TaskLine:
+        if self.answer is None and not (self.calls or self.min_calls or self.state or self.rubric):
+            raise ValueError(
+                "nothing is checked: any episode would succeed. Give it an answer, calls, min_calls, state or a rubric "
+                '("answer": {"any": true} where any answer will do)'
+            )
+        return self
+
+
+def task_of(value: object) -> Task:
+    """The task that a decoded line says. Raises pydantic's ValidationError; see `first_problem`."""
+    line = TaskLine.model_validate(value)
+    return Task(
+        id=line.id,
+        prompt=tuple(line.prompt),
+        goal=Goal(
+            answer=None if line.answer is None else _text_of(line.answer),
+            calls=tuple(ExpectedCall(tool=call.tool, arguments=call.arguments) for call in line.calls),
+            in_any_order=line.in_any_order,
+            min_calls=line.min_calls,
+            state=tuple(
+                ExpectedState(tool=state.tool, arguments=state.arguments, texts=tuple(map(_text_of, state.texts)))
+                for state in line.state
+            ),
+            rubric=line.rubric,
+        ),
+        tools=None if line.tools is None else tuple(line.tools),
+        difficulty=line.difficulty,
+        max_turns=line.max_turns,
+        world=line.world,
+        solution=None if line.solution is None else _solution_of(line.solution),
+    )
+
+
+def line_of(task: Task) -> dict[str, Any]:
+    """The object that a task is written as, without what has its default: task_of(line_of(task)) == task.
+
+    Raises pydantic's ValidationError for a task that no line can say, such as one that checks nothing.
+    """
+    goal = task.goal
+    value: dict[str, Any] = {
+        "id": task.id,
+        "prompt": _prompt_line(task.prompt),
+        "answer": None if goal.answer is None else _text_line(goal.answer),
+        "calls": [{"tool": call.tool, "arguments": dict(call.arguments)} for call in goal.calls],
+        "in_any_order": goal.in_any_order,
+        "min_calls": goal.min_calls,
+        "state": [
+            {"tool": s.tool, "arguments": dict(s.arguments), "texts": [_text_line(text) for text in s.texts]}
+            for s in goal.state
+        ],
+        "rubric": goal.rubric,
+        "tools": None if task.tools is None else list(task.tools),
+        "difficulty": task.difficulty,
+        "max_turns": task.max_turns,
+        "world": task.world,
+        "solution": None if task.solution is None else _solution_line(task.solution),
+    }
+    # No line can say these: they are put in to be refused, so that no task is written without them.
+    value |= {
+        f.name: getattr(task, f.name) for f in fields(task) if f.name in _UNSAID and getattr(task, f.name) != f.default
+    }
+    TaskLine.model_validate(value)
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in TaskLine.model_fields.items()}
+    return {name: entry for name, entry in value.items() if name in {"id", "prompt"} or entry != defaults[name]}
+
+
+def task_schema() -> dict[str, Any]:
+    """The JSON Schema of a line. What it cannot say: a regular expression compiles, a key stands once, a goal checks
+    something.
+    """
+    schema = TaskLine.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "mcprl task"}
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing wrong, after the name of its field: `calls.1.tool: Field required`."""
+    first = error.errors(include_url=False)[0]
+    parts = [str(part) for part in first["loc"]]
+    field = ".".join(part for part in parts if not (part.startswith("<") and part.endswith(">")))
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{field}: {message}" if field else message
+
+
+def _text_of(line: str | BaseModel) -> ExpectedText:
+    match line:
+        case str():
+            return Contains(text=line)
+        case ContainsLine():
+            return Contains(text=line.contains)
+        case ExactlyLine():
+            return Exactly(text=line.exactly)
+        case NumberLine():
+            return HasNumber(value=line.number, tolerance=line.tolerance, at_most=line.at_most)
+        case AllLine():
+            return HasAll(members=tuple(line.all), none_of=tuple(line.none_of))
+        case MatchesLine():
+            return Matches(pattern=line.matches)
+        case _:
+            return AnyText()
+
+
+def _text_line(text: ExpectedText) -> str | dict[str, Any]:
+    match text:
+        case AnyText():
+            return {"any": True}
+        case Contains():
+            return text.text
+        case Exactly():
+            return {"exactly": text.text}
+        case HasNumber():
+            tolerance = {"tolerance": text.tolerance} if text.tolerance else {}
+            return {"number": text.value, **tolerance, **({"at_most": text.at_most} if text.at_most != 4 else {})}
+        case HasAll():
+            return {"all": list(text.members), **({"none_of": list(text.none_of)} if text.none_of else {})}
+        case Matches():
+            return {"matches": text.pattern}
+
+
+def _solution_of(line: SolutionLine) -> Solution:
+    calls = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in line.calls)
+    return Solution(calls=calls, answer=line.answer)
+
+
+def _solution_line(solution: Solution) -> dict[str, Any]:
+    calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in solution.calls]
+    return {"calls": calls, "answer": solution.answer}
+
+
+def _prompt_line(prompt: tuple[Message, ...]) -> str | list[Message]:
+    if len(prompt) == 1 and prompt[0].keys() == {"role", "content"} and prompt[0]["role"] == "user":
+        return prompt[0]["content"]
+    return list(prompt)

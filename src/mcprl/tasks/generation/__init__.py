@@ -1,6 +1,0 @@
-"""Tasks made from the offline world, each with an answer that can be checked and a solution that is known to work."""
-
-from mcprl.tasks.generation.assembly import SHARES, generate
-from mcprl.tasks.generation.families import FAMILIES
-
-__all__ = ["FAMILIES", "SHARES", "generate"]

@@ -1,0 +1,406 @@
+"""One call, one pipeline. Each stage is a small file of its own; this one says their order.
+
+    the call's own problem, aliases, arguments against the live schema      refusals are the policy's to read
+    cassette, cache, single flight                                          an answer that is already there
+    budget, circuit breaker, rate limit, the call under its deadline        repeated only where that is safe
+    errors disguised as successes                                           whose fault they are
+    redaction, control characters, size                                     what may be shown
+
+What the policy did wrong becomes an observation that it reads. What the infrastructure did wrong is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mcprl.config import CassetteMode, RetrySettings, ServerSettings
+from mcprl.errors import (
+    BreakerOpenError,
+    CallDeadlineError,
+    Fault,
+    McprlError,
+    ServerBusyError,
+    ServerFaultError,
+    ServerLostError,
+    ToolServerError,
+)
+from mcprl.files import canonical_json
+from mcprl.records import Observation, Source, ToolCall
+from mcprl.secrets import SECRETS
+from mcprl.tools.breaker import Breaker
+from mcprl.tools.cache import Flights, ResultCache
+from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.catalog import Catalog, Tool
+from mcprl.tools.connection import Answer, CallableServer
+from mcprl.tools.limits import Limits, LimitsService, make_limits
+from mcprl.tools.names import CompiledRule, compile_rules, recognise, resolve_arguments, resolve_tool
+from mcprl.tools.stats import ToolStats
+
+__all__ = ["Instead", "Pipeline", "Route", "call_with_retries", "may_repeat", "open_route", "sanitise"]
+
+
+T = TypeVar("T")
+
+# A stream of its own: a failure of the network must not shift the random numbers of the run.
+_JITTER = random.Random()
+
+# The wait has long reached any sensible limit; a larger power would overflow.
+_MAX_DOUBLINGS = 60
+
+
+def may_repeat(error: ToolServerError, *, read_only: bool, idempotent: bool) -> bool:
+    """Whether making the call again is safe: the tool changes nothing by it, or the call never reached the tool.
+
+    A breaker that stayed open is not tried again: the call has already waited for it as long as it may.
+    """
+    if isinstance(error, BreakerOpenError):
+        return False
+    return read_only or idempotent or not error.delivered
+
+
+async def call_with_retries(
+    attempt: Callable[[int], Awaitable[T]],
+    settings: RetrySettings,
+    *,
+    repeatable: Callable[[ToolServerError], bool],
+) -> T:
+    """The result of the first attempt that succeeds; `attempt` is told its number, from 1.
+
+    Only a ToolServerError that is `repeatable` leads to another attempt; everything else passes through at once. The
+    wait doubles each time, half of it at random so that calls which failed together do not come back together. A wait
+    that the server asks for takes its place; if it is above `settings.max_wait_s`, or the attempts are used up, the
+    error is raised.
+    """
+    number = 1
+    while True:
+        try:
+            return await attempt(number)
+        except ToolServerError as error:
+            if number >= settings.attempts or not repeatable(error):
+                raise
+            wait_s = _wait_s(error, number, settings)
+            if wait_s > settings.max_wait_s:
+                raise
+        # Outside the handler: a cancellation during the wait has nothing to do with the error.
+        await asyncio.sleep(wait_s)
+        number += 1
+
+
+def _wait_s(error: ToolServerError, number: int, settings: RetrySettings) -> float:
+    if error.retry_after_s is not None:
+        return error.retry_after_s
+    longest_s = min(settings.wait_s * 2.0 ** min(number - 1, _MAX_DOUBLINGS), settings.max_wait_s)
+    return longest_s * _JITTER.uniform(0.5, 1.0)
+
+
+_ASCII_CONTROLS = bytes([*range(0x09), *range(0x0B, 0x20), 0x7F])
+_UNWANTED = "\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f"
+_ANY_UNWANTED = re.compile(f"[{_UNWANTED}]")
+
+# Each alternative begins with a control character and stops at the next one, so that the whole takes linear time.
+# The last removes whatever is left over: after one pass nothing remains that a second could remove.
+_REMOVED = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # colours and cursor movements
+    "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x00-\x1f\x7f-\x9f]*(?:\x07|\x1b\\\\|\x9c)"  # titles, links, strings
+    "|\x1b[ -/]*[0-~]"  # character sets, resets, and the beginning of a string that never ends
+    f"|[{_UNWANTED}]"
+)
+
+
+def sanitise(text: str, *, max_bytes: int, redact: Callable[[str], str] | None = None) -> tuple[str, bool]:
+    """The text to show, at most `max_bytes` of UTF-8 (64 or more), and whether it was cut.
+
+    `redact` takes the secrets out in between: after the cleaning, because a secret with an invisible character in it is
+    not recognised, and before the cut, because half a secret is not either. A text that was cut says so in its last
+    line: `[cut: 65,497 of 1,234,567 bytes shown]`.
+    """
+    text = _clean(text)
+    if redact is not None:
+        text = redact(text)
+    return _cut(text, max_bytes)
+
+
+def _clean(text: str) -> str:
+    if text.isascii():
+        # Several times faster than a regular expression, for what nearly all results are.
+        data = text.encode("ascii")
+        if len(data.translate(None, _ASCII_CONTROLS)) == len(data):
+            return text
+    elif _ANY_UNWANTED.search(text) is None:
+        return text
+    return _REMOVED.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _cut(text: str, max_bytes: int) -> tuple[str, bool]:
+    if len(text) * 4 <= max_bytes:
+        return text, False
+    data = text.encode()
+    if len(data) <= max_bytes:
+        return text, False
+    # Room for the note with the largest number it could show; the real one is never longer.
+    room = max_bytes - len(_note(max_bytes, len(data)))
+    # What is ignored can only be the character that the cut went through.
+    shown = data[:room].decode(errors="ignore")
+    return shown + _note(len(shown.encode()), len(data)), True
+
+
+def _note(shown: int, total: int) -> str:
+    return f"\n[cut: {shown:,} of {total:,} bytes shown]"
+
+
+CallKey = tuple[str, str]
+"""A tool and its canonical arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One server's route. Episodes share it, whether or not they share the server's processes."""
+
+    name: str
+    settings: ServerSettings
+    version: str
+    limits: Limits
+    breaker: Breaker
+    rules: tuple[CompiledRule, ...]
+    cache: ResultCache[CallKey, Answer] | None
+    flights: Flights[CallKey, tuple[Answer, int]]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether episodes share the server's processes."""
+        return self.settings.isolation == "shared"
+
+
+def open_route(name: str, settings: ServerSettings, version: str, service: LimitsService | None = None) -> Route:
+    """A route with nothing cached, the breaker closed, and nothing spent unless others did at the same service."""
+    return Route(
+        name=name,
+        settings=settings,
+        version=version,
+        limits=make_limits(name, settings, service),
+        breaker=Breaker(name, settings.breaker),
+        rules=compile_rules(settings.errors),
+        cache=ResultCache(settings.cache_s) if settings.cache_s else None,
+        flights=Flights(),
+    )
+
+
+Instead = Callable[[str], Observation | None]
+"""What to show in place of a call of the tool of that name; None: make the call."""
+
+_MAX_NAMES_SHOWN = 12
+_BUSY_S = 1.0
+_CUT = "[cut: the result is longer than may be shown]"
+_NOT_RECORDED = "There is no recorded answer to this call. Try another tool or other arguments."
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A call of a known tool with arguments that fit its schema."""
+
+    tool: Tool
+    arguments: Mapping[str, Any]
+    route: Route
+    server: CallableServer | None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one episode's answer is also another's: not where each has a state of its own."""
+        return self.route.is_shared and not self.tool.episodic
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    answer: Answer
+    source: Source = Source.LIVE
+    attempts: int = 1
+    shared: bool = False
+
+
+class Pipeline:
+    """The way of every call of a toolbox."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        routes: Mapping[str, Route],
+        *,
+        cassette: Cassette | None = None,
+        cassette_mode: CassetteMode = "live",
+    ) -> None:
+        self.stats = ToolStats()
+        self._catalog = catalog
+        self._routes = routes
+        self._cassette = cassette
+        self._mode = cassette_mode
+        self._tool_aliases = {
+            alias: tool for route in routes.values() for alias, tool in route.settings.tool_aliases.items()
+        }
+
+    async def run(
+        self,
+        call: ToolCall,
+        *,
+        offered: Mapping[str, Tool],
+        servers: Mapping[str, CallableServer],
+        instead: Instead | None = None,
+    ) -> Observation:
+        """Run one call of the policy. `servers` goes by server name; in strict replay it is empty.
+
+        A call that could be made is not made where `instead` has something else to show; no server is counted as asked.
+        """
+        started = time.perf_counter()
+        request = self._resolve(call, offered, servers)
+        if isinstance(request, Observation):
+            self.stats.record(request)
+            return request
+        if instead is not None and (shown := instead(request.tool.name)) is not None:
+            return shown
+        try:
+            outcome = await self._answer(request)
+        except McprlError as error:
+            latency_s = time.perf_counter() - started
+            self.stats.record_failure(request.route.name, request.tool.name, error, latency_s)
+            raise
+        observation = Observation(
+            tool=request.tool.name,
+            server=request.tool.server,
+            text=outcome.answer.text,
+            fault=Fault.POLICY if outcome.answer.is_error else None,
+            latency_s=time.perf_counter() - started,
+            source=outcome.source,
+            attempts=outcome.attempts,
+            truncated=outcome.answer.truncated,
+            arguments=None if request.arguments == call.arguments else request.arguments,
+        )
+        self.stats.record(observation, shared=outcome.shared)
+        return observation
+
+    def _resolve(
+        self, call: ToolCall, offered: Mapping[str, Tool], servers: Mapping[str, CallableServer]
+    ) -> _Request | Observation:
+        """The call made definite, or why it cannot be, for the policy to read."""
+        if call.problem is not None:
+            return Observation(tool=call.name, server=None, text=call.problem, fault=Fault.POLICY)
+        tool = offered.get(resolve_tool(call.name, offered, self._tool_aliases))
+        if tool is None:
+            return Observation(tool=call.name, server=None, text=_unknown_tool(call.name, offered), fault=Fault.POLICY)
+        route = self._routes[tool.server]
+        properties = tool.parameters.get("properties", {})
+        arguments = resolve_arguments(call.arguments, properties, route.settings.argument_aliases)
+        problem = self._catalog.check(tool.name).problem(arguments)
+        if problem is not None:
+            return Observation(tool=tool.name, server=tool.server, text=problem, fault=Fault.POLICY)
+        return _Request(tool, arguments, route, servers.get(tool.server))
+
+    async def _answer(self, request: _Request) -> _Outcome:
+        """The recorded, cached or shared answer of a read-only tool, or else a live one."""
+        tool, route = request.tool, request.route
+        if self._mode == "replay":
+            return self._recorded(request) or _Outcome(Answer(_NOT_RECORDED, is_error=True), Source.CASSETTE)
+        if not (tool.read_only and request.is_shared):
+            answer, attempts = await self._deliver(request)
+            return _Outcome(answer, attempts=attempts)
+        if self._mode == "replay_else_live" and (recorded := self._recorded(request)) is not None:
+            return recorded
+        key = (tool.name, canonical_json(request.arguments))
+        if route.cache is not None and (cached := route.cache.get(key)) is not None:
+            return _Outcome(cached, Source.CACHE)
+        # Kept as part of the shared work: whoever started it may be cancelled while others wait.
+        (answer, attempts), shared = await route.flights.join(key, lambda: self._deliver_and_keep(request, key))
+        return _Outcome(answer, attempts=attempts, shared=shared)
+
+    def _recorded(self, request: _Request) -> _Outcome | None:
+        assert self._cassette is not None
+        tool, route = request.tool, request.route
+        recording = self._cassette.find(route.name, route.version, tool.name, request.arguments)
+        if recording is None:
+            return None
+        # Cleaned again: it may have been recorded under other settings, or by other means.
+        text, cut = sanitise(recording.text, max_bytes=route.settings.max_result_bytes, redact=SECRETS.redact)
+        return _Outcome(Answer(text, truncated=recording.truncated or cut), Source.CASSETTE)
+
+    async def _deliver_and_keep(self, request: _Request, key: CallKey) -> tuple[Answer, int]:
+        """Ask the server, and remember a good answer. Errors are never kept."""
+        answer, attempts = await self._deliver(request)
+        if answer.is_error:
+            return answer, attempts
+        tool, route = request.tool, request.route
+        if route.cache is not None:
+            route.cache.put(key, answer, len(answer.text.encode()) + len(key[1]))
+        if self._cassette is not None and self._mode in {"record", "replay_else_live"}:
+            self._cassette.record(
+                route.name, route.version, tool.name, request.arguments, answer.text, truncated=answer.truncated
+            )
+        return answer, attempts
+
+    async def _deliver(self, request: _Request) -> tuple[Answer, int]:
+        """Ask the server, again where a failure may safely be repeated. The answer, and the attempts it took."""
+        tool, route = request.tool, request.route
+
+        async def attempt(number: int) -> tuple[Answer, int]:
+            return await self._attempt(request), number
+
+        def repeatable(error: ToolServerError) -> bool:
+            if isinstance(error, CallDeadlineError):
+                return False  # the deadline is the caller's patience, not one attempt's
+            if not request.is_shared and isinstance(error, ServerLostError):
+                return False  # the server died, and with it what the episode had there
+            return may_repeat(error, read_only=tool.read_only, idempotent=tool.idempotent)
+
+        return await call_with_retries(attempt, route.settings.retry, repeatable=repeatable)
+
+    async def _attempt(self, request: _Request) -> Answer:
+        tool, route = request.tool, request.route
+        assert request.server is not None
+        await route.limits.spend()
+        is_sent = False
+        try:
+            # The rate last, right before the call: those that a breaker held back would go out in a bunch.
+            async with route.breaker.guard(route.settings.call_deadline_s), route.limits.passage():
+                is_sent = True
+                answer = await request.server.call(tool.name, request.arguments, route.settings.call_deadline_s)
+                fault = recognise(tool.name, answer.text, answer.is_error, route.rules)
+                if fault is Fault.INFRASTRUCTURE:
+                    raise _disguised(tool, answer)
+        except ToolServerError as error:
+            is_sent = error.delivered
+            if isinstance(error, ServerBusyError):
+                asked_s = _BUSY_S if error.retry_after_s is None else error.retry_after_s
+                await route.limits.pause(min(asked_s, route.settings.retry.max_wait_s))
+            raise
+        finally:
+            if not is_sent:
+                await route.limits.refund()
+        return _presentable(Answer(answer.text, fault is Fault.POLICY, answer.truncated), route)
+
+
+def _presentable(answer: Answer, route: Route) -> Answer:
+    """Without secrets and control characters, and no longer than allowed."""
+    note = f"\n{_CUT}" if answer.truncated else ""
+    room = route.settings.max_result_bytes - len(note)
+    text, cut = sanitise(answer.text, max_bytes=room, redact=SECRETS.redact)
+    return Answer(text if cut else text + note, answer.is_error, answer.truncated or cut)
+
+
+def _disguised(tool: Tool, answer: Answer) -> ServerFaultError:
+    text = " ".join(SECRETS.redact(answer.text).split())[:200]
+    return ServerFaultError(
+        f"server {tool.server!r} answered a call of {tool.name!r} with an error of its own: {text}",
+        fix="mend what it says; servers.settings.NAME.errors calls such a text an infrastructure fault",
+    )
+
+
+def _unknown_tool(name: str, offered: Mapping[str, Tool]) -> str:
+    close = difflib.get_close_matches(name, offered, n=1)
+    if close:
+        return f"There is no tool '{name}'. Did you mean '{close[0]}'?"
+    names = ", ".join(list(offered)[:_MAX_NAMES_SHOWN])
+    return f"There is no tool '{name}'. The tools are: {names}."

@@ -1,1 +1,0 @@
-"""The stages of a tool call, one file each. `mcprl.tools.pipeline` puts them in order."""

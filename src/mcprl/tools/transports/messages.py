@@ -1,0 +1,297 @@
+"""The lines that a server writes, cut from its bytes, what they hold, and the id of one that cannot be read as a whole.
+
+Linear in the number of bytes, and bounded: of a line beyond the limit only its beginning and its very end are kept.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+from mcp import MCPError
+from mcp_types import ErrorData, JSONRPCError
+from pydantic_core import from_json
+
+__all__ = [
+    "CutLine",
+    "CutLineEnd",
+    "LineSplitter",
+    "TransportOutcome",
+    "Trouble",
+    "beginning_of",
+    "error_for",
+    "id_at_end",
+    "leading_members",
+    "lenient_json",
+    "outcome_of",
+]
+
+
+# The parser makes objects of up to thirty times the size of what it reads, so more than this is read only where the
+# text has begun by then. One of its characters may take six bytes in JSON.
+_FIRST_LOOK_BYTES = 64 * 1024
+_BYTES_PER_CHARACTER = 6
+
+_PLACE = re.compile(r"at line (\d+) column (\d+)$")
+
+
+def beginning_of(raw: bytes, limit: int) -> str:
+    """The first `limit` characters of the text parts in a JSON-RPC result that is cut anywhere, or else of the bytes.
+
+    It never fails, whatever the bytes: what is no UTF-8 is shown as U+FFFD, what is no JSON is shown as it is.
+
+        beginning_of(b'{"id":1,"result":{"content":[{"type":"text","text":"Once upon a ti', 9) == "Once upon"
+    """
+    text = _text_in(raw[:_FIRST_LOOK_BYTES])
+    if 0 < len(text) < limit and len(raw) > _FIRST_LOOK_BYTES:
+        text = _text_in(raw[: _FIRST_LOOK_BYTES + limit * _BYTES_PER_CHARACTER])
+    return (text or _decoded(raw[: limit * _BYTES_PER_CHARACTER]))[:limit]
+
+
+def _text_in(raw: bytes) -> str:
+    return "\n".join(_text_parts(_parse(_decoded(raw).removeprefix("\ufeff").encode())))
+
+
+def _decoded(raw: bytes) -> str:
+    # A character whose last bytes are missing is left out.
+    return codecs.utf_8_decode(raw, "replace", False)[0]
+
+
+def _parse(data: bytes) -> Any:
+    """What can be read of the JSON: all of it up to its end, or up to the first mistake in it."""
+    try:
+        return from_json(data, allow_partial="trailing-strings")
+    except ValueError as error:
+        before = data[: _offset(data, str(error))]
+    try:
+        return from_json(before, allow_partial="trailing-strings")
+    except ValueError:
+        return None
+
+
+def _offset(data: bytes, message: str) -> int:
+    """How many bytes stand before the mistake that the parser names by line and column."""
+    place = _PLACE.search(message)
+    if place is None:
+        return 0
+    line, column = int(place[1]), int(place[2])
+    start = 0
+    for _ in range(line - 1):
+        start = data.index(b"\n", start) + 1
+    return max(start + column - 1, 0)
+
+
+def _text_parts(message: Any) -> list[str]:
+    content = _member(_member(message, "result"), "content")
+    if not isinstance(content, list):
+        return []
+    parts = cast("list[Any]", content)
+    texts = [_member(part, "text") or _member(_member(part, "resource"), "text") for part in parts]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _member(value: Any, key: str) -> Any:
+    return cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
+
+
+_CODE = -32090
+_PROOF = secrets.token_hex(8)
+
+
+class Trouble(StrEnum):
+    """What came in the place of an answer."""
+
+    UNREACHABLE = "unreachable"
+    """The connection failed before or after the request was sent; `delivered` says which."""
+    BUSY = "busy"
+    """The server, or whoever stands before it, asked to be called later."""
+    BROKEN = "broken"
+    """An answer that is none: an HTTP status of failure, or bytes that are no JSON-RPC."""
+    REFUSED_FOR_SIZE = "refused_for_size"
+    """The request itself was turned away, because it is longer than the server takes."""
+    TOO_LARGE = "too_large"
+    """A result beyond the limit, or nested beyond what can be read; `text` is its beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportOutcome:
+    """One request's outcome as its transport saw it.
+
+    TransportOutcome(trouble=Trouble.BUSY, detail="HTTP 429", delivered=False, retry_after_s=2.0)
+    """
+
+    trouble: Trouble
+    detail: str
+    delivered: bool = True
+    retry_after_s: float | None = None
+    text: str = ""
+
+
+def error_for(request_id: str | int, outcome: TransportOutcome) -> JSONRPCError:
+    """The message that a transport hands to the session."""
+    data = ErrorData(code=_CODE, message=outcome.detail, data={"proof": _PROOF, **asdict(outcome)})
+    return JSONRPCError(jsonrpc="2.0", id=request_id, error=data)
+
+
+def outcome_of(error: MCPError) -> TransportOutcome | None:
+    """What a transport said, or None where the error is the server's own."""
+    data: Any = error.data
+    if error.code != _CODE or not isinstance(data, dict):
+        return None
+    fields = cast("dict[str, Any]", data)
+    if fields.get("proof") != _PROOF:
+        return None
+    return TransportOutcome(
+        trouble=Trouble(fields["trouble"]),
+        detail=fields["detail"],
+        delivered=fields["delivered"],
+        retry_after_s=fields["retry_after_s"],
+        text=fields["text"],
+    )
+
+
+_TAIL_BYTES = 512
+_HEAD_BYTES = 4096
+
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_KEY = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*")
+# With what follows it: a number at the end of what was read may go on.
+_SCALAR = re.compile(rb"(" + _STRING + rb"|-?[0-9][0-9.eE+-]*|true|false|null)\s*,")
+# The object's last member is its id, or its id and then its version. In valid JSON nothing else can look like this: a
+# quote within a string stands behind a backslash, and an inner object would have one more brace.
+_ID_AT_END = re.compile(rb'[,{]\s*"id"\s*:\s*(-?[0-9]+|' + _STRING + rb')\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+_HALF_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+@dataclass(frozen=True, slots=True)
+class CutLine:
+    """A line has just exceeded the limit; `head` is its beginning. More of it follows and is dropped.
+
+    CutLine(b'{"jsonrpc":"2.0","id":5,"result":{"content":[{"type":"text","text":"xxxxxxxxxxxx')
+    """
+
+    head: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CutLineEnd:
+    """The line that was cut has ended; `tail` is its last bytes.
+
+    CutLineEnd(b'xxxxxxxxxxxx"}]},"jsonrpc":"2.0","id":5}')
+    """
+
+    tail: bytes
+
+
+class LineSplitter:
+    """Cuts chunks of bytes into lines.
+
+    splitter = LineSplitter(max_bytes=4)
+    list(splitter.feed(b"one\\ntwo")) == [b"one"]
+    list(splitter.feed(b"\\nthree\\n")) == [b"two", CutLine(b"thre"), CutLineEnd(b"three")]
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._line = bytearray()
+        self._tail = b""
+        self._is_cutting = False
+
+    def feed(self, chunk: bytes) -> Iterator[bytes | CutLine | CutLineEnd]:
+        """The lines that end in this chunk, without their ends, and what happens to one that is too long."""
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            if self._line or self._is_cutting or end - start > self._max_bytes:
+                yield from self._add(chunk[start:end])
+                yield self._end_line()
+            else:
+                yield chunk[start:end]
+            start = end + 1
+        if start < len(chunk):
+            yield from self._add(chunk[start:] if start else chunk)
+
+    def _add(self, part: bytes) -> Iterator[CutLine]:
+        if self._is_cutting:
+            self._tail = (self._tail + part[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+            return
+        self._line += part
+        if len(self._line) > self._max_bytes:
+            line = self._take()
+            self._is_cutting = True
+            self._tail = line[-_TAIL_BYTES:]
+            yield CutLine(line[: self._max_bytes])
+
+    def _end_line(self) -> bytes | CutLineEnd:
+        if not self._is_cutting:
+            return self._take()
+        tail = self._tail
+        self._is_cutting, self._tail = False, b""
+        return CutLineEnd(tail)
+
+    def _take(self) -> bytes:
+        line = bytes(self._line)
+        # A new one: the old would keep the memory of the longest line there was.
+        self._line = bytearray()
+        return line
+
+
+def lenient_json(data: bytes) -> Any:
+    """The value that JSON holds. Bytes that are no UTF-8, and halves of surrogate pairs, become U+FFFD.
+
+    JavaScript writes such a half where a program cuts a text in the middle of an emoji. Raises ValueError.
+    """
+    try:
+        return from_json(data)
+    except ValueError:
+        text = data.decode(errors="replace")
+        if not _HALF_SURROGATE.search(data):
+            return from_json(text)
+    try:
+        whole = json.dumps(json.loads(text), ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("recursion limit exceeded") from None
+    return from_json(whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
+def leading_members(line: bytes) -> dict[str, str | int | None]:
+    """The first members of an object, up to and with the first whose value is not a text or a number.
+
+    Only these are certain in a line that is cut or broken: whatever comes later may be text that looks like JSON. A
+    value that is not read is None.
+
+        leading_members(b'{"jsonrpc":"2.0","id":5,"result":{"id":7') == {"jsonrpc": "2.0", "id": 5, "result": None}
+    """
+    head = line[:_HEAD_BYTES].lstrip()
+    members: dict[str, str | int | None] = {}
+    place = 1
+    while head.startswith(b"{") and (key := _KEY.match(head, place)):
+        name = _value(key[1])
+        scalar = _SCALAR.match(head, key.end())
+        members[str(name)] = None if scalar is None else _value(scalar[1])
+        if scalar is None:
+            break
+        place = scalar.end()
+    return members
+
+
+def id_at_end(tail: bytes) -> str | int | None:
+    """The id of a message whose last member it is, as the TypeScript SDK writes it.
+
+    id_at_end(b'…"id":7}]}}]},"jsonrpc":"2.0","id":5}') == 5
+    """
+    found = _ID_AT_END.search(tail)
+    return None if found is None else _value(found[1])
+
+
+def _value(raw: bytes) -> str | int | None:
+    try:
+        value = json.loads(raw)
+    except ValueError:
+        return None
+    return value if isinstance(value, str | int) and not isinstance(value, bool) else None

@@ -1,0 +1,1 @@
+"""W&B, Weave, TensorBoard and OpenTelemetry, each in a process of its own."""

@@ -1,0 +1,132 @@
+"""The process of one tracker: reads reports from its standard input until that ends, and passes them to its library.
+
+    python -m mcprl.tracking.process wandb
+
+The reports are pickles of our own process, one after the other, the first of them a `RunStarted`. What it has to say it
+writes to its standard output, a line of JSON each: see `Teller`. What the libraries print goes to the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import BinaryIO, Literal, Protocol, TypedDict
+
+from mcprl.tracking.opentelemetry import OpenTelemetryTracker
+from mcprl.tracking.reports import EpisodeReport, LossHandler, Report, RunEnded, RunStarted, StepReport
+from mcprl.tracking.tensorboard import TensorboardTracker
+from mcprl.tracking.wandb import WandbTracker
+from mcprl.tracking.weave import WeaveTracker
+
+__all__ = ["KINDS", "Teller", "Word", "main"]
+
+
+class Tracker(Protocol):
+    """Reports a run to one library. Made when the run starts, in a process of its own, where it may block.
+
+    An exception that it lets through ends it, and the message is shown to whoever watches the run.
+    """
+
+    def episode_finished(self, episode: EpisodeReport) -> None: ...
+
+    def step_finished(self, step: StepReport) -> None:
+        """After all episodes of the step."""
+        ...
+
+    def run_ended(self, end: RunEnded) -> None:
+        """Not called if the run was stopped, or failed."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left. Nothing is reported after this."""
+        ...
+
+
+KINDS: Mapping[str, Callable[[RunStarted, Teller], Tracker]] = {
+    "wandb": WandbTracker,
+    "weave": WeaveTracker,
+    "tensorboard": TensorboardTracker,
+    "opentelemetry": OpenTelemetryTracker,
+}
+
+
+_MAX_CHARS = 300
+
+
+State = Literal["ready", "trouble", "failed", "delivered"]
+
+
+class Word(TypedDict):
+    """A line of the process: it is ready, has trouble and continues, has failed and ends, or has sent everything."""
+
+    state: State
+    text: str
+
+
+class Teller:
+    """Writes words to the process of the run, from any thread."""
+
+    def __init__(self, output: BinaryIO) -> None:
+        self._output = output
+        self._lock = threading.Lock()
+
+    def say(self, state: State, text: str = "") -> None:
+        line = json.dumps(Word(state=state, text=text)).encode() + b"\n"
+        with self._lock:
+            self._output.write(line)
+            self._output.flush()
+
+    def listen_to(self, library: str, about: str) -> None:
+        """Report what a library logs that it gives up: it continues after that, and never raises it."""
+        logging.getLogger(library).addHandler(LossHandler(lambda text: self.say("trouble", f"{about}: {text}")))
+
+    def crashed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """The process ends by an exception: report it, with its traceback in the log."""
+        sys.__excepthook__(kind, error, trace)
+        text = " ".join(str(error).split())
+        self.say("failed", text[:_MAX_CHARS] or kind.__name__)
+
+
+def main(kind: str) -> None:
+    # What libraries print must not come between our words.
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    teller = Teller(output)
+    sys.excepthook = teller.crashed
+    reports = sys.stdin.buffer
+    started = _next_report(reports)
+    if started is None:
+        return
+    assert isinstance(started, RunStarted)
+    tracker = KINDS[kind](started, teller)
+    teller.say("ready")
+    while (report := _next_report(reports)) is not None:
+        _pass_on(report, tracker)
+    tracker.close()
+    teller.say("delivered")
+
+
+def _next_report(reports: BinaryIO) -> Report | None:
+    try:
+        return pickle.load(reports)
+    except EOFError:
+        return None
+
+
+def _pass_on(report: Report, tracker: Tracker) -> None:
+    if isinstance(report, EpisodeReport):
+        tracker.episode_finished(report)
+    elif isinstance(report, StepReport):
+        tracker.step_finished(report)
+    elif not isinstance(report, RunStarted):
+        tracker.run_ended(report)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,51 @@
+"""TensorBoard: metrics as scalars and rewards as a histogram, in the folder `tensorboard` of the run. Without torch."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from mcprl.tracking.reports import EpisodeReport, EpisodesOfSteps, RunEnded, RunStarted, StepReport
+
+if TYPE_CHECKING:
+    from mcprl.tracking.process import Teller
+
+__all__ = ["TensorboardTracker"]
+
+
+class TensorboardTracker:
+    """Writes event files. Those of a run that is resumed lie beside those of before, and TensorBoard joins them."""
+
+    def __init__(self, run: RunStarted, teller: Teller) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._episodes = EpisodesOfSteps()
+        self._writer = cast("Any", EventFileWriter)(str(run.folder / "tensorboard"))
+
+    def episode_finished(self, episode: EpisodeReport) -> None:
+        self._episodes.add(episode)
+
+    def step_finished(self, step: StepReport) -> None:
+        from tensorboard.plugins.histogram import summary_v2 as histograms
+        from tensorboard.plugins.scalar import summary_v2 as scalars
+
+        make_scalar, make_histogram = cast("Any", scalars).scalar_pb, cast("Any", histograms).histogram_pb
+        for name, value in step.metrics.items():
+            if math.isfinite(value):
+                self._write(step.step, make_scalar(name, value))
+        rewards = [episode.reward for episode in self._episodes.take(step.step)]
+        if rewards:
+            self._write(step.step, make_histogram("rewards", rewards))
+        # A person who looks at a running run sees the step at once.
+        self._writer.flush()
+
+    def run_ended(self, end: RunEnded) -> None: ...
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, step: int, summary: object) -> None:
+        from tensorboard.compat.proto import event_pb2
+
+        self._writer.add_event(cast("Any", event_pb2).Event(wall_time=time.time(), step=step, summary=summary))

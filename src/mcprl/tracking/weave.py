@@ -1,0 +1,75 @@
+"""Weave: one trace per episode, with its turns and their calls, each with its inputs and outputs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from mcprl.errors import BadValueError
+from mcprl.tasks import load_tasks
+from mcprl.tracking.reports import CallReport, EpisodeReport, Part, Period, RunStarted, SpanTracker, TurnReport
+
+if TYPE_CHECKING:
+    from mcprl.tracking.process import Teller
+
+__all__ = ["WeaveTracker"]
+
+
+class WeaveTracker(SpanTracker):
+    """Sends traces in the background, in batches that the library makes."""
+
+    def __init__(self, run: RunStarted, teller: Teller) -> None:
+        import weave
+        from weave.trace.settings import should_disable_weave
+
+        if should_disable_weave():
+            raise BadValueError(
+                "WEAVE_DISABLED turns off what tracking.weave turns on", fix="unset the variable, or leave the key out"
+            )
+        settings = run.tracking.weave
+        assert settings is not None
+        teller.listen_to("weave", settings.project)
+        self._prompts = {task.id: list(task.prompt) for task in load_tasks(run.tasks)}
+        self._run, self._model = run.name, run.model
+        # Only what we send is worth tracing in this process; its code is not the run's.
+        quiet = {"implicitly_patch_integrations": False, "capture_code": False}
+        self._client = cast("Any", weave).init(settings.project, settings=quiet)
+
+    def close(self) -> None:
+        self._client.finish(use_progress_bar=False)
+
+    def begin(self, part: Part, period: Period, parent: Any) -> Any:
+        match part:
+            case EpisodeReport():
+                name, shown = "episode", f"{part.task_id}/{part.member}"
+                inputs = {"task": part.task_id, "prompt": self._prompts.get(part.task_id)}
+                inputs |= {"step": part.step, "member": part.member, "attempt": part.attempt}
+            case TurnReport():
+                name, shown = "turn", f"turn {part.number + 1}"
+                inputs = {"turn": part.number, "model": self._model, "weights_version": part.weights_version}
+                inputs |= {"temperature": part.temperature}
+            case CallReport():
+                name, shown = "call", part.tool
+                inputs = {"tool": part.tool, "server": part.server, "arguments": dict(part.arguments)}
+        return self._client.create_call(
+            f"mcprl.{name}",
+            inputs,
+            parent=parent,
+            attributes={"run": self._run},
+            display_name=shown,
+            use_stack=False,
+            started_at=_time(period.start),
+        )
+
+    def end(self, span: Any, part: Part, period: Period) -> None:
+        names = {
+            EpisodeReport: ("reward", "reward_parts", "stop", "tokens"),
+            TurnReport: ("text", "tokens", "finish"),
+            CallReport: ("result", "latency_s", "source", "attempts", "problem"),
+        }
+        output = {name: getattr(part, name) for name in names[type(part)]}
+        self._client.finish_call(span, output, ended_at=_time(period.end))
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

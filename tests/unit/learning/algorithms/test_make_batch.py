@@ -1,0 +1,93 @@
+"""From groups to a batch: whose advantage stands on which token."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcprl.config import AlgorithmConfig
+from mcprl.goals import Goal
+from mcprl.learning.algorithms import make_batch
+from mcprl.records import FinishReason, Group, StopReason, Task, Trajectory, Turn
+
+# One letter a token: c context, s sampled, f sampled where the grammar left no choice, x where it left one text.
+kinds = st.text(alphabet="csfx", min_size=1, max_size=12)
+LEARNABLE = {"exact": "sx", "text": "s", "none": "sfx"}
+
+
+def make_trajectory(task_id: str, member: int, kinds: str, reward: float) -> Trajectory:
+    sampled = tuple(kind != "c" for kind in kinds)
+    ids = tuple(range(100, 100 + len(kinds)))
+    own = tuple(token for token, is_own in zip(ids, sampled, strict=True) if is_own)
+    return Trajectory(
+        task_id=task_id,
+        step=0,
+        member=member,
+        attempt=0,
+        temperature=1.0,
+        token_ids=ids,
+        sampled=sampled,
+        forced=tuple(kind == "f" for kind in kinds),
+        fixed=tuple(kind == "x" for kind in kinds),
+        logprobs=tuple(-0.5 if is_own else 0.0 for is_own in sampled),
+        turn_index=tuple(0 if is_own else -1 for is_own in sampled),
+        weights_version=tuple(0 if is_own else -1 for is_own in sampled),
+        turns=(Turn(text="", sampled_ids=own, finish=FinishReason.STOP, weights_version=0),),
+        stop=StopReason.ANSWERED,
+        reward=reward,
+        reward_parts={"answer": reward},
+    )
+
+
+def make_group(name: str, members: list[tuple[str, float]]) -> Group:
+    task = Task(id=name, prompt=({"role": "user", "content": "?"},), goal=Goal())
+    trajectories = tuple(make_trajectory(name, i, kinds, reward) for i, (kinds, reward) in enumerate(members))
+    return Group(task=task, trajectories=trajectories)
+
+
+members = st.lists(st.tuples(kinds, st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0])), min_size=2, max_size=5)
+
+
+@given(st.lists(members, min_size=1, max_size=4), st.sampled_from(sorted(LEARNABLE)))
+def test_each_learnable_token_bears_its_episodes_advantage_and_every_other_token_none(specs, masks):
+    groups = [make_group(f"task-{i}", spec) for i, spec in enumerate(specs)]
+    batch = make_batch(7, groups, AlgorithmConfig(masks=masks))
+    rows = iter(zip(batch.advantages, batch.learnable, strict=True))
+    for spec in specs:
+        rewards = [reward for _, reward in spec]
+        spread = statistics.stdev(rewards)
+        for kinds, reward in spec:
+            wanted = (reward - statistics.fmean(rewards)) / (spread + 1e-6) if len(set(rewards)) > 1 else 0.0
+            advantages, learnable = next(rows)
+            assert learnable == tuple(kind in LEARNABLE[masks] for kind in kinds)
+            for advantage, kind in zip(advantages, kinds, strict=True):
+                is_learnable = kind in LEARNABLE[masks]
+                assert advantage == (pytest.approx(wanted, rel=1e-9, abs=1e-12) if is_learnable else 0.0)
+    assert next(rows, None) is None
+
+
+def test_groups_and_members_keep_their_order():
+    groups = [make_group("b", [("cs", 1.0), ("css", 0.0)]), make_group("a", [("cssc", 0.0), ("ccs", 1.0)])]
+    batch = make_batch(3, groups, AlgorithmConfig())
+    assert batch.step == 3
+    assert [g.task.id for g in batch.groups] == ["b", "a"]
+    assert [(t.task_id, t.member) for t in batch.trajectories] == [("b", 0), ("b", 1), ("a", 0), ("a", 1)]
+    assert [[round(a, 2) for a in row] for row in batch.advantages] == [
+        [0.0, 0.71],
+        [0.0, -0.71, -0.71],
+        [0.0, -0.71, -0.71, 0.0],
+        [0.0, 0.0, 0.71],
+    ]
+
+
+def test_a_forced_token_bears_no_advantage():
+    batch = make_batch(0, [make_group("a", [("csfs", 1.0), ("csfs", 0.0)])], AlgorithmConfig())
+    assert [round(a, 2) for a in batch.advantages[0]] == [0.0, 0.71, 0.0, 0.71]
+
+
+def test_a_group_of_one_never_becomes_a_batch():
+    with pytest.raises(ValueError, match="it needs 2"):
+        make_group("a", [("cs", 1.0)])

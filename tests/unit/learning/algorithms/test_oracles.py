@@ -1,0 +1,42 @@
+"""The functions of the objective against those of SkyRL and TRL, by the bench that does it at full size."""
+# R1, R2, R3, R5, R6
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).resolve().parents[4]
+PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+# Where mcprl has its own way, an oracle would say nothing: tests here hold these against plain Python.
+WITHOUT_ORACLE = {"inadmissible_tokens", "learnable_tokens", "make_batch", "mask_shares"}
+
+
+@pytest.mark.skipif(not PEERS_PYTHON.exists(), reason=".venv-peers is missing: run scripts/setup peers")
+def test_every_function_agrees_with_its_oracle(tmp_path: Path, record_property):
+    import mcprl.learning.algorithms
+
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- oracles -->\nold\n<!-- /oracles -->\nafter\n")
+    command = [sys.executable, str(ROOT / "bench" / "oracles.py"), "--cases", "40", "--write", str(page)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert figures["worst"] <= 1e-6
+    record_property("oracle_worst_difference", figures["worst"])
+
+    functions = {name for name in mcprl.learning.algorithms.__all__ if name[0].islower()}
+    asked = {row["function"].split(",")[0] for row in figures["functions"]}
+    assert asked == functions - WITHOUT_ORACLE
+    assert {row["oracle"].split()[0] for row in figures["functions"]} == {"SkyRL", "TRL", "plain"}
+
+    written = page.read_text()
+    assert written.startswith("before\n<!-- oracles -->\n\n| function |")
+    assert written.endswith("|\n\n<!-- /oracles -->\nafter\n")
+    assert len(written.splitlines()) == len(figures["functions"]) + 8
