@@ -26,7 +26,7 @@ from crashing.speaking import calling_tools
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.runs.folder import RunFolder
 from mcprl.runs.journal import EpisodeJournal
-from mcprl.runs.resuming import find_standing
+from mcprl.runs.resuming import find_resume_point
 from mcprl.training.loop import train
 from mcprl.training.run import open_run
 
@@ -59,13 +59,13 @@ def log_finished(path: Path) -> None:
 
 async def go(job: dict[str, Any]) -> None:
     """Begin a run, or resume one, and go on to its end."""
-    folder = standing = None
+    folder = resume_point = None
     config = small_run(Path(job["folder"]), job["variant"], engine=job["engine"])
     if job["run"] is not None:
         folder = RunFolder.open(Path(job["run"]))
-        standing = find_standing(folder)
-        config = standing.config
-    async with open_run(config, Silent(), folder=folder, standing=standing) as run:
+        resume_point = find_resume_point(folder)
+        config = resume_point.config
+    async with open_run(config, Silent(), folder=folder, resume_point=resume_point) as run:
         await train(run)
 
 

@@ -73,7 +73,7 @@ PLACES: tuple[Place, ...] = (
     Place(phase="publishing", call=f"{_TRAINING}.folder:_append", when="half", latest=4),
     *_both("publishing", f"{_TRAINING}.folder:_append", 4),
     Place(phase="restoring", call=f"{_TRAINING}.resuming:shutil.rmtree", when="half"),
-    *_both("restoring", f"{_TRAINING}.run:take_up"),
+    *_both("restoring", f"{_TRAINING}.run:compare_conditions"),
     *_both("restoring", f"{_TRAINING}.folder:write_file", 3),
     *_both("restoring", f"{_TRAINING}.folder:RunFolder.cut_to"),
     *_both("restoring", f"{_TORCH_LEARNER}._load_state"),

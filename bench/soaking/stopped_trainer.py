@@ -27,7 +27,7 @@ from mcprl.cli.running import run_to_the_end
 from mcprl.processes.guard import GUARD
 from mcprl.runs.checkpoints import Checkpoints
 from mcprl.runs.folder import RunFolder
-from mcprl.runs.resuming import find_standing
+from mcprl.runs.resuming import find_resume_point
 
 __all__: list[str] = []
 
@@ -103,14 +103,14 @@ def work(job: dict[str, Any]) -> int:
         make_slow(job["sleeps"])
     if job["call"] is not None:
         arm(job)
-    folder = standing = None
+    folder = resume_point = None
     config = small_run(Path(job["folder"]), job["variant"])
     if job["run"] is not None:
         folder = RunFolder.open(Path(job["run"]))
-        standing = find_standing(folder)
-        config = standing.config
+        resume_point = find_resume_point(folder)
+        config = resume_point.config
     with calling_tools():
-        run_to_the_end(config, recipe=Path("recipe.yaml"), folder=folder, standing=standing)
+        run_to_the_end(config, recipe=Path("recipe.yaml"), folder=folder, resume_point=resume_point)
     sys.exit(0)
 
 

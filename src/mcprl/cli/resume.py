@@ -14,30 +14,30 @@ from mcprl.cli.printing import facts_table
 from mcprl.cli.train import DEBUG_HELP
 
 if TYPE_CHECKING:
-    from mcprl.runs.resuming import Standing
+    from mcprl.runs.resuming import ResumePoint
 
 __all__ = ["command"]
 
 
-def _facts(standing: Standing, folder: Path) -> list[tuple[str, str]]:
+def _facts(resume_point: ResumePoint, folder: Path) -> list[tuple[str, str]]:
     """What was found, verified and set aside."""
-    checkpoint, steps = standing.checkpoint, standing.config.training.steps
-    lines = [("run", str(folder)), ("steps", f"{standing.step} of {steps} done")]
+    checkpoint, steps = resume_point.checkpoint, resume_point.config.training.steps
+    lines = [("run", str(folder)), ("steps", f"{resume_point.step} of {steps} done")]
     if checkpoint is None:
         lines.append(("checkpoint", "none: no step was finished"))
     else:
         lines.append(("checkpoint", f"{checkpoint.path.name}, {checkpoint.bytes / 1e6:.1f} MB, checksums verified"))
-    lines += [("skipped", f"{damaged.path.name}: {damaged.why}") for damaged in standing.damaged]
-    lines += [("changed", f"{name} was {was}, is {now}") for name, (was, now) in standing.changed.items()]
-    if standing.rolled_back:
-        discarded = ", ".join(map(str, standing.rolled_back))
+    lines += [("skipped", f"{damaged.path.name}: {damaged.why}") for damaged in resume_point.damaged]
+    lines += [("changed", f"{name} was {was}, is {now}") for name, (was, now) in resume_point.changed.items()]
+    if resume_point.rolled_back:
+        discarded = ", ".join(map(str, resume_point.rolled_back))
         lines.append(("discarded", f"the checkpoints of later steps {discarded}"))
-    if standing.journaled:
-        use = "they are used" if standing.journal_fits else "played again: the settings or weights have changed"
-        lines.append(("journal", f"{standing.journaled} finished episodes; {use}"))
+    if resume_point.journaled:
+        use = "they are used" if resume_point.journal_fits else "played again: the settings or weights have changed"
+        lines.append(("journal", f"{resume_point.journaled} finished episodes; {use}"))
     else:
         lines.append(("journal", "no finished episodes"))
-    lines += [("journal", problem) for problem in standing.problems]
+    lines += [("journal", problem) for problem in resume_point.problems]
     return lines
 
 
@@ -53,11 +53,11 @@ def command(
 ) -> None:
     """Resume a run from its newest valid checkpoint. Episodes that finished after it are not played again."""
     from mcprl.runs.folder import RunFolder
-    from mcprl.runs.resuming import find_standing
+    from mcprl.runs.resuming import find_resume_point
 
     folder = RunFolder.open(run)
-    standing = find_standing(folder, overrides or [], from_step)
-    Console(highlight=False).print(facts_table(_facts(standing, folder.path)))
+    resume_point = find_resume_point(folder, overrides or [], from_step)
+    Console(highlight=False).print(facts_table(_facts(resume_point, folder.path)))
     if dry_run:
         folder.close()
         return
@@ -66,4 +66,6 @@ def command(
     from mcprl.cli.running import run_to_the_end
 
     with debugging(folder.logs) if debug else nullcontext():
-        run_to_the_end(standing.config, recipe=folder.path / "config.yaml", folder=folder, standing=standing)
+        run_to_the_end(
+            resume_point.config, recipe=folder.path / "config.yaml", folder=folder, resume_point=resume_point
+        )

@@ -11,7 +11,7 @@ from mcprl.cli.console import TrainingConsole, enduring_output, print_summary
 from mcprl.cli.printing import printable
 from mcprl.config import RunConfig
 from mcprl.runs.folder import RunFolder
-from mcprl.runs.resuming import Standing
+from mcprl.runs.resuming import ResumePoint
 from mcprl.runs.summary import Summary
 from mcprl.tracking.delivery import Trackers
 from mcprl.training.loop import train
@@ -22,28 +22,30 @@ __all__ = ["run_to_the_end"]
 
 
 def run_to_the_end(
-    config: RunConfig, *, recipe: Path, folder: RunFolder | None = None, standing: Standing | None = None
+    config: RunConfig, *, recipe: Path, folder: RunFolder | None = None, resume_point: ResumePoint | None = None
 ) -> None:
     """Train, from the start or from where a run stands. Exits with a code of its own where it was asked to stop."""
     with enduring_output():
-        _run_to_the_end(config, recipe, folder, standing)
+        _run_to_the_end(config, recipe, folder, resume_point)
 
 
-def _run_to_the_end(config: RunConfig, recipe: Path, folder: RunFolder | None, standing: Standing | None) -> None:
+def _run_to_the_end(
+    config: RunConfig, recipe: Path, folder: RunFolder | None, resume_point: ResumePoint | None
+) -> None:
     path = None if folder is None else folder.path
 
     async def run() -> Summary:
         nonlocal path
         summary: Summary | None = None
         shutdown = Shutdown(config.training.shutdown_s)
-        steps_done = 0 if standing is None else standing.step
+        steps_done = 0 if resume_point is None else resume_point.step
         with TrainingConsole(config, steps_done=steps_done) as console, shutdown.on_signals():
             trackers = Trackers(config, console, is_stopping=lambda: shutdown.requested)
             try:
                 # Trackers end last: they send what is left while servers and sampler are being ended.
                 async with (
                     trackers,
-                    open_run(config, trackers, folder=folder, standing=standing, shutdown=shutdown) as run,
+                    open_run(config, trackers, folder=folder, resume_point=resume_point, shutdown=shutdown) as run,
                 ):
                     path = run.folder.path
                     await trackers.start(path)

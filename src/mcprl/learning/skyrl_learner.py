@@ -251,7 +251,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         """Have the server save its state, write where, and have it keep those that the run's checkpoints name."""
         snapshot = await self._engine.attempt(self._engine.save)
         told = {
-            "standing": asdict(self._standing()),
+            "resume_point": asdict(self._standing()),
             "state": snapshot.state,
             "reference": self._engine.reference_state,
             "settings": self._settings(),
@@ -275,9 +275,9 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
                 f"the state in {folder} was saved under other settings: {'; '.join(changed)}",
                 fix="resume with the settings that the run began with, or start a run anew",
             )
-        standing = _Standing(**told["standing"])
-        await self._engine.attempt(lambda: self._engine.become(standing.version, told["state"], told["reference"]))
-        self._stand(standing)
+        resume_point = _Standing(**told["resume_point"])
+        await self._engine.attempt(lambda: self._engine.become(resume_point.version, told["state"], told["reference"]))
+        self._stand(resume_point)
         return self._weights
 
     async def fetch(self, weights: Weights) -> Weights:
@@ -307,13 +307,13 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
             reference_updates=0 if self.reference is None else self.reference.updates,
         )
 
-    def _stand(self, standing: _Standing) -> None:
-        self._weights = Weights(version=standing.version)
-        self.optimisation.steps = standing.steps
-        self.optimisation.rate_factor = standing.rate_factor
-        self._spoilt_in_a_row = standing.spoilt_in_a_row
+    def _stand(self, resume_point: _Standing) -> None:
+        self._weights = Weights(version=resume_point.version)
+        self.optimisation.steps = resume_point.steps
+        self.optimisation.rate_factor = resume_point.rate_factor
+        self._spoilt_in_a_row = resume_point.spoilt_in_a_row
         if self.reference is not None:
-            self.reference.updates = standing.reference_updates
+            self.reference.updates = resume_point.reference_updates
 
     def _settings(self) -> dict[str, Any]:
         """What a state on the server depends on."""

@@ -26,7 +26,14 @@ from mcprl.runs.folder import RunFolder
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.tools import Tool
 
-__all__ = ["Conditions", "Standing", "changed_settings", "find_standing", "refuse_fixed_settings", "take_up"]
+__all__ = [
+    "Conditions",
+    "ResumePoint",
+    "changed_settings",
+    "compare_conditions",
+    "find_resume_point",
+    "refuse_fixed_settings",
+]
 
 
 # Settings that name a file or folder. What is in it counts, and is compared by its digest.
@@ -209,10 +216,10 @@ def _checksum(path: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class ResumePoint:
     """Where a run stands. Without a checkpoint, no step of it was finished, and it begins with the first.
 
-    Standing(config=…, checkpoint=Checkpoint(step=12, …), state=RunState(step=12, …), damaged=(), journaled=9,
+    ResumePoint(config=…, checkpoint=Checkpoint(step=12, …), state=RunState(step=12, …), damaged=(), journaled=9,
              changed={"learner.learning_rate": (0.001, 1e-05)}, journal_fits=False, rolled_back=(13, 14), problems=())
 
     `changed` are the settings that differ from those of the checkpoint, with both values. `rolled_back` are the newer
@@ -235,7 +242,7 @@ class Standing:
         return 0 if self.checkpoint is None else self.checkpoint.step
 
 
-def find_standing(folder: RunFolder, overrides: Sequence[str] = (), from_step: int | None = None) -> Standing:
+def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_step: int | None = None) -> ResumePoint:
     """Look at the folder of a run, verify its checkpoints, and change nothing.
 
     `from_step` chooses an older checkpoint, to go another way from there.
@@ -266,7 +273,7 @@ def find_standing(folder: RunFolder, overrides: Sequence[str] = (), from_step: i
     newer = tuple(other.step for other in checkpoints.all() if from_step is not None and other.step > step)
     journal = EpisodeJournal(folder.journal)
     journaled = sum(len(journal.finished(kept)) for kept in journal.steps if kept >= step)
-    return Standing(
+    return ResumePoint(
         config=config,
         checkpoint=checkpoint,
         state=state,
@@ -282,25 +289,25 @@ def find_standing(folder: RunFolder, overrides: Sequence[str] = (), from_step: i
     )
 
 
-def take_up(folder: RunFolder, standing: Standing, conditions: Conditions) -> list[str]:
+def compare_conditions(folder: RunFolder, resume_point: ResumePoint, conditions: Conditions) -> list[str]:
     """Make the folder that of a run which stands there and goes on under these conditions: what does not fit, goes.
 
     Returns what has changed besides settings, if episodes are given up because of that.
     """
-    if standing.state is not None and standing.state.model != conditions.model:
+    if resume_point.state is not None and resume_point.state.model != conditions.model:
         raise OtherStateError(
-            f"the model in {standing.config.model.path} is not the one that the run began with",
+            f"the model in {resume_point.config.model.path} is not the one that the run began with",
             fix="give model.path the files of then, or start a new run",
         )
-    Checkpoints(folder.checkpoints).remove_after(standing.step)
+    Checkpoints(folder.checkpoints).remove_after(resume_point.step)
     before = Conditions.read(folder.conditions)
     changed = [] if before is None else before.differences(conditions)
-    if changed or not standing.journal_fits:
+    if changed or not resume_point.journal_fits:
         folder.clear(folder.journal)
     conditions.write(folder.conditions)
     folder.clear(folder.weights)  # the learner writes them again, from the checkpoint
-    folder.rewrite_config(standing.config)
-    return changed if standing.journal_fits and standing.journaled else []
+    folder.rewrite_config(resume_point.config)
+    return changed if resume_point.journal_fits and resume_point.journaled else []
 
 
 def _chosen(checkpoints: Checkpoints, step: int) -> Checkpoint:

@@ -14,7 +14,7 @@ from mcprl.tracking.reports import EpisodeReport, EpisodesOfSteps, RunEnded, Run
 from mcprl.verdicts import Severity
 
 if TYPE_CHECKING:
-    from mcprl.tracking.process import Teller
+    from mcprl.tracking.process import Reporter
 
 __all__ = ["WandbTracker", "choose_episodes"]
 
@@ -33,13 +33,13 @@ class WandbTracker:
     that is made again.
     """
 
-    def __init__(self, run: RunStarted, teller: Teller) -> None:
+    def __init__(self, run: RunStarted, reporter: Reporter) -> None:
         import wandb
 
         settings = run.tracking.wandb
         assert settings is not None
         self._wandb = cast("Any", wandb)
-        self._run, self._teller, self._ended = run, teller, False
+        self._run, self._teller, self._ended = run, reporter, False
         self._episodes = EpisodesOfSteps()
         self._prompts = {task.id: _last_words(task.prompt) for task in load_tasks(run.tasks)}
         self._verdicts: list[list[object]] = []

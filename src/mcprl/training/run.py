@@ -24,7 +24,7 @@ from mcprl.records import Task, Weights
 from mcprl.runs.checkpoints import Checkpoints, deals_of, forecast
 from mcprl.runs.folder import RunFolder, Timeline
 from mcprl.runs.journal import EpisodeJournal
-from mcprl.runs.resuming import Conditions, Standing, take_up
+from mcprl.runs.resuming import Conditions, ResumePoint, compare_conditions
 from mcprl.runs.summary import Summary
 from mcprl.tasks import Deal, Dealer, load_tasks, make_order
 from mcprl.training.shutdown import Shutdown
@@ -76,12 +76,12 @@ async def open_run(
     watcher: Watcher,
     *,
     folder: RunFolder | None = None,
-    standing: Standing | None = None,
+    resume_point: ResumePoint | None = None,
     shutdown: Shutdown | None = None,
 ) -> AsyncGenerator[Run]:
     """Everything started and checked, in a folder of its own; everything ended on leaving.
 
-    With `standing`, the run in `folder` goes on from there. Without `shutdown`, nothing asks it to stop.
+    With `resume_point`, the run in `folder` goes on from there. Without `shutdown`, nothing asks it to stop.
     """
     tasks = load_tasks(config.tasks.train)
     order = make_order(tasks, config)
@@ -92,11 +92,11 @@ async def open_run(
         stack.push_async_callback(journal.close)
         stage = await stack.enter_async_context(open_stage(config, tasks, watcher, logs=folder.logs))
         conditions = await asyncio.to_thread(Conditions.of, config, tasks, stage.toolbox.catalog)
-        if standing is None:
+        if resume_point is None:
             conditions.write(folder.conditions)
-        elif changed := take_up(folder, standing, conditions):
+        elif changed := compare_conditions(folder, resume_point, conditions):
             watcher.stage(f"playing the finished episodes again, because of changes in {', '.join(changed)}")
-            standing = replace(standing, journal_fits=False)
+            resume_point = replace(resume_point, journal_fits=False)
         watcher.stage("loading the learner")
         learner = await stack.enter_async_context(
             open_learner(config, folder=folder.weights, grammars=stage.grammars, engine=stage.engine)
@@ -121,8 +121,8 @@ async def open_run(
             summary=Summary(),
         )
         watcher.stage(await _forecast(run))
-        if standing is not None:
-            await _restore(run, standing, tasks)
+        if resume_point is not None:
+            await _restore(run, resume_point, tasks)
         run.step_ended = time.monotonic()
         yield run
 
@@ -135,20 +135,20 @@ async def _forecast(run: Run) -> str:
     return forecast(await run.learner.state_bytes(), kept, free)
 
 
-async def _restore(run: Run, standing: Standing, tasks: Sequence[Task]) -> None:
+async def _restore(run: Run, resume_point: ResumePoint, tasks: Sequence[Task]) -> None:
     """Let the run stand where its checkpoint says."""
-    metrics, verdicts = run.folder.cut_to(standing.step)
+    metrics, verdicts = run.folder.cut_to(resume_point.step)
     for of_step, on_step in zip(metrics, verdicts, strict=True):
         run.summary.add(of_step, on_step)
-    run.step = run.saved_step = standing.step
-    state = standing.state
-    if standing.checkpoint is None or state is None:
+    run.step = run.saved_step = resume_point.step
+    state = resume_point.state
+    if resume_point.checkpoint is None or state is None:
         return
-    run.watcher.stage(f"going on after step {standing.step}")
+    run.watcher.stage(f"going on after step {resume_point.step}")
     run.order.restore(state.order)
     run.health.restore(state.health)
-    if not {"algorithm.kl.coefficient", "algorithm.kl.target"} & standing.changed.keys():
+    if not {"algorithm.kl.coefficient", "algorithm.kl.target"} & resume_point.changed.keys():
         run.kl_coefficient = state.kl_coefficient
-    run.open_deals = deals_of(state.open_deals, tasks) if standing.journal_fits else {}
-    run.weights = await run.learner.load_state(standing.checkpoint.path)
+    run.open_deals = deals_of(state.open_deals, tasks) if resume_point.journal_fits else {}
+    run.weights = await run.learner.load_state(resume_point.checkpoint.path)
     await run.sampler.publish(run.weights)

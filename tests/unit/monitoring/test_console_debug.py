@@ -110,7 +110,7 @@ def run_asked_for(monkeypatch):
     """What the commands ask to be run, which here only logs a line."""
     asked = {}
 
-    def run(config, *, recipe, folder=None, standing=None):
+    def run(config, *, recipe, folder=None, resume_point=None):
         asked.update(config=config, folder=folder)
         logging.getLogger("mcprl.trial").debug("running")
 

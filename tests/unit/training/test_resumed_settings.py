@@ -28,7 +28,7 @@ from mcprl.learning.optimizer import Optimisation
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.runs.checkpoints import RunState
 from mcprl.runs.folder import RunFolder
-from mcprl.runs.resuming import Conditions, changed_settings, find_standing, refuse_fixed_settings
+from mcprl.runs.resuming import Conditions, changed_settings, find_resume_point, refuse_fixed_settings
 from mcprl.runs.trajectories import read_trajectories
 from mcprl.training.loop import train
 from mcprl.training.run import Run, open_run
@@ -271,8 +271,8 @@ async def resumed(place: Path, *overrides: str) -> tuple[Run, Listener, SimpleNa
     took = {json.loads(line.partition(" ")[2])["duration_s"] for line in journaled}
     listener = Listener()
     folder = RunFolder.open(path)
-    standing = find_standing(folder, overrides)
-    async with open_run(standing.config, listener, folder=folder, standing=standing) as run:
+    resume_point = find_resume_point(folder, overrides)
+    async with open_run(resume_point.config, listener, folder=folder, resume_point=resume_point) as run:
         await train(run)
     played = read_trajectories(path / "trajectories" / "step-00001.parquet")
     used = {t.duration_s for t in played} & took
@@ -350,7 +350,7 @@ async def test_a_run_without_its_journal_folder_can_be_resumed(broken_off, tmp_p
     shutil.rmtree(run / "journal")
     shutil.rmtree(run / "trajectories")
     with RunFolder.open(run) as folder:
-        assert find_standing(folder).journaled == 0
+        assert find_resume_point(folder).journaled == 0
     assert (run / "trajectories").is_dir()
 
 

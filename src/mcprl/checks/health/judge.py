@@ -16,7 +16,7 @@ from mcprl.checks.health.trends import (
     note_levels,
     reward_window,
 )
-from mcprl.checks.health.view import Past, Rules, Sight
+from mcprl.checks.health.view import Past, Rules, StepView
 from mcprl.config import RunConfig
 from mcprl.episodes.losses import LossLedger
 from mcprl.records import Group
@@ -65,13 +65,13 @@ class Health:
         past = self._past
         past.steps += 1
         correlations = self._losses.correlations()
-        sight = Sight(config=self._config, metrics=metrics, past=past, skipped=skipped, lost_with=correlations)
-        judged = _judged_candidates(sight)
-        _remember(sight)
-        of_weights = _verdicts(sight, {**EPISODE_RULES, **COURSE_RULES})
-        _note_soundness(sight, judged, of_weights)
-        of_update = _verdicts(sight, {**TRUST_RULES, **STEP_RULES})
-        _note_candidate(sight, of_update)
+        view = StepView(config=self._config, metrics=metrics, past=past, skipped=skipped, lost_with=correlations)
+        judged = _judged_candidates(view)
+        _remember(view)
+        of_weights = _verdicts(view, {**EPISODE_RULES, **COURSE_RULES})
+        _note_soundness(view, judged, of_weights)
+        of_update = _verdicts(view, {**TRUST_RULES, **STEP_RULES})
+        _note_candidate(view, of_update)
         found = [verdict for name in RULES if (verdict := of_weights.get(name) or of_update.get(name)) is not None]
         if not found:
             return (Verdict(severity=Severity.OK, name="healthy", what="healthy: no rule found anything", fix=""),)
@@ -91,69 +91,69 @@ class Health:
         self._past = restored
 
 
-def _verdicts(sight: Sight, rules: Rules) -> dict[str, Verdict]:
-    found = {name: rule(sight) for name, rule in rules.items()}
+def _verdicts(view: StepView, rules: Rules) -> dict[str, Verdict]:
+    found = {name: rule(view) for name, rule in rules.items()}
     return {name: replace(verdict, name=name) for name, verdict in found.items() if verdict is not None}
 
 
-def _judged_candidates(sight: Sight) -> list[list[float]]:
+def _judged_candidates(view: StepView) -> list[list[float]]:
     """The candidates whose weights, or newer ones, sampled all episodes of this step."""
-    past = sight.past
-    sampled_by = past.updates - (sight.now("staleness_max") or 0.0)
+    past = view.past
+    sampled_by = past.updates - (view.now("staleness_max") or 0.0)
     judged = [candidate for candidate in past.candidates if candidate[1] <= sampled_by]
     if judged:
         past.judged_step = int(judged[-1][0])
     return judged
 
 
-def _note_soundness(sight: Sight, judged: Sequence[list[float]], of_weights: Mapping[str, Verdict]) -> None:
+def _note_soundness(view: StepView, judged: Sequence[list[float]], of_weights: Mapping[str, Verdict]) -> None:
     """What this step's episodes say of the weights that sampled them. None that led to broken ones is a candidate."""
-    past = sight.past
+    past = view.past
     broken = any(verdict.severity is Severity.BAD for verdict in of_weights.values())
     if broken or COLLAPSE_RULES & of_weights.keys():
         past.candidates.clear()
         return
     past.candidates = [candidate for candidate in past.candidates if candidate not in judged]
-    if judged and sight.now("reward") is not None:
+    if judged and view.now("reward") is not None:
         past.healthy_step = int(judged[-1][0])
         past.sound_rate = max(past.sound_rate or 0.0, *(candidate[2] for candidate in judged))
 
 
-def _note_candidate(sight: Sight, of_update: Mapping[str, Verdict]) -> None:
+def _note_candidate(view: StepView, of_update: Mapping[str, Verdict]) -> None:
     """The step is one to return to if a checkpoint has it, its update was sound, and later its episodes are."""
-    past, training = sight.past, sight.config.training
-    past.updates += not sight.was_skipped
+    past, training = view.past, view.config.training
+    past.updates += not view.was_skipped
     saved = past.steps % training.checkpoint_every == 0 or past.steps == training.steps
-    distances = [sight.now("kl"), sight.now("kl_update") or 0.0]
+    distances = [view.now("kl"), view.now("kl_update") or 0.0]
     moved_little = all(distance is not None and distance < KL_WARN for distance in distances)
     broken = any(verdict.severity is Severity.BAD for verdict in of_update.values())
-    if saved and (sight.was_skipped or (moved_little and not broken)):
-        past.candidates.append([past.steps, past.updates, sight.now("learning_rate") or 0.0])
+    if saved and (view.was_skipped or (moved_little and not broken)):
+        past.candidates.append([past.steps, past.updates, view.now("learning_rate") or 0.0])
         del past.candidates[:-_MOST_CANDIDATES]
 
 
-def _remember(sight: Sight) -> None:
-    past = sight.past
+def _remember(view: StepView) -> None:
+    past = view.past
     for name in _REMEMBERED:
-        if (value := sight.now(name)) is not None:
+        if (value := view.now(name)) is not None:
             past.push(name, value)
-    past.push("skipped", float(sight.was_skipped))
+    past.push("skipped", float(view.was_skipped))
     # A gradient of 0 is a step without signal; it would pull down the usual size of the others.
-    if (norm := sight.now("grad_norm")) is not None and norm > 0:
+    if (norm := view.now("grad_norm")) is not None and norm > 0:
         past.push("grad_norm", norm)
-    positive, negative = sight.now("ratio_mean_positive"), sight.now("ratio_mean_negative")
+    positive, negative = view.now("ratio_mean_positive"), view.now("ratio_mean_negative")
     if positive is not None and negative is not None:
         past.push("ratio_gap", positive - negative)
-    if (counted := count_dead_groups(sight)) is not None:
+    if (counted := count_dead_groups(view)) is not None:
         past.push("groups_dead", counted[0])
         past.push("groups_played", counted[1])
     # Imitation makes a policy surer of itself, as it should: what counts is the entropy that reinforcement starts from.
-    imitates = (sight.now("demonstration_weight") or 0.0) > 0
-    entropy = sight.now("entropy")
+    imitates = (view.now("demonstration_weight") or 0.0) > 0
+    entropy = view.now("entropy")
     if entropy is not None and not imitates and len(past.first_entropies) < FIRST_ENTROPIES:
         past.first_entropies.append(entropy)
-    note_levels(sight)
-    length = reward_window(sight.config)
+    note_levels(view)
+    length = reward_window(view.config)
     rewards = past.last("reward", length)
     if len(rewards) < length or not math.isfinite(average := mean(rewards)):
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from mcprl.checks.health.view import WINDOW, Rules, Sight, at_cap, by_size, gentler, refill, roll_back
+from mcprl.checks.health.view import WINDOW, Rules, StepView, at_cap, by_size, gentler, refill, roll_back
 from mcprl.config import RunConfig
 from mcprl.verdicts import (
     ACTIVE_FRACTION,
@@ -46,19 +46,19 @@ _CUTS = {
 }
 
 
-def count_dead_groups(sight: Sight) -> tuple[float, float] | None:
+def count_dead_groups(view: StepView) -> tuple[float, float] | None:
     """Groups without variance and all groups that were played, those left out of the batch among both."""
-    dead, groups = sight.now("groups_without_variance"), sight.now("groups")
+    dead, groups = view.now("groups_without_variance"), view.now("groups")
     return (dead, groups) if dead is not None and groups is not None else None
 
 
-def dead_groups(sight: Sight) -> Verdict | None:
-    if sight.config.algorithm.has_critic or count_dead_groups(sight) is None:
+def dead_groups(view: StepView) -> Verdict | None:
+    if view.config.algorithm.has_critic or count_dead_groups(view) is None:
         return None
     dead = played = 0.0
     for more_dead, more in zip(
-        reversed(sight.past.last("groups_dead", WINDOW)),
-        reversed(sight.past.last("groups_played", WINDOW)),
+        reversed(view.past.last("groups_dead", WINDOW)),
+        reversed(view.past.last("groups_played", WINDOW)),
         strict=True,
     ):
         dead, played = dead + more_dead, played + more
@@ -69,36 +69,36 @@ def dead_groups(sight: Sight) -> Verdict | None:
         return None
     if played < _ENOUGH_GROUPS:
         severity = Severity.WARN
-    success = sight.now("success_rate")
+    success = view.now("success_rate")
     if success is None:
-        success = sight.now("reward")
+        success = view.now("reward")
     what = f"{dead / played:.0%} of groups have zero variance and teach nothing"
-    picks = sight.config.tasks.order == "curriculum"
+    picks = view.config.tasks.order == "curriculum"
     if success is not None and success >= _MOSTLY_SOLVED:
         return Verdict(
             severity=severity,
             what=f"{what}: most are solved by every member",
             fix=f"train on harder tasks{'' if picks else ' (tasks.order curriculum picks them)'}, or "
-            f"{refill(sight.config)}",
+            f"{refill(view.config)}",
         )
     if success is None or success < _MOSTLY_FAILED:
         return Verdict(
             severity=severity,
             what=f"{what}: most fail in the same way in every member",
             fix="raise sampling.temperature or episodes.group_size, lower the difficulty"
-            f"{'' if picks else ' (tasks.order curriculum)'}, or {refill(sight.config)}",
+            f"{'' if picks else ' (tasks.order curriculum)'}, or {refill(view.config)}",
         )
     return Verdict(
         severity=severity,
         what=f"{what}: some tasks are always solved, others never",
-        fix=("" if picks else "set tasks.order to curriculum, which picks those between, or ") + refill(sight.config),
+        fix=("" if picks else "set tasks.order to curriculum, which picks those between, or ") + refill(view.config),
     )
 
 
-def no_calls(sight: Sight) -> Verdict | None:
-    if sight.now("calls") != 0.0:
+def no_calls(view: StepView) -> Verdict | None:
+    if view.now("calls") != 0.0:
         return None
-    grammar = "set sampling.constrain to act" if sight.config.sampling.constrain != "act" else "offer fewer tools"
+    grammar = "set sampling.constrain to act" if view.config.sampling.constrain != "act" else "offer fewer tools"
     return Verdict(
         severity=Severity.BAD,
         what="no episode called a tool: the policy does not find the form of a call, or answers without one",
@@ -106,9 +106,9 @@ def no_calls(sight: Sight) -> Verdict | None:
     )
 
 
-def invalid_calls(sight: Sight) -> Verdict | None:
-    step, rates = sight.past.steps, sight.past.last("valid_call_rate", _VALID_WINDOW)
-    if sight.now("valid_call_rate") is None or not sight.now("calls"):
+def invalid_calls(view: StepView) -> Verdict | None:
+    step, rates = view.past.steps, view.past.last("valid_call_rate", _VALID_WINDOW)
+    if view.now("valid_call_rate") is None or not view.now("calls"):
         return None
     rate = mean(rates)
     if step >= VALID_CALLS_BY_STEP and rate < VALID_CALLS:
@@ -118,7 +118,7 @@ def invalid_calls(sight: Sight) -> Verdict | None:
     else:
         return None
     what = f"after {step} steps {rate:.0%} of calls are valid"
-    if sight.config.sampling.constrain == "off":
+    if view.config.sampling.constrain == "off":
         return Verdict(
             severity=severity,
             what=f"{what}: the policy does not keep to the form or to the tools' schemas",
@@ -132,10 +132,10 @@ def invalid_calls(sight: Sight) -> Verdict | None:
     )
 
 
-def unanswered(sight: Sight) -> Verdict | None:
-    if not sight.config.rewards.unanswered:
+def unanswered(view: StepView) -> Verdict | None:
+    if not view.config.rewards.unanswered:
         return None  # where an episode without an answer costs nothing, none is wanted
-    shares = {name: share for name in _CUTS if (share := sight.now(name)) is not None}
+    shares = {name: share for name in _CUTS if (share := view.now(name)) is not None}
     severity = by_size(sum(shares.values()), warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:
         return None
@@ -144,7 +144,7 @@ def unanswered(sight: Sight) -> Verdict | None:
         f"{sum(shares.values()):.0%} of episodes end at a limit without an answer: mostly ({shares[most]:.0%}) "
         f"{_CUTS[most]}"
     )
-    return Verdict(severity=severity, what=what, fix=_room(most, sight.config))
+    return Verdict(severity=severity, what=what, fix=_room(most, view.config))
 
 
 def _room(cut: str, config: RunConfig) -> str:
@@ -164,12 +164,12 @@ def _room(cut: str, config: RunConfig) -> str:
     return f"raise sampling.max_tokens (now {config.sampling.max_tokens}){tighter}"
 
 
-def lost_episodes(sight: Sight) -> Verdict | None:
-    lost, kept = sight.now("episodes_lost_to_infrastructure"), sight.now("episodes")
+def lost_episodes(view: StepView) -> Verdict | None:
+    lost, kept = view.now("episodes_lost_to_infrastructure"), view.now("episodes")
     if lost is None or kept is None or lost + kept <= 0:
         return None
     severity = by_size(lost / (lost + kept), warn=_LOST_WARN, bad=_LOST_BAD)
-    codes = {name.removeprefix("lost_"): count for name, count in sight.metrics.items() if name.startswith("lost_")}
+    codes = {name.removeprefix("lost_"): count for name, count in view.metrics.items() if name.startswith("lost_")}
     if severity is None or not codes:
         return None
     most = max(codes, key=lambda code: codes[code])
@@ -181,16 +181,16 @@ def lost_episodes(sight: Sight) -> Verdict | None:
     )
 
 
-def caused_faults(sight: Sight) -> Verdict | None:
+def caused_faults(view: StepView) -> Verdict | None:
     """Losses that are no accident: they go together with something that the policy does."""
-    share = sight.now("stop_caused_fault") or 0.0
+    share = view.now("stop_caused_fault") or 0.0
     found: list[str] = []
     if share > 0:
         found.append(
             f"{share:.0%} of episodes made their tool server fail, and again when repeated: they count as failed"
         )
-    if sight.lost_with:
-        found.append(f"lost turns go together with {', '.join(map(str, sight.lost_with))}")
+    if view.lost_with:
+        found.append(f"lost turns go together with {', '.join(map(str, view.lost_with))}")
     if not found:
         return None
     return Verdict(
@@ -227,23 +227,23 @@ _RUNAWAY_WARN, _RUNAWAY_BAD = 10.0, 100.0
 _IDLE_MINIBATCHES = 0.5
 
 
-def kl(sight: Sight) -> Verdict | None:
-    distance = max((x for x in (sight.now("kl"), sight.now("kl_update")) if x is not None), default=None)
+def kl(view: StepView) -> Verdict | None:
+    distance = max((x for x in (view.now("kl"), view.now("kl_update")) if x is not None), default=None)
     severity = by_size(distance, warn=KL_WARN, bad=KL_BAD)
-    if severity is None or sight.now("update_undone") == 1.0:
+    if severity is None or view.now("update_undone") == 1.0:
         return None
     what = f"KL is {distance:.2g} nats a token: the update carries the policy away from the one that sampled its data"
     if severity is Severity.BAD:
-        fix = roll_back(sight, sight.past.healthy_step, "the last sound one")
+        fix = roll_back(view, view.past.healthy_step, "the last sound one")
     else:
-        fix = gentler(sight.config)
-        if sight.past.healthy_step is not None:
-            fix += f"; if it keeps growing, go back to step {sight.past.healthy_step}"
+        fix = gentler(view.config)
+        if view.past.healthy_step is not None:
+            fix += f"; if it keeps growing, go back to step {view.past.healthy_step}"
     return Verdict(severity=severity, what=what, fix=fix)
 
 
-def masked_drift(sight: Sight) -> Verdict | None:
-    masked, unmasked = sight.now("kl"), sight.now("kl_unmasked")
+def masked_drift(view: StepView) -> Verdict | None:
+    masked, unmasked = view.now("kl"), view.now("kl_unmasked")
     if masked is None or unmasked is None or masked >= KL_WARN or unmasked < KL_WARN:
         return None
     return Verdict(
@@ -252,49 +252,49 @@ def masked_drift(sight: Sight) -> Verdict | None:
         "tokens without loss drift with the others",
         fix=(
             ""
-            if (masks := sight.config.algorithm.masks) == "exact"
+            if (masks := view.config.algorithm.masks) == "exact"
             else f"set algorithm.masks to exact (now {masks}), or "
         )
-        + gentler(sight.config),
+        + gentler(view.config),
     )
 
 
-def reference_kl(sight: Sight) -> Verdict | None:
-    distance, settings = sight.now("kl_reference"), sight.config.algorithm.kl
+def reference_kl(view: StepView) -> Verdict | None:
+    distance, settings = view.now("kl_reference"), view.config.algorithm.kl
     # A recipe that steers to a target has said how far is right; at twice that, the steering does not hold it.
     severity = by_size(distance, warn=2 * settings.target if settings.target else KL_WARN, bad=KL_BAD)
     if severity is None:
         return None
     what = f"the policy is {distance:.2g} nats a token from its reference ({settings.reference})"
     if severity is Severity.BAD:
-        fix = roll_back(sight, sight.past.healthy_step, "the last sound one")
+        fix = roll_back(view, view.past.healthy_step, "the last sound one")
         fix += "" if settings.cap else "; algorithm.kl.cap 3.0 ends such updates by itself"
     else:
-        fix = f"raise algorithm.kl.coefficient (now {settings.coefficient:g}), or {gentler(sight.config)}"
+        fix = f"raise algorithm.kl.coefficient (now {settings.coefficient:g}), or {gentler(view.config)}"
     return Verdict(severity=severity, what=f"{what}: it forgets what the model could do before", fix=fix)
 
 
-def kl_cap(sight: Sight) -> Verdict | None:
-    stopped = sight.now("optimiser_steps_over_cap")
-    if not stopped or sight.was_skipped:
+def kl_cap(view: StepView) -> Verdict | None:
+    stopped = view.now("optimiser_steps_over_cap")
+    if not stopped or view.was_skipped:
         return None
     return Verdict(
         severity=Severity.WARN,
         what=f"{stopped:.0f} optimiser steps were not made: the policy was beyond algorithm.kl.cap from its reference",
-        fix=at_cap(sight.config),
+        fix=at_cap(view.config),
     )
 
 
-def kl_coefficient(sight: Sight) -> Verdict | None:
-    now, start = sight.now("kl_coefficient"), sight.config.algorithm.kl.coefficient
-    if now is None or now <= 0 or start <= 0 or sight.config.algorithm.kl.target is None:
+def kl_coefficient(view: StepView) -> Verdict | None:
+    now, start = view.now("kl_coefficient"), view.config.algorithm.kl.coefficient
+    if now is None or now <= 0 or start <= 0 or view.config.algorithm.kl.target is None:
         return None
     severity = by_size(max(now / start, start / now), warn=_RUNAWAY_WARN, bad=_RUNAWAY_BAD)
     if severity is None:
         return None
-    settings = sight.config.algorithm.kl
+    settings = view.config.algorithm.kl
     if now > start:
-        cause, fix = "the policy keeps moving away", f"{gentler(sight.config)}, or raise algorithm.kl.target"
+        cause, fix = "the policy keeps moving away", f"{gentler(view.config)}, or raise algorithm.kl.target"
     else:
         cause, fix = "the policy never gets that far", "lower algorithm.kl.target, or leave it out"
     return Verdict(
@@ -305,8 +305,8 @@ def kl_coefficient(sight: Sight) -> Verdict | None:
     )
 
 
-def ratio(sight: Sight) -> Verdict | None:
-    average = sight.now("ratio_mean")
+def ratio(view: StepView) -> Verdict | None:
+    average = view.now("ratio_mean")
     if average is None or RATIO_BAND[0] <= average <= RATIO_BAND[1]:
         return None
     extreme = not _RATIO_BAD[0] <= average <= _RATIO_BAD[1]
@@ -314,26 +314,26 @@ def ratio(sight: Sight) -> Verdict | None:
         severity=Severity.BAD if extreme else Severity.WARN,
         what=f"the mean ratio is {average:.3g}, outside {RATIO_BAND[0]:g} to {RATIO_BAND[1]:g}: one update makes too "
         "large a step",
-        fix=f"{gentler(sight.config)}, or {_norm_setting(sight)}",
+        fix=f"{gentler(view.config)}, or {_norm_setting(view)}",
     )
 
 
-def ratio_spread(sight: Sight) -> Verdict | None:
-    spread = sight.now("ratio_std")
+def ratio_spread(view: StepView) -> Verdict | None:
+    spread = view.now("ratio_std")
     if spread is None or spread <= RATIO_STD:
         return None
-    gate = "" if sight.config.algorithm.ratio_gate else "set algorithm.ratio_gate to [0.25, 4.0], or "
+    gate = "" if view.config.algorithm.ratio_gate else "set algorithm.ratio_gate to [0.25, 4.0], or "
     return Verdict(
         severity=Severity.WARN,
         what=f"ratios have a standard deviation of {spread:.2g}: a few tokens weigh many times the others",
-        fix=f"{gate}{gentler(sight.config)}",
+        fix=f"{gate}{gentler(view.config)}",
     )
 
 
-def wrong_way(sight: Sight) -> Verdict | None:
-    if sight.now("ratio_mean_positive") is None or sight.now("ratio_mean_negative") is None:
+def wrong_way(view: StepView) -> Verdict | None:
+    if view.now("ratio_mean_positive") is None or view.now("ratio_mean_negative") is None:
         return None
-    gaps = sight.past.last("ratio_gap", _WRONG_WAY_STEPS)
+    gaps = view.past.last("ratio_gap", _WRONG_WAY_STEPS)
     if len(gaps) < _WRONG_WAY_STEPS or max(gaps) > _WRONG_WAY:
         return None
     return Verdict(
@@ -345,8 +345,8 @@ def wrong_way(sight: Sight) -> Verdict | None:
     )
 
 
-def clipping(sight: Sight) -> Verdict | None:
-    clipped = sight.now("clipped_fraction")
+def clipping(view: StepView) -> Verdict | None:
+    clipped = view.now("clipped_fraction")
     severity = by_size(clipped, warn=_CLIPPED_WARN, bad=_CLIPPED_BAD)
     if severity is None:
         return None
@@ -354,12 +354,12 @@ def clipping(sight: Sight) -> Verdict | None:
         severity=severity,
         what=f"the clip cuts off {clipped:.0%} of the tokens: the policy moves further in one update than its "
         "data supports",
-        fix=f"{gentler(sight.config)}, or algorithm.minibatches (now {sight.config.algorithm.minibatches})",
+        fix=f"{gentler(view.config)}, or algorithm.minibatches (now {view.config.algorithm.minibatches})",
     )
 
 
-def gated(sight: Sight) -> Verdict | None:
-    outside = sight.now("gated_fraction")
+def gated(view: StepView) -> Verdict | None:
+    outside = view.now("gated_fraction")
     severity = by_size(outside, warn=_GATED_WARN, bad=_GATED_BAD)
     if severity is None:
         return None
@@ -367,68 +367,68 @@ def gated(sight: Sight) -> Verdict | None:
         severity=severity,
         what=f"{outside:.0%} of the tokens have a ratio outside algorithm.ratio_gate and carry no loss: updates are "
         "too large, or sampler and learner disagree",
-        fix=f"run `mcprl parity RECIPE`; where that is sound, {gentler(sight.config)}",
+        fix=f"run `mcprl parity RECIPE`; where that is sound, {gentler(view.config)}",
     )
 
 
-def inactive(sight: Sight) -> Verdict | None:
+def inactive(view: StepView) -> Verdict | None:
     """Few tokens that move the weights, where no other rule says why."""
-    active = sight.now("active_fraction")
+    active = view.now("active_fraction")
     if active is None or active >= ACTIVE_FRACTION:
         return None
-    if any(rule(sight) is not None for rule in (dead_groups, clipping, gated)):
+    if any(rule(view) is not None for rule in (dead_groups, clipping, gated)):
         return None
-    dead, groups = count_dead_groups(sight) or (0.0, 0.0)
-    dropped = sight.now("groups_dropped") or 0.0
+    dead, groups = count_dead_groups(view) or (0.0, 0.0)
+    dropped = view.now("groups_dropped") or 0.0
     dead_share = (dead - dropped) / (groups - dropped) if groups > dropped else 0.0
-    clipped = sight.now("clipped_fraction") or 0.0
+    clipped = view.now("clipped_fraction") or 0.0
     return Verdict(
         severity=Severity.WARN,
         what=f"only {active:.0%} of the learnable tokens move the weights: {dead_share:.0%} of groups have zero "
         f"variance, {clipped:.0%} of tokens are clipped, others earned just their group's mean",
-        fix=f"raise episodes.group_size, give rewards more steps between 0 and 1 (rewards), or {refill(sight.config)}",
+        fix=f"raise episodes.group_size, give rewards more steps between 0 and 1 (rewards), or {refill(view.config)}",
     )
 
 
-def idle_minibatches(sight: Sight) -> Verdict | None:
-    idle, made = sight.now("minibatches_without_signal"), sight.now("optimiser_steps")
-    if idle is None or idle < 0 or made is None or made <= 0 or dead_groups(sight) is not None:
+def idle_minibatches(view: StepView) -> Verdict | None:
+    idle, made = view.now("minibatches_without_signal"), view.now("optimiser_steps")
+    if idle is None or idle < 0 or made is None or made <= 0 or dead_groups(view) is not None:
         return None
     if idle / (idle + made) < _IDLE_MINIBATCHES:
         return None
     return Verdict(
         severity=Severity.WARN,
         what=f"{idle:.0f} of {idle + made:.0f} minibatches held nothing to learn: too few episodes in each",
-        fix=f"lower algorithm.minibatches (now {sight.config.algorithm.minibatches}), or raise training.tasks_per_step",
+        fix=f"lower algorithm.minibatches (now {view.config.algorithm.minibatches}), or raise training.tasks_per_step",
     )
 
 
-def gradient_spike(sight: Sight) -> Verdict | None:
-    norm, earlier = sight.now("grad_norm"), sight.past.last("grad_norm", WINDOW)[:-1]
+def gradient_spike(view: StepView) -> Verdict | None:
+    norm, earlier = view.now("grad_norm"), view.past.last("grad_norm", WINDOW)[:-1]
     if norm is None or len(earlier) < _SPIKE_NEEDS or norm <= _SPIKE * median(earlier):
         return None
     return Verdict(
         severity=Severity.WARN,
         what=f"the gradient norm is {norm:.2g}, {norm / median(earlier):.0f} times its median so far: an unusual "
         "batch, or the beginning of an instability",
-        fix=f"look at this step's episodes; should it come again, {gentler(sight.config)}, or {_norm_setting(sight)}",
+        fix=f"look at this step's episodes; should it come again, {gentler(view.config)}, or {_norm_setting(view)}",
     )
 
 
-def gradient_clipped(sight: Sight) -> Verdict | None:
-    norms, most = sight.past.last("grad_norm", _ALWAYS_CLIPPED_STEPS), sight.config.learner.max_grad_norm
-    if most is None or sight.now("grad_norm") is None or len(norms) < _ALWAYS_CLIPPED_STEPS or min(norms) <= most:
+def gradient_clipped(view: StepView) -> Verdict | None:
+    norms, most = view.past.last("grad_norm", _ALWAYS_CLIPPED_STEPS), view.config.learner.max_grad_norm
+    if most is None or view.now("grad_norm") is None or len(norms) < _ALWAYS_CLIPPED_STEPS or min(norms) <= most:
         return None
     return Verdict(
         severity=Severity.WARN,
         what=f"the gradient was scaled down in each of the last {_ALWAYS_CLIPPED_STEPS} updates, from about "
         f"{median(norms):.2g} to {most:g}: the size of a step no longer follows its gradient",
-        fix=f"raise learner.max_grad_norm to {2 * median(norms):.1g} and watch KL, or {gentler(sight.config)}",
+        fix=f"raise learner.max_grad_norm to {2 * median(norms):.1g} and watch KL, or {gentler(view.config)}",
     )
 
 
-def _norm_setting(sight: Sight) -> str:
-    most = sight.config.learner.max_grad_norm
+def _norm_setting(view: StepView) -> str:
+    most = view.config.learner.max_grad_norm
     return f"learner.max_grad_norm (now {'null' if most is None else f'{most:g}'})"
 
 

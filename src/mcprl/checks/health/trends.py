@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from mcprl.checks.health.view import WINDOW, Rules, Sight, at_cap, by_size, gentler, refill, roll_back
+from mcprl.checks.health.view import WINDOW, Rules, StepView, at_cap, by_size, gentler, refill, roll_back
 from mcprl.checks.parity_verdict import EXACT_MAX, EXACT_MEAN, OUTLIER, ROUNDING_MEAN, ROUNDING_OUTSIDE
 from mcprl.config import RunConfig
 from mcprl.verdicts import LEARNABLE_SHARE, Severity, Verdict, mean
@@ -38,52 +38,52 @@ _STALE_WARN, _STALE_BAD = 1.5, 4.0
 _NO_GRADIENT = 1e-10
 
 
-def not_a_number(sight: Sight) -> Verdict | None:
-    names = [name for name in _ALWAYS_NUMBERS if not math.isfinite(sight.metrics.get(name, 0.0))]
-    if not names and sight.now("nonfinite") != 1.0:
+def not_a_number(view: StepView) -> Verdict | None:
+    names = [name for name in _ALWAYS_NUMBERS if not math.isfinite(view.metrics.get(name, 0.0))]
+    if not names and view.now("nonfinite") != 1.0:
         return None
-    in_a_row = sight.now("nonfinite_in_a_row") or 0.0
+    in_a_row = view.now("nonfinite_in_a_row") or 0.0
     again = f", {in_a_row:.0f} updates in a row" if in_a_row > 1 else ""
-    because = f" ({sight.skipped})" if sight.skipped else ""
+    because = f" ({view.skipped})" if view.skipped else ""
     return Verdict(
         severity=Severity.BAD,
         what=f"not a number: {', '.join(names) or 'something in the update'}{again}{because}; "
         "usually logits or gradients that overflow",
-        fix=gentler(sight.config)
-        + ("" if sight.config.model.dtype == "float32" else ", or set model.dtype to float32")
+        fix=gentler(view.config)
+        + ("" if view.config.model.dtype == "float32" else ", or set model.dtype to float32")
         + "; look at the rewards of the episodes named",
     )
 
 
-def skipped(sight: Sight) -> Verdict | None:
-    if not sight.was_skipped or sight.now("nonfinite") == 1.0:
+def skipped(view: StepView) -> Verdict | None:
+    if not view.was_skipped or view.now("nonfinite") == 1.0:
         return None
-    times = sum(sight.past.last("skipped", _SKIPS_SEEN))
-    algorithm = sight.config.algorithm
-    what = f"no update was made: {sight.skipped or 'the learner gave no reason'}"
+    times = sum(view.past.last("skipped", _SKIPS_SEEN))
+    algorithm = view.config.algorithm
+    what = f"no update was made: {view.skipped or 'the learner gave no reason'}"
     if times > 1:
         what += f" ({times:.0f} of the last {_SKIPS_SEEN} steps)"
-    tokens, share, distance = (sight.now(name) for name in ("learnable_tokens", "learnable_share", "kl_reference"))
+    tokens, share, distance = (view.now(name) for name in ("learnable_tokens", "learnable_share", "kl_reference"))
     if tokens is not None and tokens < algorithm.min_learnable_tokens:
         fix = (
             f"raise training.tasks_per_step, or lower algorithm.min_learnable_tokens ({algorithm.min_learnable_tokens})"
         )
     elif share is not None and share < algorithm.min_learnable_share:
         fix = f"loosen sampling.constrain, or lower algorithm.min_learnable_share ({algorithm.min_learnable_share:g})"
-    elif sight.now("update_undone") == 1.0 or (
+    elif view.now("update_undone") == 1.0 or (
         distance is not None and algorithm.kl.cap is not None and distance > algorithm.kl.cap
     ):
-        fix = at_cap(sight.config)
-    elif sight.now("optimiser_steps") == 0.0 and not sight.now("optimiser_steps_over_cap"):
-        fix = f"raise training.tasks_per_step or episodes.group_size, or {refill(sight.config)}"
+        fix = at_cap(view.config)
+    elif view.now("optimiser_steps") == 0.0 and not view.now("optimiser_steps_over_cap"):
+        fix = f"raise training.tasks_per_step or episodes.group_size, or {refill(view.config)}"
     else:
         fix = "nothing, unless it comes again; then act on the reason given"
     return Verdict(severity=Severity.BAD if times >= _SKIPS_BAD else Severity.WARN, what=what, fix=fix)
 
 
-def misaligned(sight: Sight) -> Verdict | None:
+def misaligned(view: StepView) -> Verdict | None:
     """A second net: the learner itself stops a run before such a step is recorded."""
-    alignment = sight.now("alignment")
+    alignment = view.now("alignment")
     if alignment is None or alignment >= 1.0:
         return None
     return Verdict(
@@ -93,22 +93,22 @@ def misaligned(sight: Sight) -> Verdict | None:
     )
 
 
-def parity(sight: Sight) -> Verdict | None:
+def parity(view: StepView) -> Verdict | None:
     """Before the first step both hold the same weights, so every ratio is 1. Only tokens of these weights are asked."""
-    error = sight.now("parity_logprob_mean_abs_error")
+    error = view.now("parity_logprob_mean_abs_error")
     if error is None:
         return None
     what = f"before the first step sampler and learner disagree by {error:.2g} nats a token"
-    largest = sight.now("parity_logprob_max_abs_error") or 0.0
-    corrected = sight.config.algorithm.old_logprobs == "recomputed"
-    if error > ROUNDING_MEAN or (sight.now("parity_outside_share") or 0.0) > ROUNDING_OUTSIDE:
+    largest = view.now("parity_logprob_max_abs_error") or 0.0
+    corrected = view.config.algorithm.old_logprobs == "recomputed"
+    if error > ROUNDING_MEAN or (view.now("parity_outside_share") or 0.0) > ROUNDING_OUTSIDE:
         return Verdict(
             severity=Severity.WARN if corrected else Severity.BAD,
             what=f"{what}, more than rounding explains: they hold other weights or see other contexts",
             fix="run `mcprl parity RECIPE`, which shows the tokens where it begins"
             + ("" if corrected else "; algorithm.old_logprobs recomputed corrects for other precision"),
         )
-    if sight.config.model.dtype == "float32" and (error > EXACT_MEAN or largest > EXACT_MAX):
+    if view.config.model.dtype == "float32" and (error > EXACT_MEAN or largest > EXACT_MAX):
         return Verdict(
             severity=Severity.WARN,
             what=f"{what} (at most {largest:.2g}), which two engines in float32 do not: one of them rounds",
@@ -124,9 +124,9 @@ def parity(sight: Sight) -> Verdict | None:
     return None
 
 
-def reference(sight: Sight) -> Verdict | None:
-    differing = sight.now("reference_tensors_differing")
-    if not differing or sight.now("reference_synced") == 0.0:
+def reference(view: StepView) -> Verdict | None:
+    differing = view.now("reference_tensors_differing")
+    if not differing or view.now("reference_synced") == 0.0:
         return None
     return Verdict(
         severity=Severity.BAD,
@@ -137,26 +137,26 @@ def reference(sight: Sight) -> Verdict | None:
     )
 
 
-def stale(sight: Sight) -> Verdict | None:
-    staleness = sight.now("staleness_mean")
+def stale(view: StepView) -> Verdict | None:
+    staleness = view.now("staleness_mean")
     severity = by_size(staleness, warn=_STALE_WARN, bad=_STALE_BAD)
     if severity is None:
         return None
     return Verdict(
         severity=severity,
         what=f"episodes are {staleness:.1f} updates old when they are learned from (at most "
-        f"{sight.now('staleness_max') or staleness:.0f}): collecting is slower than learning",
-        fix=f"lower training.max_staleness (now {sight.config.training.max_staleness}), or shorten the longest "
+        f"{view.now('staleness_max') or staleness:.0f}): collecting is slower than learning",
+        fix=f"lower training.max_staleness (now {view.config.training.max_staleness}), or shorten the longest "
         "episodes (episodes.deadline_s, episodes.max_turns)",
     )
 
 
-def importance(sight: Sight) -> Verdict | None:
-    cut = sight.now("importance_cut_fraction")
+def importance(view: StepView) -> Verdict | None:
+    cut = view.now("importance_cut_fraction")
     severity = by_size(cut, warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:
         return None
-    most = sight.config.algorithm.max_importance
+    most = view.config.algorithm.max_importance
     return Verdict(
         severity=severity,
         what=f"importance weights are cut off at {most:g} for {cut:.0%} of tokens: sampler and learner differ so far "
@@ -166,12 +166,12 @@ def importance(sight: Sight) -> Verdict | None:
     )
 
 
-def few_learnable(sight: Sight) -> Verdict | None:
-    share, constrain = sight.now("learnable_share"), sight.config.sampling.constrain
+def few_learnable(view: StepView) -> Verdict | None:
+    share, constrain = view.now("learnable_share"), view.config.sampling.constrain
     if share is None or share >= LEARNABLE_SHARE or constrain == "off":
         return None
     fix = f"set sampling.constrain to {'calls, or ' if constrain == 'act' else ''}off (now {constrain})"
-    if sight.config.algorithm.masks == "text":
+    if view.config.algorithm.masks == "text":
         fix = f"set algorithm.masks to exact (now text), or {fix.removeprefix('set ')}"
     return Verdict(
         severity=Severity.WARN,
@@ -180,12 +180,12 @@ def few_learnable(sight: Sight) -> Verdict | None:
     )
 
 
-def no_gradient(sight: Sight) -> Verdict | None:
-    norm, active = sight.now("grad_norm"), sight.now("active_fraction")
-    if norm is None or norm > _NO_GRADIENT or not sight.now("optimiser_steps"):
+def no_gradient(view: StepView) -> Verdict | None:
+    norm, active = view.now("grad_norm"), view.now("active_fraction")
+    if norm is None or norm > _NO_GRADIENT or not view.now("optimiser_steps"):
         return None
     if active == 0.0:
-        cause, fix = "clip or gate leave no token", f"{gentler(sight.config)}, or widen algorithm.ratio_gate"
+        cause, fix = "clip or gate leave no token", f"{gentler(view.config)}, or widen algorithm.ratio_gate"
     else:
         cause, fix = (
             "no trained weight reaches the loss",
@@ -236,38 +236,38 @@ def reward_window(config: RunConfig) -> int:
     return min(high, max(low, math.ceil(_ENOUGH_GROUPS / config.training.tasks_per_step)))
 
 
-def reward_collapse(sight: Sight) -> Verdict | None:
-    best, length = sight.past.best_reward, reward_window(sight.config)
-    rewards = sight.past.last("reward", length)
-    if sight.now("reward") is None or best is None or len(rewards) < length:
+def reward_collapse(view: StepView) -> Verdict | None:
+    best, length = view.past.best_reward, reward_window(view.config)
+    rewards = view.past.last("reward", length)
+    if view.now("reward") is None or best is None or len(rewards) < length:
         return None
     recent = mean(rewards)
     if best - recent < _COLLAPSE_DROP or recent > _COLLAPSE_SHARE * best:
         return None
-    curriculum = sight.config.tasks.order == "curriculum"
+    curriculum = view.config.tasks.order == "curriculum"
     return Verdict(
         severity=Severity.WARN if curriculum else Severity.BAD,
         what=f"the reward fell to {recent:+.2f} from {best:+.2f} (means of {length} steps, best at step "
-        f"{sight.past.best_reward_step}): "
+        f"{view.past.best_reward_step}): "
         + ("harder tasks, or a policy that broke" if curriculum else "the policy broke, or found a way to be worse"),
-        fix=roll_back(sight, sight.past.best_reward_step, "the best so far"),
+        fix=roll_back(view, view.past.best_reward_step, "the best so far"),
     )
 
 
-def _samples(sight: Sight, name: str) -> tuple[float, float] | None:
+def _samples(view: StepView, name: str) -> tuple[float, float] | None:
     """A figure of this step and the number of samples that it is a mean of."""
-    value, count = sight.now(name), sight.now(_SAMPLES[name])
+    value, count = view.now(name), view.now(_SAMPLES[name])
     return (value, count) if value is not None and count is not None and count > 0 else None
 
 
-def note_levels(sight: Sight) -> None:
+def note_levels(view: StepView) -> None:
     """Remember the best level so far: the mean over a few steps whose lower confidence bound is the highest.
 
     A single lucky step has a low bound, and a step that fell never replaces what it is compared with.
     """
-    past = sight.past
+    past = view.past
     for name, deviation in _DEVIATIONS.items():
-        if (now := _samples(sight, name)) is None:
+        if (now := _samples(view, name)) is None:
             continue
         past.push(f"{name}_level", now[0])
         past.push(f"{name}_samples", now[1])
@@ -283,9 +283,9 @@ def note_levels(sight: Sight) -> None:
             past.levels[name] = [level, count]
 
 
-def _fallen_from(sight: Sight, name: str) -> tuple[float, float] | None:
+def _fallen_from(view: StepView, name: str) -> tuple[float, float] | None:
     """The figure now and its best level, if it is half of that or less and chance does not explain it."""
-    now, best = _samples(sight, name), sight.past.levels.get(name)
+    now, best = _samples(view, name), view.past.levels.get(name)
     if now is None or best is None:
         return None
     chance = _SURE * _DEVIATIONS[name] * math.sqrt(1.0 / now[1] + 1.0 / best[1])
@@ -293,63 +293,63 @@ def _fallen_from(sight: Sight, name: str) -> tuple[float, float] | None:
     return (now[0], best[0]) if drop >= max(_COLLAPSE_DROP, chance) and now[0] <= _COLLAPSE_SHARE * best[0] else None
 
 
-def collapse(sight: Sight) -> Verdict | None:
+def collapse(view: StepView) -> Verdict | None:
     """One step is enough to see that an update broke the policy, if the fall is large."""
-    if (calls := _fallen_from(sight, "valid_call_rate")) is not None:
+    if (calls := _fallen_from(view, "valid_call_rate")) is not None:
         severity, what = Severity.BAD, f"{calls[0]:.0%} of calls are valid, after {calls[1]:.0%} at best"
-    elif (reward := _fallen_from(sight, "reward")) is not None and reward_collapse(sight) is None:
+    elif (reward := _fallen_from(view, "reward")) is not None and reward_collapse(view) is None:
         severity, what = Severity.WARN, f"the reward of this step is {reward[0]:+.2f}, after {reward[1]:+.2f} at best"
     else:
         return None
     return Verdict(
         severity=severity,
         what=f"{what}: an update broke the policy",
-        fix=roll_back(sight, sight.past.healthy_step, "the last sound one"),
+        fix=roll_back(view, view.past.healthy_step, "the last sound one"),
     )
 
 
-def _entropy_against_first(sight: Sight) -> tuple[float, float] | None:
-    now, first = sight.now("entropy"), sight.past.first_entropies
+def _entropy_against_first(view: StepView) -> tuple[float, float] | None:
+    now, first = view.now("entropy"), view.past.first_entropies
     if now is None or len(first) < FIRST_ENTROPIES or mean(first) <= 0:
         return None
     return now, mean(first)
 
 
-def entropy_collapse(sight: Sight) -> Verdict | None:
-    compared = _entropy_against_first(sight)
+def entropy_collapse(view: StepView) -> Verdict | None:
+    compared = _entropy_against_first(view)
     if compared is None or compared[0] >= _ENTROPY_LOW_WARN * compared[1]:
         return None
     now, first = compared
-    algorithm = sight.config.algorithm
+    algorithm = view.config.algorithm
     return Verdict(
         severity=Severity.BAD if now < _ENTROPY_LOW_BAD * first else Severity.WARN,
         what=f"entropy fell to {now:.2g} from {first:.2g} nats a token: the policy stops exploring, and the members of "
         "a group become copies",
         fix=f"raise algorithm.entropy (now {algorithm.entropy:g}) by 0.001, "
         + (f"algorithm.clip_high (now {algorithm.clip_high:g}) to 0.28, " if algorithm.clip_high < 0.28 else "")
-        + f"or sampling.temperature (now {sight.config.sampling.temperature:g})",
+        + f"or sampling.temperature (now {view.config.sampling.temperature:g})",
     )
 
 
-def entropy_explosion(sight: Sight) -> Verdict | None:
-    compared = _entropy_against_first(sight)
+def entropy_explosion(view: StepView) -> Verdict | None:
+    compared = _entropy_against_first(view)
     if compared is None or compared[0] <= _ENTROPY_HIGH_WARN * compared[1] or compared[0] - compared[1] < _ENTROPY_RISE:
         return None
     now, first = compared
     bad = now > _ENTROPY_HIGH_BAD * first
-    bonus = sight.config.algorithm.entropy
+    bonus = view.config.algorithm.entropy
     return Verdict(
         severity=Severity.BAD if bad else Severity.WARN,
         what=f"entropy rose to {now:.2g} from {first:.2g} nats a token: "
         + ("the bonus outweighs the rewards" if bonus else "the policy comes apart"),
         fix=(f"lower algorithm.entropy (now {bonus:g}), and " if bonus else "")
-        + (roll_back(sight, sight.past.healthy_step, "the last sound one") if bad else gentler(sight.config)),
+        + (roll_back(view, view.past.healthy_step, "the last sound one") if bad else gentler(view.config)),
     )
 
 
-def critic(sight: Sight) -> Verdict | None:
-    explained = sight.past.last("explained_variance", _CRITIC_STEPS)
-    if sight.now("explained_variance") is None or len(explained) < _CRITIC_STEPS or max(explained) >= 0:
+def critic(view: StepView) -> Verdict | None:
+    explained = view.past.last("explained_variance", _CRITIC_STEPS)
+    if view.now("explained_variance") is None or len(explained) < _CRITIC_STEPS or max(explained) >= 0:
         return None
     return Verdict(
         severity=Severity.WARN,
@@ -360,10 +360,10 @@ def critic(sight: Sight) -> Verdict | None:
     )
 
 
-def value_loss(sight: Sight) -> Verdict | None:
-    losses = sight.past.last("value_loss", WINDOW)
+def value_loss(view: StepView) -> Verdict | None:
+    losses = view.past.last("value_loss", WINDOW)
     recent, earlier = losses[-_VALUE_LOSS_STEPS:], losses[:-_VALUE_LOSS_STEPS]
-    if sight.now("value_loss") is None or len(earlier) < _VALUE_LOSS_NEEDS:
+    if view.now("value_loss") is None or len(earlier) < _VALUE_LOSS_NEEDS:
         return None
     if mean(recent) <= _VALUE_LOSS_RISE * median(earlier):
         return None
@@ -371,7 +371,7 @@ def value_loss(sight: Sight) -> Verdict | None:
         severity=Severity.WARN,
         what=f"the value loss rises: {mean(recent):.2g} over the last {_VALUE_LOSS_STEPS} steps, {median(earlier):.2g} "
         "before; the value head diverges, or the rewards changed",
-        fix=f"lower algorithm.critic.learning_rate (now {sight.config.algorithm.critic.learning_rate:.2g})",
+        fix=f"lower algorithm.critic.learning_rate (now {view.config.algorithm.critic.learning_rate:.2g})",
     )
 
 

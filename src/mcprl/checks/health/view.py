@@ -14,7 +14,7 @@ __all__ = [
     "WINDOW",
     "Past",
     "Rules",
-    "Sight",
+    "StepView",
     "at_cap",
     "by_size",
     "gentler",
@@ -68,10 +68,10 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class StepView:
     """One step as rules see it.
 
-    Sight(config=config, metrics={"kl": 0.02, "entropy": 0.9}, past=Past(steps=3), skipped=None)
+    StepView(config=config, metrics={"kl": 0.02, "entropy": 0.9}, past=Past(steps=3), skipped=None)
     """
 
     config: RunConfig
@@ -90,7 +90,7 @@ class Sight:
         return self.skipped is not None or self.now("update_skipped") == 1.0
 
 
-Rules = Mapping[str, Callable[[Sight], Verdict | None]]
+Rules = Mapping[str, Callable[[StepView], Verdict | None]]
 """Rules by their names. A rule gives its verdict where it finds its symptom, and None elsewhere."""
 
 
@@ -127,9 +127,9 @@ def at_cap(config: RunConfig) -> str:
     return f"{advice}, or set algorithm.kl.refresh_at_cap to true{moving}"
 
 
-def roll_back(sight: Sight, step: int | None, why: str) -> str:
+def roll_back(view: StepView, step: int | None, why: str) -> str:
     """Where to resume, and with which learning rate: one that was sound before, or else a tenth."""
-    setting, in_force, sound = sight.config.learner.learning_rate, sight.now("learning_rate"), sight.past.sound_rate
+    setting, in_force, sound = view.config.learner.learning_rate, view.now("learning_rate"), view.past.sound_rate
     rate = setting / 10
     if sound and in_force is not None and sound < in_force / 2:
         rate = sound
