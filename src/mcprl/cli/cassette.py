@@ -42,11 +42,6 @@ _Errors = Annotated[
 ]
 
 
-@app.callback()
-def cassette() -> None:
-    """Make, read and check cassettes: files of recorded tool calls that replace the servers."""
-
-
 @app.command("import")
 def import_(
     files: _Conversations,

@@ -11,11 +11,6 @@ __all__ = ["app"]
 app = typer.Typer(help="Look up settings.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.callback()
-def config() -> None:
-    """Look up settings."""
-
-
 @app.command("explain")
 def explain(
     field: Annotated[str, typer.Argument(help="Setting or section, e.g. sampling.temperature; all if left out.")] = "",

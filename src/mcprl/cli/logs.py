@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -22,42 +21,24 @@ _BLOCK_BYTES = 65536
 _POLL_S = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLog:
-    """A file in the folder of logs. `name` is its path there; `changed` is in seconds since 1970.
-
-    RunLog(name="vllm.log", path=Path("outputs/hello/logs/vllm.log"), size_bytes=18_332, changed=1.7e9)
-    """
-
-    name: str
-    path: Path
-    size_bytes: int
-    changed: float
-
-
-def find_logs(run: Path) -> list[RunLog]:
-    """The logs in a run's folder, the last changed first."""
-    found: list[RunLog] = []
-    for folder, _, names in os.walk(run / "logs"):
-        for name in names:
-            path = Path(folder, name)
-            try:
-                seen = path.stat()
-            except FileNotFoundError:  # renamed since it was listed, or a link to nothing
-                continue
+def find_logs(run: Path) -> dict[str, Path]:
+    """The logs in a run's folder by their path there, the last changed first."""
+    found: list[tuple[float, str, Path]] = []
+    for path in (run / "logs").rglob("*"):
+        try:
             if path.is_file():
-                relative = path.relative_to(run / "logs").as_posix()
-                found.append(RunLog(name=relative, path=path, size_bytes=seen.st_size, changed=seen.st_mtime))
-    return sorted(found, key=lambda log: (-log.changed, log.name))
+                found.append((-path.stat().st_mtime, path.relative_to(run / "logs").as_posix(), path))
+        except FileNotFoundError:  # renamed since it was listed
+            continue
+    return {name: path for _, name, path in sorted(found)}
 
 
-def choose_log(logs: Sequence[RunLog], written: str, run: str) -> RunLog:
+def _choose_log(logs: Mapping[str, Path], written: str, run: str) -> Path:
     """The log of a name; `vllm` means `vllm.log`. Raises NoRunError if there is none."""
     for name in (written, f"{written}.log"):
-        for log in logs:
-            if log.name == name:
-                return log
-    names = sorted(log.name for log in logs)
+        if name in logs:
+            return logs[name]
+    names = sorted(logs)
     stems = [name.removesuffix(".log") for name in names]
     there = f"it has {', '.join(names)}" if names else "it has none yet"
     raise NoRunError(f"run {run} has no log {written!r}{did_you_mean(written, [*names, *stems])}", fix=there)
@@ -150,9 +131,9 @@ def command(
     path, name = _choose_run(run, name)
     logs = find_logs(path)
     if name is not None:
-        _print_log(choose_log(logs, name, path.resolve().name), lines=lines, grep=grep, follow=follow)
+        _print_log(_choose_log(logs, name, path.resolve().name), lines=lines, grep=grep, follow=follow)
     elif follow or grep:
-        names = ", ".join(sorted(log.name for log in logs)) or "none yet"
+        names = ", ".join(sorted(logs)) or "none yet"
         raise NoRunError("--follow and --grep need the name of a log", fix=f"name one of those there: {names}")
     else:
         _print_list(logs, path)
@@ -167,10 +148,8 @@ def _choose_run(run: str | None, name: str | None) -> tuple[Path, str | None]:
             if is_run(path):
                 return path, name
     newest = next((found.path for found in find_runs(_OUTPUTS)), None) if _OUTPUTS.is_dir() else None
-    if run is not None and name is None and newest is not None:
-        stems = {stem for log in find_logs(newest) for stem in (log.name, log.name.removesuffix(".log"))}
-        if run in stems:
-            return newest, run
+    if run is not None and name is None and newest is not None and {run, f"{run}.log"} & find_logs(newest).keys():
+        return newest, run
     if run is not None:
         # There is no such run: this says so, with the nearest name.
         return read_run(_OUTPUTS / run if len(Path(run).parts) == 1 else Path(run)).path, name
@@ -179,7 +158,7 @@ def _choose_run(run: str | None, name: str | None) -> tuple[Path, str | None]:
     return newest, name
 
 
-def _print_list(logs: Sequence[RunLog], path: Path) -> None:
+def _print_list(logs: Mapping[str, Path], path: Path) -> None:
     from rich.console import Console
     from rich.filesize import decimal
 
@@ -190,28 +169,29 @@ def _print_list(logs: Sequence[RunLog], path: Path) -> None:
     table = plain_table("log", right=("size",))
     table.add_column("last change", no_wrap=True)
     now = time.time()
-    for log in logs:
-        table.add_row(words(log.name), decimal(log.size_bytes), f"{duration(max(0, now - log.changed))} ago")
+    for name, log in logs.items():
+        seen = log.stat()
+        table.add_row(words(name), decimal(seen.st_size), f"{duration(max(0, now - seen.st_mtime))} ago")
     console.print(table)
     console.print(
         words(f"\nmcprl logs {path} NAME prints the end of one; --follow prints what is added."), soft_wrap=True
     )
 
 
-def _print_log(log: RunLog, *, lines: int, grep: str, follow: bool) -> None:
+def _print_log(log: Path, *, lines: int, grep: str, follow: bool) -> None:
     from mcprl.secrets import SECRETS
 
     def show(line: str) -> None:
         # The logs of tool servers were redacted when they were written; vLLM and others write their own.
         print(printable(SECRETS.redact(line)), flush=follow)
 
-    found, end = last_lines(log.path, lines, grep, only_whole=follow)
+    found, end = last_lines(log, lines, grep, only_whole=follow)
     for line in found:
         show(line)
     if not follow:
         return
     try:
-        for line in follow_lines(log.path, end, grep):
+        for line in follow_lines(log, end, grep):
             show(line)
     except KeyboardInterrupt:  # the way to end it
         return

@@ -257,11 +257,6 @@ _RUN_HELP = "Folder of a run, or its name below outputs."
 app = typer.Typer(help="List runs, show one, compare several.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.callback()
-def runs() -> None:
-    """List runs, show one, compare several. Nothing is changed, and a run may be active meanwhile."""
-
-
 @app.command("list")
 def list_runs(
     outputs: Annotated[Path, typer.Argument(metavar="OUTPUTS", help="Folder of runs.")] = _OUTPUTS,

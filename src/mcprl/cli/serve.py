@@ -18,11 +18,6 @@ Http = Annotated[bool, typer.Option("--http", help="Streamable HTTP on 127.0.0.1
 Port = Annotated[int, typer.Option(help="Port for --http.")]
 
 
-@app.callback()
-def serve() -> None:
-    """Serve tools over stdio, or over HTTP at /mcp. `pip install 'mcprl[market]'` brings more servers."""
-
-
 @app.command()
 def directory(http: Http = False, port: Port = 8000) -> None:
     """A small office directory, to try things out."""

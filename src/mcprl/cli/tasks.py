@@ -199,11 +199,6 @@ app = typer.Typer(help="Check, make and read task files.", no_args_is_help=True,
 _TaskFile = Annotated[Path, typer.Argument(metavar="FILE", help="Task file: JSONL, or SkyRL's rows.")]
 
 
-@app.callback()
-def tasks() -> None:
-    """Check, make and read task files."""
-
-
 @app.command("validate")
 def validate_tasks(
     file: _TaskFile,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from itertools import groupby
 from pathlib import Path
@@ -75,99 +75,78 @@ def _tool_cells(tool: Tool, aliases: Mapping[str, str]) -> tuple[Text, Text, Tex
     )
 
 
-_Columns = Mapping[str, Sequence[float | None]]
-_COLORS = {"failed": "bold red", "breaker opened": "bold red", "retries": "yellow", "restarts": "yellow"}
+_Numbers = Mapping[str, float | None]
+_COLORS = {"failed": "bold red", "breaker opened": "bold red", "restarts": "yellow"}
+_PARTICULARS = {
+    "retries": "calls repeated",
+    "cached": "answers from the cache",
+    "replayed": "answers from a cassette",
+    "shared": "answers shared with the same call under way",
+    "truncated": "answers cut",
+}
 
 
 def print_tool_stats(console: Console, document: StatsDocument) -> None:
-    """A table of servers, one of tools, and what the failures were.
-
-    If a terminal is too narrow for all columns of tools, they are spread over several tables.
-    """
+    """A table of servers, one of tools, and what else there was: retries, cached answers, errors by code."""
     servers = document["servers"]
-    entries = list(servers.values())
-    columns: dict[str, list[float | None]] = {
-        "calls made": [entry["calls"] for entry in entries],
-        "usd": [entry["usd"] for entry in entries],
-        "restarts": [entry["restarts"] for entry in entries],
-        "breaker opened": [entry["breaker_openings"] for entry in entries],
-    }
-    if not any(columns["usd"]):
-        del columns["usd"]
-    console.print(_number_table("server", list(map(words, servers)), columns))
+    has_price = any(entry["usd"] for entry in servers.values())
+    rows: list[tuple[Text, _Numbers]] = [
+        (
+            words(server),
+            {"calls made": entry["calls"], "usd": entry["usd"] if has_price else None}
+            | {"restarts": entry["restarts"], "breaker opened": entry["breaker_openings"]},
+        )
+        for server, entry in servers.items()
+    ]
+    console.print(_number_table("server", rows))
     tools = [(server, tool, f) for server, entry in servers.items() for tool, f in entry["tools"].items()]
-    names: list[Text] = []
-    rows: list[ToolFigures | None] = []
+    rows = []
     for server, group in groupby(tools, key=lambda tool: tool[0]):
-        group = list(group)
-        names += [words(server, "bold"), *(words(f"  {tool}") for _, tool, _ in group)]
-        rows += [None, *(figures for _, _, figures in group)]
-    for shown in _spread(names, rows, console.width) if tools else ():
-        console.print("", _number_table("tool", names, shown), sep="\n")
+        rows += [(words(server, "bold"), {}), *((words(f"  {tool}"), _outcomes(figures)) for _, tool, figures in group)]
+    if tools:
+        console.print("", _number_table("tool", rows), sep="\n")
     unknown = document.get("unknown_tool_calls", 0)
     if unknown:
         console.print(f"\n{unknown:,} more call{'s' if unknown > 1 else ''} named no tool on offer.")
-    if any(figures["failures"] for _, _, figures in tools):
-        table = plain_table("failed", right=("times",))
-        table.add_column("error", no_wrap=True)
-        table.add_column("meaning", ratio=1)
-        for _, tool, figures in tools:
-            for code, times in figures["failures"].items():
-                table.add_row(words(tool), f"{times:,}", words(code, "red"), _meaning(code))
+    table = plain_table("tool", right=("times",))
+    table.add_column("what", overflow="fold")
+    for _, tool, figures in tools:
+        for name, meaning in _PARTICULARS.items():
+            if times := cast("Mapping[str, int]", figures)[name]:
+                table.add_row(words(tool), f"{times:,}", meaning)
+        for code, times in figures["failures"].items():
+            table.add_row(words(tool), f"{times:,}", words(code, "red") + Text(f"  {_meaning(code)}"))
+    if table.rows:
         console.print("", table, sep="\n")
 
 
-def _spread(names: Sequence[Text], rows: Sequence[ToolFigures | None], width: int) -> Iterator[_Columns]:
-    """The columns for each table of tools: as many groups of them as fit beside the tools' names."""
-
-    def column(value: str) -> list[float | None]:
-        return [None if f is None else cast("Mapping[str, float]", f)[value] for f in rows]
-
-    def latency(value: str) -> list[float | None]:
-        found = [None if f is None or f["latency_ms"] is None else f["latency_ms"] for f in rows]
-        return [None if f is None else cast("Mapping[str, float]", f)[value] for f in found]
-
-    failed: list[float | None] = [None if f is None else sum(f["failures"].values()) for f in rows]
-    outcomes = {"calls": column("calls"), "ok": column("ok"), "policy faults": column("policy_faults")}
-    # Shown only if they say something: most runs use few of them.
-    rest = {name: column(name) for name in ("retries", "cached", "replayed", "shared")} | {"cut": column("truncated")}
-    latencies = {f"{name} ms": latency(name) for name in ("p50", "p95", "max")}
-    # A long name may wrap, down to a third of the line; a number may not.
-    left = width - min(max(len(name) for name in names), width // 3)
-    columns: dict[str, Sequence[float | None]] = {}
-    for group in (outcomes | {"failed": failed}, rest, latencies):
-        used = {title: values for title, values in group.items() if group is not rest or any(values)}
-        if not any(value is not None for values in used.values() for value in values):
-            continue
-        if columns and sum(_width(title, values) for title, values in (columns | used).items()) > left:
-            yield columns
-            columns = {}
-        columns |= used
-    yield columns
+def _outcomes(figures: ToolFigures) -> _Numbers:
+    latency = figures["latency_ms"]
+    return {
+        "calls": figures["calls"],
+        "ok": figures["ok"],
+        "policy faults": figures["policy_faults"],
+        "failed": sum(figures["failures"].values()),
+        **{f"{name} ms": None if latency is None else latency[name] for name in ("p50", "p95", "max")},
+    }
 
 
-def _width(title: str, values: Sequence[float | None]) -> int:
-    return 2 + max(len(title), len(_number(title, values, sum(value or 0 for value in values))))
+def _number_table(first: str, rows: Sequence[tuple[Text, _Numbers]]) -> Table:
+    """Names, numbers and their totals, without columns that nobody has a number for. Latencies have no total."""
+    titles = dict.fromkeys(title for _, row in rows for title, value in row.items() if value is not None)
+    table = plain_table(first, right=list(titles))
+    in_cents = all(round(row.get("usd") or 0, 2) == (row.get("usd") or 0) for _, row in rows)
 
+    def cell(title: str, value: float | None) -> Text:
+        decimals = 1 if title.endswith(" ms") else 0 if title != "usd" else 2 if in_cents else 4
+        return Text("" if value is None else f"{value:,.{decimals}f}", _COLORS.get(title, "") if value else "")
 
-def _number(title: str, values: Sequence[float | None], value: float | None) -> str:
-    in_cents = all(round(usd or 0, 2) == usd for usd in values)
-    decimals = 1 if title.endswith(" ms") else 0 if title != "usd" else 2 if in_cents else 4
-    return "" if value is None else f"{value:,.{decimals}f}"
-
-
-def _number_table(first: str, names: Sequence[Text], columns: _Columns) -> Table:
-    """A column of names and columns of numbers with their totals; latencies have none."""
-    table = plain_table(first, right=list(columns))
-    for row, name in enumerate(names):
-        cells = {title: (_number(title, values, values[row]), values[row]) for title, values in columns.items()}
-        table.add_row(name, *(Text(text, _COLORS.get(t, "") if value else "") for t, (text, value) in cells.items()))
-    totals = [
-        "" if title.endswith(" ms") else _number(title, values, sum(value or 0 for value in values))
-        for title, values in columns.items()
-    ]
-    if any(totals):
-        table.add_row("total", *totals, style="bold")
+    for name, row in rows:
+        table.add_row(name, *(cell(title, row.get(title)) for title in titles))
+    totals = [None if title.endswith(" ms") else sum(row.get(title) or 0 for _, row in rows) for title in titles]
+    table.add_row(
+        "total", *(cell(title, total).plain for title, total in zip(titles, totals, strict=True)), style="bold"
+    )
     return table
 
 
@@ -210,11 +189,6 @@ def observation_details(seen: Observation) -> Text:
 
 
 app = typer.Typer(help="List tools, call them, pin them.", no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.callback()
-def tools() -> None:
-    """List the tools that a recipe's servers offer, call them, pin them."""
 
 
 @app.command("list")

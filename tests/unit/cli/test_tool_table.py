@@ -112,24 +112,26 @@ def test_figures_are_right_aligned_with_separators_and_totals():
         "idle                0   0.00         0               0",
         "total          21,650  12.50         2               1",
         "",
-        "tool                                              calls      ok  policy faults  failed  retries  cached"
-        "  replayed  shared  cut  p50 ms   p95 ms    max ms",
+        "tool                                              calls      ok  policy faults  failed"
+        "  p50 ms   p95 ms    max ms",
         "directory",
-        "  find_person                                       400     380             20       0        0       0"
-        "         0       0    0",
+        "  find_person                                       400     380             20       0",
         "fmp",
-        "  fmp_get_quote                                  41,000  40,900             97       3       14  20,000"
-        "         3     312    5   212.8  1,840.3  30,002.1",
-        "  fmp_get_historical_prices_adjusted_for_splits      10      10              0       0        0       0"
-        "         0       0    0",
-        "total                                            41,410  41,290            117       3       14  20,000"
-        "         3     312    5",
+        "  fmp_get_quote                                  41,000  40,900             97       3"
+        "   212.8  1,840.3  30,002.1",
+        "  fmp_get_historical_prices_adjusted_for_splits      10      10              0       0",
+        "total                                            41,410  41,290            117       3",
         "",
         "1 more call named no tool on offer.",
         "",
-        "failed         times  error       meaning",
-        "fmp_get_quote      2  E-TOOL-012  A tool call took longer than its deadline",
-        "fmp_get_quote      1  E-TOOL-999",
+        "tool            times  what",
+        "fmp_get_quote      14  calls repeated",
+        "fmp_get_quote  20,000  answers from the cache",
+        "fmp_get_quote       3  answers from a cassette",
+        "fmp_get_quote     312  answers shared with the same call under way",
+        "fmp_get_quote       5  answers cut",
+        "fmp_get_quote       2  E-TOOL-012  A tool call took longer than its deadline",
+        "fmp_get_quote       1  E-TOOL-999",
     ]
 
 
@@ -153,14 +155,13 @@ def test_parts_of_a_cent_are_shown_where_there_are_any():
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_narrow_terminal_gets_more_tables_and_every_figure_whole(width):
+def test_a_narrow_terminal_shows_every_figure_whole(width):
     lines = shown(print_tool_stats, width, BUSY)
     assert max(map(len, lines)) <= width
     words = " ".join(lines).split()
     for figure in ("41,000", "40,900", "97", "20,000", "312", "212.8", "1,840.3", "30,002.1"):
         assert figure in words
     assert "…" not in "".join(lines)
-    assert sum(line.startswith("tool ") for line in lines) == (3 if width == 80 else 2)
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.sampled_from([80, 120]))
