@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mcprl.cli.debug_log import RunDiary
+from mcprl.cli.debug_log import RunLogger
 from mcprl.cli.panel import COLUMNS, STEP_WORDS, TrainingPanel
 from mcprl.cli.printing import (
     STYLES,
@@ -73,7 +73,7 @@ def _closing_verdicts(summary: Summary) -> Iterator[Text]:
 _logger = logging.getLogger(__name__)
 
 
-class _EnduringStream:
+class _LastingStream:
     """A stream whose first failed write makes it a stream to nowhere."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -120,7 +120,7 @@ def enduring_output() -> Generator[None]:
 
 
 def _enduring(stream: TextIO | None) -> Any:
-    return None if stream is None else _EnduringStream(stream)  # None: it was closed when Python started
+    return None if stream is None else _LastingStream(stream)  # None: it was closed when Python started
 
 
 class TrainingConsole:
@@ -133,7 +133,7 @@ class TrainingConsole:
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._started = time.monotonic()
         self._verdicts: Sequence[Verdict] = ()
-        self._diary = RunDiary()
+        self._run_logger = RunLogger()
         self._panel = TrainingPanel(config, steps_done=steps_done)
         self._live = Live(self._panel, console=self._console, refresh_per_second=4, vertical_overflow="crop")
 
@@ -151,18 +151,18 @@ class TrainingConsole:
             self._console.print()
 
     def stage(self, text: str) -> None:
-        self._diary.stage(text)
+        self._run_logger.stage(text)
         self._panel.show_stage(text)
         print_timed(self._console, self._started, text)
 
     def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
-        self._diary.episode_finished(step, outcome)
+        self._run_logger.episode_finished(step, outcome)
         self._panel.add_episode(step, outcome)
         if isinstance(outcome, LostEpisode):
             print_timed(self._console, self._started, f"lost to infrastructure, played again: {outcome}")
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
-        self._diary.step_finished(step, metrics, verdicts)
+        self._run_logger.step_finished(step, metrics, verdicts)
         row = self._panel.add_step(step, metrics, verdicts)
         known = {(verdict.severity, verdict.name) for verdict in self._verdicts}
         self._verdicts = verdicts

@@ -1,7 +1,7 @@
 """`--debug`: everything that is said about a run, in logs/debug.log of its folder and, shortened, on stderr.
 
-Modules of mcprl log under their own names; a `RunDiary` adds what the loop tells its watcher. Other libraries are heard
-from INFO upwards. Secrets are taken out where records are made, control characters where they are written.
+Modules of mcprl log under their own names; a `RunLogger` adds the events of the loop. Other libraries are logged from
+INFO upwards. Secrets are redacted when records are made, control characters escaped when they are written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mcprl.records import LostEpisode, Trajectory
 from mcprl.secrets import SECRETS
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = ["FILE_NAME", "RunDiary", "debugging"]
+__all__ = ["FILE_NAME", "RunLogger", "debugging"]
 
 
 FILE_NAME = "debug.log"
@@ -34,8 +34,8 @@ _MAX_RESULT_CHARS = 300
 _LEVELS = {Severity.OK: logging.DEBUG, Severity.WARN: logging.WARNING, Severity.BAD: logging.ERROR}
 
 
-class RunDiary:
-    """A watcher that writes what it hears to the logger `mcprl.run`. Costs next to nothing where nobody listens."""
+class RunLogger:
+    """A watcher that logs to `mcprl.run`. Costs next to nothing if nobody listens."""
 
     def stage(self, text: str) -> None:
         _logger.info("%s", text)

@@ -88,7 +88,7 @@ def evaluation_report(evaluation: Evaluation, comparison: Comparison | None) -> 
 
 
 def comparison_report(comparison: Comparison) -> Report:
-    """A comparison alone, where nothing was played."""
+    """A comparison alone: nothing was played."""
     before, after = _line(comparison.before_name), _line(comparison.after_name)
     return Report(
         title=f"{after} against {before}", about=(comparison.verdict,), tables=tuple(_comparison_tables(comparison))

@@ -192,7 +192,7 @@ def student_quantile(probability: float, freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """One task over all its episodes. Two evaluations are compared where ids and fingerprints agree.
+    """One task over all its episodes. Two evaluations are compared if ids and fingerprints agree.
 
     TaskResult(id="meet-ana", category="medium", fingerprint="9f2c…", episodes=4, solved=1, reward=0.31)
     """

@@ -89,7 +89,7 @@ class Delivery:
         assert child.stdin is not None
         assert child.stdout is not None
         self._child, self._words = child, child.stdout.fileno()
-        self.hear(lambda: started)
+        self.put(lambda: started)
         # The thread has an end of the pipe of its own: nobody closes it while it writes.
         pipe = os.dup(child.stdin.fileno())
         child.stdin.close()
@@ -100,7 +100,7 @@ class Delivery:
         self._watch = asyncio.create_task(self._note_end(child))
         self._start_timer = loop.call_later(_START_S, self._fail, f"it was not ready after {_START_S:g} s")
 
-    def hear(self, make: Callable[[], Report]) -> None:
+    def put(self, make: Callable[[], Report]) -> None:
         """Send what `make` gives, called in the thread; dropped and counted if the tracker is too slow, or gone."""
         self._reports += 1
         if self._failed:
@@ -111,7 +111,7 @@ class Delivery:
         except queue.Full:
             self._dropped += 1
 
-    def hear_last(self, make: Callable[[], Report] | None) -> None:
+    def put_last(self, make: Callable[[], Report] | None) -> None:
         """The same for what must not be dropped; an earlier report is instead. None: there is nothing more."""
         self._reports += make is not None
         if self._queue.full():
@@ -124,7 +124,7 @@ class Delivery:
         """Let it send what is left for at most `flush_s`; then kill it."""
         if self._child is None:
             return Outcome(state="failed", reports=self._reports, dropped=self._dropped, said=tuple(self._said))
-        self.hear_last(None)
+        self.put_last(None)
         try:
             if not self._failed:
                 async with asyncio.timeout(flush_s):
@@ -280,17 +280,17 @@ class Trackers:
     def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
         self._watcher.episode_finished(step, outcome)
         if isinstance(outcome, Trajectory):
-            self._hear(partial(episode_report, outcome, time.time()))
+            self._put(partial(episode_report, outcome, time.time()))
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
         self._watcher.step_finished(step, metrics, verdicts)
-        self._hear(partial(step_report, step, metrics, verdicts))
+        self._put(partial(step_report, step, metrics, verdicts))
 
     def run_ended(self, summary: Mapping[str, Any]) -> None:
         """The run is complete, and so is its folder. `tracking.flush_s` counts from now."""
         self._ended_at = time.monotonic()
         for delivery in self._deliveries:
-            delivery.hear_last(partial(run_ended, summary))
+            delivery.put_last(partial(run_ended, summary))
 
     async def close(self) -> Mapping[str, Outcome]:
         since_end_s = 0.0 if self._ended_at is None else time.monotonic() - self._ended_at
@@ -316,9 +316,9 @@ class Trackers:
     ) -> None:
         await self.close()
 
-    def _hear(self, make: Callable[[], Report]) -> None:
+    def _put(self, make: Callable[[], Report]) -> None:
         for delivery in self._deliveries:
-            delivery.hear(make)
+            delivery.put(make)
 
 
 def require_trackers(tracking: TrackingConfig) -> None:

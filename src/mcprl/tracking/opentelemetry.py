@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mcprl.tracking.reports import CallReport, EpisodeReport, Part, Period, RunStarted, SpanTracker, TurnReport
 
 if TYPE_CHECKING:
-    from mcprl.tracking.process import Reporter
+    from mcprl.tracking.process import StatusWriter
 
 __all__ = ["OpenTelemetryTracker"]
 
@@ -23,7 +23,7 @@ _REQUEST_S = 5.0
 class OpenTelemetryTracker(SpanTracker):
     """Sends spans in batches, from a thread of the library. What a collector refuses is reported, and lost."""
 
-    def __init__(self, run: RunStarted, reporter: Reporter) -> None:
+    def __init__(self, run: RunStarted, status: StatusWriter) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -31,7 +31,7 @@ class OpenTelemetryTracker(SpanTracker):
 
         settings = run.tracking.opentelemetry
         assert settings is not None
-        reporter.listen_to("opentelemetry", settings.endpoint)
+        status.listen_to("opentelemetry", settings.endpoint)
         self._model = run.model
         resource = Resource.create({"service.name": "mcprl", "service.instance.id": run.name})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)

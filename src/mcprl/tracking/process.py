@@ -3,7 +3,7 @@
     python -m mcprl.tracking.process wandb
 
 The reports are pickles of our own process, one after the other, the first of them a `RunStarted`. What it has to say it
-writes to its standard output, a line of JSON each: see `Reporter`. What the libraries print goes to the log.
+writes to its standard output, a line of JSON each: see `StatusWriter`. What the libraries print goes to the log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mcprl.tracking.tensorboard import TensorboardTracker
 from mcprl.tracking.wandb import WandbTracker
 from mcprl.tracking.weave import WeaveTracker
 
-__all__ = ["KINDS", "Message", "Reporter", "main"]
+__all__ = ["KINDS", "StatusLine", "StatusWriter", "main"]
 
 
 class Tracker(Protocol):
@@ -48,7 +48,7 @@ class Tracker(Protocol):
         ...
 
 
-KINDS: Mapping[str, Callable[[RunStarted, Reporter], Tracker]] = {
+KINDS: Mapping[str, Callable[[RunStarted, StatusWriter], Tracker]] = {
     "wandb": WandbTracker,
     "weave": WeaveTracker,
     "tensorboard": TensorboardTracker,
@@ -62,14 +62,14 @@ _MAX_CHARS = 300
 State = Literal["ready", "trouble", "failed", "delivered"]
 
 
-class Message(TypedDict):
+class StatusLine(TypedDict):
     """A line of the process: it is ready, has trouble and continues, has failed and ends, or has sent everything."""
 
     state: State
     text: str
 
 
-class Reporter:
+class StatusWriter:
     """Writes words to the process of the run, from any thread."""
 
     def __init__(self, output: BinaryIO) -> None:
@@ -77,7 +77,7 @@ class Reporter:
         self._lock = threading.Lock()
 
     def say(self, state: State, text: str = "") -> None:
-        line = json.dumps(Message(state=state, text=text)).encode() + b"\n"
+        line = json.dumps(StatusLine(state=state, text=text)).encode() + b"\n"
         with self._lock:
             self._output.write(line)
             self._output.flush()
@@ -97,19 +97,19 @@ def main(kind: str) -> None:
     # What libraries print must not come between our words.
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    reporter = Reporter(output)
-    sys.excepthook = reporter.crashed
+    status = StatusWriter(output)
+    sys.excepthook = status.crashed
     reports = sys.stdin.buffer
     started = _next_report(reports)
     if started is None:
         return
     assert isinstance(started, RunStarted)
-    tracker = KINDS[kind](started, reporter)
-    reporter.say("ready")
+    tracker = KINDS[kind](started, status)
+    status.say("ready")
     while (report := _next_report(reports)) is not None:
         _pass_on(report, tracker)
     tracker.close()
-    reporter.say("delivered")
+    status.say("delivered")
 
 
 def _next_report(reports: BinaryIO) -> Report | None:

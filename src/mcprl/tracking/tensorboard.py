@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mcprl.tracking.reports import EpisodeReport, EpisodesOfSteps, RunEnded, RunStarted, StepReport
 
 if TYPE_CHECKING:
-    from mcprl.tracking.process import Reporter
+    from mcprl.tracking.process import StatusWriter
 
 __all__ = ["TensorboardTracker"]
 
@@ -17,7 +17,7 @@ __all__ = ["TensorboardTracker"]
 class TensorboardTracker:
     """Writes event files. Those of a run that is resumed lie beside those of before, and TensorBoard joins them."""
 
-    def __init__(self, run: RunStarted, reporter: Reporter) -> None:
+    def __init__(self, run: RunStarted, status: StatusWriter) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._episodes = EpisodesOfSteps()

@@ -14,7 +14,7 @@ from mcprl.tracking.reports import EpisodeReport, EpisodesOfSteps, RunEnded, Run
 from mcprl.verdicts import Severity
 
 if TYPE_CHECKING:
-    from mcprl.tracking.process import Reporter
+    from mcprl.tracking.process import StatusWriter
 
 __all__ = ["WandbTracker", "choose_episodes"]
 
@@ -33,13 +33,13 @@ class WandbTracker:
     that is made again.
     """
 
-    def __init__(self, run: RunStarted, reporter: Reporter) -> None:
+    def __init__(self, run: RunStarted, status: StatusWriter) -> None:
         import wandb
 
         settings = run.tracking.wandb
         assert settings is not None
         self._wandb = cast("Any", wandb)
-        self._run, self._teller, self._ended = run, reporter, False
+        self._run, self._status, self._ended = run, status, False
         self._episodes = EpisodesOfSteps()
         self._prompts = {task.id: _last_words(task.prompt) for task in load_tasks(run.tasks)}
         self._verdicts: list[list[object]] = []
@@ -106,7 +106,7 @@ class WandbTracker:
 
     def _tell_losses(self) -> None:
         for loss in self._losses.new_losses():
-            self._teller.say("trouble", loss)
+            self._status.say("trouble", loss)
 
     def _row(self, episode: EpisodeReport) -> list[object]:
         return [

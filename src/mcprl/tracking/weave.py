@@ -10,7 +10,7 @@ from mcprl.tasks import load_tasks
 from mcprl.tracking.reports import CallReport, EpisodeReport, Part, Period, RunStarted, SpanTracker, TurnReport
 
 if TYPE_CHECKING:
-    from mcprl.tracking.process import Reporter
+    from mcprl.tracking.process import StatusWriter
 
 __all__ = ["WeaveTracker"]
 
@@ -18,7 +18,7 @@ __all__ = ["WeaveTracker"]
 class WeaveTracker(SpanTracker):
     """Sends traces in the background, in batches that the library makes."""
 
-    def __init__(self, run: RunStarted, reporter: Reporter) -> None:
+    def __init__(self, run: RunStarted, status: StatusWriter) -> None:
         import weave
         from weave.trace.settings import should_disable_weave
 
@@ -28,7 +28,7 @@ class WeaveTracker(SpanTracker):
             )
         settings = run.tracking.weave
         assert settings is not None
-        reporter.listen_to("weave", settings.project)
+        status.listen_to("weave", settings.project)
         self._prompts = {task.id: list(task.prompt) for task in load_tasks(run.tasks)}
         self._run, self._model = run.name, run.model
         # Only what we send is worth tracing in this process; its code is not the run's.

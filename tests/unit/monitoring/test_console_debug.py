@@ -11,7 +11,7 @@ import pytest
 from episodes_seen import make_trajectory
 
 from mcprl.cli import resume, train
-from mcprl.cli.debug_log import FILE_NAME, RunDiary, debugging
+from mcprl.cli.debug_log import FILE_NAME, RunLogger, debugging
 from mcprl.errors import Fault, ServerLostError, UnknownToolError
 from mcprl.records import FinishReason, LostEpisode, Observation, Turn
 from mcprl.runs.folder import RunFolder
@@ -37,13 +37,13 @@ def failed_call() -> Observation:
 def test_the_file_has_stages_episodes_with_their_reasons_failed_calls_losses_and_steps(tmp_path):
     turn = Turn(text="", sampled_ids=(), finish=FinishReason.STOP, weights_version=3, observations=(failed_call(),))
     with debugging(tmp_path):
-        diary = RunDiary()
-        diary.stage("starting the sampler")
-        diary.episode_finished(0, make_trajectory(turns=(turn,)))
-        diary.episode_finished(
+        logger = RunLogger()
+        logger.stage("starting the sampler")
+        logger.episode_finished(0, make_trajectory(turns=(turn,)))
+        logger.episode_finished(
             0, LostEpisode(task_id="t", member=1, attempt=0, code="E-TOOL-011", reason="server 'fmp' ended")
         )
-        diary.step_finished(0, METRICS, [CLIPPING])
+        logger.step_finished(0, METRICS, [CLIPPING])
     log = (tmp_path / FILE_NAME).read_text()
     for part in (
         "INFO    mcprl.run: starting the sampler",
@@ -101,7 +101,7 @@ def test_nothing_is_left_behind_in_logging(tmp_path):
         raise ServerLostError("gone", fix="see its log")
     assert (root.level, own.level, list(root.handlers)) == before
     size = (tmp_path / FILE_NAME).stat().st_size
-    RunDiary().stage("later")
+    RunLogger().stage("later")
     assert (tmp_path / FILE_NAME).stat().st_size == size
 
 

@@ -135,7 +135,7 @@ async def test_a_process_that_is_stuck_fills_the_queue_and_never_the_run(tmp_pat
     with uncollected():
         began = time.thread_time()
         for report in reports:
-            delivery.hear(lambda report=report: report)
+            delivery.put(lambda report=report: report)
         assert time.thread_time() - began < 1.0
     began = time.monotonic()
     outcome = await delivery.close(FLUSH_S)
@@ -154,7 +154,7 @@ async def test_a_process_that_dies_is_spoken_of_and_costs_nothing(tmp_path):
     await told_to(delivery, folder, TrackingConfig(tensorboard=True))
     os.kill(delivery._child.pid, signal.SIGKILL)
     await delivery._watch
-    delivery.hear(lambda: episode_report(episode(), 1.0))
+    delivery.put(lambda: episode_report(episode(), 1.0))
     outcome = await delivery.close(60.0)
     assert (outcome.state, outcome.dropped) == ("failed", 1)
     (said,) = listener.said
@@ -188,7 +188,7 @@ async def test_arguments_that_are_nested_too_deeply_are_left_out_and_counted(tmp
     )
     delivery = Delivery("tensorboard", listener.stage)
     await told_to(delivery, folder, TrackingConfig(tensorboard=True))
-    delivery.hear(lambda: episode_report(episode(turns=(deep,)), 1.0))
+    delivery.put(lambda: episode_report(episode(turns=(deep,)), 1.0))
     outcome = await delivery.close(60.0)
     assert (outcome.state, outcome.dropped) == ("incomplete", 1)
     assert "nested too deeply" in outcome.said[0]
