@@ -72,7 +72,7 @@ def test_a_dry_run_says_where_a_killed_run_stands_and_changes_nothing(killed_run
     status, said = ended(start("resume", killed_run, "--dry-run"))
     assert status == 0, said
     assert f"1 of {STEPS} done" in said
-    assert re.search(r"step-00001, [\d.]+ MB, every digest right", said)
+    assert re.search(r"step-00001, [\d.]+ MB, checksums verified", said)
     assert re.search(r"[1-9] finished episodes; they are used", said)
     assert digest_of(killed_run) == before
 
