@@ -40,7 +40,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on_and_goes_on(tiny_qwen3, tmp
     assert "Traceback" not in said
     stood = re.search(rf"mcprl: stopped after step (\d) of {STEPS}; .* and (\d+) finished episodes after it", said)
     assert stood, said
-    assert said.rstrip().endswith(f". Go on with: mcprl resume {run}")
+    assert said.rstrip().endswith(f". Resume with: mcprl resume {run}")
     assert not (run / "summary.json").exists()
     durable = sum(len(file.read_text().splitlines()) for file in (run / "journal").iterdir())
     assert int(stood[2]) == durable

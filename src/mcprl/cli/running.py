@@ -61,7 +61,7 @@ def _run_to_the_end(
         summary = asyncio.run(run())
     except RunStopped as stopped:
         go_on = ["mcprl", "train", str(recipe)] if path is None else ["mcprl", "resume", str(path)]
-        print(printable(f"mcprl: {stopped}. Go on with: {shlex.join(go_on)}"), file=sys.stderr)
+        print(printable(f"mcprl: {stopped}. Resume with: {shlex.join(go_on)}"), file=sys.stderr)
         sys.exit(EXIT_STOPPED)
     assert path is not None
     print_summary(summary, recipe=recipe, config=config, folder=path)
