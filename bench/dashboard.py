@@ -49,7 +49,7 @@ OPENINGS, CI_OPENINGS = 5, 2
 QUESTIONS, CI_QUESTIONS = 60, 30
 LINES = 10
 SPEED_BARS = {"open_s": ("<=", 1.0), "filter_s": ("<=", 1.0), "search_s": ("<=", 1.0), "live_s": ("<=", 2.0)}
-_COMMAND = "import typer; from mcprl.cli.dashboard import command; typer.run(command)"
+_COMMAND = "import typer; from mcprl_dashboard.commands import command; typer.run(command)"
 _SEARCHES = ("meeting moved", "Zoë", "E-TOOL", '"limit": "many"', "Asia/Tokyo", "not there at all", "the", "FLUX costs")
 
 

@@ -23,7 +23,7 @@ def test_every_command_of_the_page_ends_well_and_their_times_are_known(quickstar
 def test_the_doctor_finds_nothing_wrong(quickstart):
     said = quickstart.made.printed["doctor"]
     assert "✗" not in said
-    assert "Nothing found wrong" in said
+    assert "No errors found" in said
 
 
 def test_a_person_is_shown_how_a_task_is_solved(quickstart):

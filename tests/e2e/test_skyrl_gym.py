@@ -35,7 +35,9 @@ def call(name: str, **arguments: Any) -> str:
 def run_program(*arguments: object) -> dict[str, Any]:
     command = [str(PEERS_PYTHON), str(HERE / "skyrl_gym_programs.py"), *map(str, arguments)]
     # The peers see the packages of .venv, but not what is installed there in editable form.
-    seen = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    seen = os.pathsep.join(
+        [str(ROOT / "src"), str(ROOT / "packages/skyrl-gym/src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     environment = {**os.environ, "PYTHONPATH": seen}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

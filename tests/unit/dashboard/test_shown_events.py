@@ -20,7 +20,7 @@ from mcprl.runs.journal import EpisodeJournal
 from mcprl.tools.stats import ServerStats, ToolStats, stats_document, write_stats
 from mcprl_dashboard.serving import serve
 
-COMMAND = "import typer; from mcprl.cli.dashboard import command; typer.run(command)"
+COMMAND = "import typer; from mcprl_dashboard.commands import command; typer.run(command)"
 
 
 class Listener:

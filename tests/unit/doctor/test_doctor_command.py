@@ -44,7 +44,7 @@ def test_a_recipe_that_is_well_ends_with_0_and_a_line_a_check(patient):
     lines = result.stdout.splitlines()
     assert lines[0].startswith("✓  recipe ")
     assert any(line.startswith("–  parity ") and "skipped: --fast loads no model" in line for line in lines)
-    assert lines[-1].startswith("Nothing found wrong: ")
+    assert lines[-1].startswith("No errors found: ")
 
 
 @pytest.mark.process
