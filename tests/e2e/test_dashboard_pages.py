@@ -33,7 +33,7 @@ PHONE = {"width": 390, "height": 844}
 
 @pytest.fixture(scope="module", autouse=True)
 def _built(root):
-    if not (root / "src" / "mcprl" / "dashboard" / "static" / "index.html").is_file():
+    if not (root / "packages/dashboard/src/mcprl_dashboard/static/index.html").is_file():
         pytest.skip("the pages of the dashboard are not built: run scripts/setup dashboard")
 
 
@@ -189,7 +189,7 @@ def test_a_hundred_hostile_episodes_execute_nothing(browser, link):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious_on_any_page(browser, link, paths, root, theme):
-    source = root / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
+    source = root / "packages/dashboard/web/node_modules/axe-core/axe.min.js"
     if not source.is_file():
         pytest.skip("axe-core is missing: run scripts/setup dashboard")
     axe = source.read_text()
