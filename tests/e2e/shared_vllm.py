@@ -32,18 +32,33 @@ ANSWER_S = 600.0  # only a hang takes so long
 T = TypeVar("T")
 
 
+class _InItsOwnLoop:
+    """The server's process, asked from another event loop than the one it was started in."""
+
+    def __init__(self, owner: SharedVllm, process: Any) -> None:
+        self._owner = owner
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    async def wait(self) -> int:
+        return await asyncio.wrap_future(self._owner.submit(self._process.wait()))
+
+    async def ends_within(self, seconds: float) -> bool:
+        return await asyncio.wrap_future(self._owner.submit(self._process.ends_within(seconds)))
+
+
 class Borrowed(VllmProcess):
     """The shared server, asked from the event loop of one test. To stop it is to give it back."""
 
     def __init__(self, owner: SharedVllm, server: VllmProcess) -> None:
-        super().__init__(server._process, server.socket, deadline_s=ANSWER_S)
+        process: Any = _InItsOwnLoop(owner, server._process)
+        super().__init__(process, server.socket, deadline_s=ANSWER_S)
         self._owner = owner
 
     async def watch(self) -> int:
         return await self.wait()
-
-    async def wait(self) -> int:
-        return await asyncio.wrap_future(self._owner.submit(self._process.wait()))
 
     def kill(self) -> None:
         super().kill()
