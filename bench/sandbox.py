@@ -44,7 +44,7 @@ from mcprl_market.python.sandbox import Sandbox
 from servers.harness import percentile, run_bench, say
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path += [str(TESTS / "security"), str(TESTS / "unit" / "servers")]
+sys.path += [str(TESTS / "security"), str(TESTS / "unit" / "market")]
 
 from python_programs import HONEST  # noqa: E402
 from sandbox_attacks import ATTACKS, BLAMES, BOMBS, LIMITS, attacked_host, program  # noqa: E402

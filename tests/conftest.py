@@ -51,7 +51,7 @@ SECONDS = {
     "e2e/test_skyrl_gym.py": 45,
     "e2e/test_scaffolded_project.py": 40,
     "contract/servers/test_generated_tasks.py": 40,
-    "unit/monitoring/test_tracker_libraries.py": 40,
+    "unit/tracking/test_tracker_libraries.py": 40,
     "unit/chat/test_real_world_schemas.py": 35,
     "e2e/test_eval_run.py": 35,
     "e2e/test_tracked_run.py": 35,

@@ -1,7 +1,7 @@
-"""How a run makes a file durable: written whole and forced to the disk, or not there at all.
+"""JSON in one canonical form, and files that are either complete or absent.
 
-A write returns when the system has the bytes, not when the disk has them; `fsync` waits for the disk. The name of a
-file is an entry of its folder, so the folder needs an `fsync` of its own.
+A write returns when the system has the bytes, not when the disk has them; `fsync` waits for the disk. A file's name is
+an entry of its folder, so the folder needs an `fsync` of its own.
 """
 
 from __future__ import annotations

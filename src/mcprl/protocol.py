@@ -1,7 +1,7 @@
-"""What mcprl and MCP servers written for it say to each other beyond MCP, in the metadata that MCP leaves free.
+"""What mcprl and MCP servers written for it exchange beyond MCP, and how to read an HTTP `Retry-After`.
 
-A server can keep a state for each episode in one process: it marks the tools that read or write that state, and finds
-in the metadata of each call which episode it belongs to. Servers that know nothing of this are called as ever.
+A server can keep a state per episode in one process: it marks the tools that read or write that state, and finds the
+episode's id in the metadata of each call. Servers that know nothing of this are called as usual.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "monitoring"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "tracking"))
 
 from commands import ended, start, wait_for
 from tracking_stand_in import StandIn, stand_in

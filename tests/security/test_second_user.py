@@ -24,7 +24,7 @@ from mcprl.protocol import TOKEN_HEADER
 from mcprl.records import ToolCall
 from mcprl.tools import ServerSpec, Toolbox
 
-for name in ("learning", "doctor"):
+for name in ("learning", "checks/doctor"):
     sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / name))
 
 pytestmark = [

@@ -1,7 +1,7 @@
-"""Tool calls out of the text of a turn, for models that write `<tool_call>{"name": …, "arguments": …}</tool_call>`.
+"""From the text of a turn to its thinking and its tool calls, in the syntax of the model's family.
 
-Whatever the policy wrote gives a list of calls; one that cannot be used carries a `problem` in words that the policy
-reads in the next turn. Nothing here raises, and the time is linear in the text.
+Every text gives a list of calls. A call that cannot be used carries a `problem`, which the policy reads in the next
+turn. Nothing here raises, and the time is linear in the text.
 """
 
 from __future__ import annotations

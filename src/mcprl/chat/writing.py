@@ -1,8 +1,7 @@
-"""Turns written for the policy, just as it would have to sample them: the other direction of `reading`.
+"""The syntax of a family's tool calls, and turns written in it: the reverse of `parsing`.
 
-A turn that thinks has an empty thought, written as the family writes one. It ends in the token that the family ends
-such a turn with, or at the first text that the sampler stops at. What was written is read back at once: a turn that
-would be read as anything else is refused.
+A turn of a thinking model has an empty thought, as the family writes one. It ends in the family's end token, or at the
+first text that the sampler stops at. A written turn is parsed again at once and refused if the result differs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind as data: `results.json`, with a version of its schema, written and read back."""
+"""`results.json`, an evaluation as data with a schema version, and the comparison of two of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What an evaluation may claim: estimates with intervals, pass@k and pass^k, and paired tests. Pure Python, no numpy.
+"""What an evaluation may claim: intervals, pass@k and pass^k, paired tests, and figures by task and tool.
 
-Tasks are what is drawn from a population; the K episodes of a task are alike, and K of one task tell less than one each
-of K tasks. So every interval here counts by task: its width comes from how much the tasks' means differ. An interval
-that counts episodes as if they were independent would be too narrow by up to √K.
+Pure Python, no numpy. Tasks are drawn from a population; the K episodes of a task are alike, and K episodes of one task
+say less than one each of K tasks. So every interval here counts by task: its width comes from how much the tasks' means
+differ. An interval that counts episodes as if they were independent would be too narrow by up to √K.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run asks of a learner, and the learner that its configuration asks for."""
+"""The learner's interface, and `BatchLearner`: read a batch, update on it, in any process group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Which trajectories go through the model together, and their packs, with what the grammar admitted."""
+"""From trajectories to packs: rows or prefix trees, token logprobs from them, and the grammar's masks replayed.
+
+`make_examples` gives one example per trajectory, `Packer` puts examples into packs, and `TokenScorer` computes the
+logprob and entropy of each token without holding the logits of a whole pack.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Who does the work of an update: this process alone, or several that hold a share of the weights each.
 
-The learner is written for a processes. What it asks of one is the little in which several processes differ from one.
+The learner is written for a process group. The group has the few operations in which several processes differ from one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A processes of several processes: what they say to one another, and torch's FSDP2 for what each holds of the weights.
+"""A learner's process group of several processes: how they communicate, and FSDP2 or ZeRO-3 for each one's share.
 
 Accelerate finds out who is who. Every process computes some of the packs of a minibatch; gradients meet in a
 reduce-scatter after each pack, so that none ever holds more of them than its share.
@@ -39,7 +39,7 @@ _dist = cast("Any", dist)
 
 
 def make_team(config: RunConfig, rendezvous: Path) -> ProcessGroup:
-    """The processes of this process, one of several that find each other in a file."""
+    """The process group as one of its members sees it. The members find each other through a file."""
     if config.learner.sharding == "zero3":
         return Zero3Team(rendezvous)
     return Fsdp2Team(rendezvous)

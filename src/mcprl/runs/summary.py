@@ -110,14 +110,14 @@ _MEASURES = (
         meets=lambda spread: spread < RATIO_STD,
     ),
     _Measure(
-        name="KL a token, mean",
+        name="KL per token, mean",
         metric="kl",
         figure=mean,
         bar=f"< {KL_WARN:g} nats",
         meets=lambda kl: kl < KL_WARN,
     ),
     _Measure(
-        name="KL a token, worst step",
+        name="KL per token, worst step",
         metric="kl",
         figure=max,
         bar=f"≤ {KL_BAD:g} nats",
@@ -158,8 +158,7 @@ _MEASURES = (
 
 def success_metrics(steps: Steps) -> list[SuccessMetric]:
     """The figures of a run, by the metrics of its steps. What no step knows is left out."""
-    found = [metric for measure in _MEASURES if (metric := _measured(measure, steps)) is not None]
-    return [*found, *_complete_groups(steps), *_forced_actions(steps)]
+    return [metric for measure in _MEASURES if (metric := _measured(measure, steps)) is not None]
 
 
 def _measured(measure: _Measure, steps: Steps) -> SuccessMetric | None:
@@ -174,24 +173,6 @@ def _measured(measure: _Measure, steps: Steps) -> SuccessMetric | None:
     return SuccessMetric(
         name=measure.name, value=value, bar=measure.bar, met=measure.meets(value), note=measure.note(steps)
     )
-
-
-def _complete_groups(steps: Steps) -> list[SuccessMetric]:
-    """Episodes to a group in the poorest step, against the richest: a group that lacks a member lowers it."""
-    sizes = [step["episodes"] / step["groups"] for step in steps if "episodes" in step and step.get("groups", 0.0) > 0]
-    if not sizes:
-        return []
-    share = min(sizes) / max(sizes)
-    return [SuccessMetric(name="groups complete, worst step", value=share, bar="100%", met=share >= 1.0)]
-
-
-def _forced_actions(steps: Steps) -> list[SuccessMetric]:
-    """Tokens with loss that the sampler did not return: no policy chose them, whoever put them there."""
-    alignments = [step["alignment"] for step in steps if "alignment" in step and math.isfinite(step["alignment"])]
-    if not alignments:
-        return []
-    share = 1.0 - min(alignments)
-    return [SuccessMetric(name="forced actions, worst step", value=share, bar="0%", met=share <= 0.0)]
 
 
 class Summary:

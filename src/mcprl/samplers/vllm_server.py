@@ -1,4 +1,4 @@
-"""The command and the environment of the vLLM server, for adapters or for whole weights."""
+"""The vLLM server: its command line and environment, its requests, its process, and restarting it if it dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The native form of a task: one JSON object, checked field by field. `docs/schemas/task.json` is made from here.
+"""The two forms of a task file: mcprl's own JSON lines, and SkyRL's rows.
+
+`docs/schemas/task.json` is generated from the first:
 
 {"id": "meet-ana", "prompt": "It is 09:30 at Ana's office. What time is that in Asia/Tokyo?",
  "answer": "23:30", "calls": [{"tool": "find_person", "arguments": {"name": "Ana"}}],

@@ -1,4 +1,7 @@
-"""Which tasks come in which step, all alike: a fresh shuffle for each lap over the file, from the seed alone."""
+"""Which tasks come in which step: a fresh shuffle per pass over the file, or a curriculum by success rate.
+
+The order depends on the seed and, with a curriculum, on the results so far; both are part of a checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of read-only tools, kept for a while and within a number of bytes."""
+"""Results of read-only tools, cached within a number of bytes, and one request for equal calls in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call, one pipeline. Each stage is a small file of its own; this one says their order.
+"""A tool call from the policy to a result: the stages, in order.
 
     the call's own problem, aliases, arguments against the live schema      refusals are the policy's to read
     cassette, cache, single flight                                          an answer that is already there

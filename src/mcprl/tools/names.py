@@ -1,7 +1,7 @@
-"""Other names of tools and arguments, so that a policy is not failed for a word that has only one meaning.
+"""Names of tools and arguments: allow and deny patterns, aliases, and results that are errors in disguise.
 
-An alias never replaces a name that means something itself: `{ticker: symbol, symbol: ticker}` therefore serves tools
-that say `symbol` and tools that say `ticker` at once. Aliases do not chain.
+An alias never replaces a name that a tool really has: `{ticker: symbol, symbol: ticker}` serves tools that say `symbol`
+and tools that say `ticker` at once. Aliases do not chain.
 """
 
 from __future__ import annotations

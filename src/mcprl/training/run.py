@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from mcprl.checks.health import Health
 from mcprl.config import RunConfig
@@ -28,9 +27,6 @@ from mcprl.runs.resuming import Conditions, ResumePoint, compare_conditions
 from mcprl.runs.summary import Summary
 from mcprl.tasks import Deal, Dealer, load_tasks, make_order
 from mcprl.training.shutdown import Shutdown
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Run", "open_run"]
 

@@ -8,8 +8,8 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
-from episodes_seen import make_trajectory
 
+from episodes_seen import make_trajectory
 from mcprl.cli import resume, train
 from mcprl.cli.debug_log import FILE_NAME, RunLogger, debugging
 from mcprl.errors import Fault, ServerLostError, UnknownToolError

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthy_steps import HEALTHY, make_config
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthy_steps import HEALTHY, make_config
 from mcprl.checks.health import RULES, Health
 from mcprl.recipe import settings as all_settings
 from mcprl.verdicts import Severity, Verdict

@@ -7,9 +7,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from episodes_seen import make_trajectory
 from rich.console import Console
 
+from episodes_seen import make_trajectory
 from mcprl.cli.console import TrainingConsole, print_summary
 from mcprl.cli.panel import step_row, step_table
 from mcprl.cli.runs import next_command
@@ -233,10 +233,9 @@ def test_the_summary_holds_the_figures_of_success_against_their_bars(summary, ca
     lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert ["✓", "mean ratio, worst step", "1", "0.8 – 1.2"] in lines
     assert ["✗", "token alignment, worst step", "50.00%", "100%"] in lines
-    assert ["✓", "KL a token, worst step", "0.00123", "≤ 3 nats"] in lines
+    assert ["✓", "KL per token, worst step", "0.00123", "≤ 3 nats"] in lines
     assert ["✓", "active tokens, mean", "70.00%", "> 60%", "0% of groups dead"] in lines
     assert ["✗", "valid tool calls, last step", "75.00%", "≥ 90% by step 50", "after 2 steps"] in lines
-    assert ["✗", "forced actions, worst step", "50.00%", "0%"] in lines
 
 
 def test_the_summary_tells_how_many_steps_were_healthy_and_the_gravest_verdict_in_words(summary, capsys, monkeypatch):

@@ -6,11 +6,11 @@ import doctest
 from io import StringIO
 
 import pytest
-from episodes_seen import make_task, make_trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from episodes_seen import make_task, make_trajectory
 from mcprl.cli import printing as printable_module
 from mcprl.cli.printing import printable
 from mcprl.cli.try_ import print_transcript

@@ -7,11 +7,11 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from episodes_seen import make_trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from episodes_seen import make_trajectory
 from mcprl.cli.panel import TrainingPanel
 from mcprl.config import RunConfig
 from mcprl.errors import Fault

@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 
 import pytest
-from healthy_steps import HEALTHY, make_config
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from healthy_steps import HEALTHY, make_config
 from mcprl.config import RunConfig
 from mcprl.errors import NoRunError
 from mcprl.records import Weights

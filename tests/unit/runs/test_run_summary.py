@@ -9,8 +9,8 @@ import math
 from typing import Any
 
 import pytest
-from healthy_steps import HEALTHY
 
+from healthy_steps import HEALTHY
 from mcprl.runs.summary import Summary
 from mcprl.verdicts import Severity, Verdict
 
@@ -79,7 +79,7 @@ def test_figures_that_no_step_knows_are_left_out():
     assert "alignment" not in found
     assert "kl_max" not in found
     names = [metric["name"] for metric in found["success"]]
-    assert names == ["valid tool calls, last step", "groups complete, worst step"]
+    assert names == ["valid tool calls, last step"]
 
 
 def success_of(*changes: dict[str, float]) -> dict[str, dict[str, Any]]:
@@ -92,7 +92,7 @@ def success_of(*changes: dict[str, float]) -> dict[str, dict[str, Any]]:
 def test_a_healthy_run_meets_every_bar():
     found = success_of({}, {}, {})
     assert [name for name, metric in found.items() if not metric["met"]] == []
-    assert len(found) == 12
+    assert len(found) == 10
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,12 @@ def test_a_healthy_run_meets_every_bar():
         ("mean ratio, worst step", [{"ratio_mean": 1.1}, {"ratio_mean": 0.7}, {}], 0.7),
         ("mean ratio, worst step", [{"ratio_mean": 1.3}, {"ratio_mean": 0.9}, {}], 1.3),
         ("ratio spread, worst step", [{}, {"ratio_std": 0.5}], 0.5),
-        ("KL a token, mean", [{"kl": 0.2}, {"kl": 1.0}], 0.6),
-        ("KL a token, worst step", [{"kl": 3.1}, {}], 3.1),
+        ("KL per token, mean", [{"kl": 0.2}, {"kl": 1.0}], 0.6),
+        ("KL per token, worst step", [{"kl": 3.1}, {}], 3.1),
         ("KL to the reference, mean", [{"kl_reference": 0.2}, {"kl_reference": 1.0}], 0.6),
         ("KL to the reference, worst step", [{"kl_reference": 3.1}, {}], 3.1),
         ("active tokens, mean", [{"active_fraction": 0.4}, {"active_fraction": 0.6}], 0.5),
         ("valid tool calls, last step", [{}, {"valid_call_rate": 0.7}], 0.7),
-        ("groups complete, worst step", [{}, {"episodes": 60.0}], 60 / 64),
-        ("forced actions, worst step", [{}, {"alignment": 0.75}, {}], 0.25),
     ],
 )
 def test_a_missed_bar_is_told_with_its_figure(name, steps, value):
@@ -121,8 +119,8 @@ def test_a_missed_bar_is_told_with_its_figure(name, steps, value):
 
 def test_one_bad_step_does_not_fail_the_mean_and_is_told_by_the_worst():
     found = success_of(*[{}] * 19, {"kl": 4.0})
-    assert found["KL a token, mean"]["met"]
-    assert not found["KL a token, worst step"]["met"]
+    assert found["KL per token, mean"]["met"]
+    assert not found["KL per token, worst step"]["met"]
 
 
 def test_valid_calls_are_those_of_the_last_step_and_a_short_run_says_so():
@@ -141,9 +139,9 @@ def test_what_lowers_the_active_tokens_is_said_in_words():
 
 def test_a_figure_that_was_not_a_number_meets_no_bar_and_is_still_json():
     found = success_of({}, {"kl": math.nan})
-    assert found["KL a token, mean"]["value"] is None
-    assert not found["KL a token, mean"]["met"]
-    assert found["KL a token, mean"]["note"] == "not a number in 1 of 2 steps"
+    assert found["KL per token, mean"]["value"] is None
+    assert not found["KL per token, mean"]["met"]
+    assert found["KL per token, mean"]["note"] == "not a number in 1 of 2 steps"
     json.dumps(found, allow_nan=False)
 
 

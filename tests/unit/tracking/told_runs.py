@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from episodes_seen import make_trajectory
-
 from mcprl.config import ModelConfig, RunConfig, ServersConfig, TasksConfig, TrackingConfig
 from mcprl.records import FinishReason, Observation, ToolCall, Trajectory, Turn
 from mcprl.tracking.delivery import Outcome, Trackers

@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from healthy_steps import HEALTHY, make_config
 
+from healthy_steps import HEALTHY, make_config
 from mcprl.checks.health import Health
 from mcprl.checks.health.view import WINDOW
 
