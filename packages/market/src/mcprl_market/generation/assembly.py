@@ -6,7 +6,7 @@ Easy tasks take one call, medium ones two or three, hard ones four to six.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from mcprl.errors import BadValueError
 from mcprl.records import Difficulty, Task
@@ -18,70 +18,41 @@ from mcprl_market.world.draws import Draws
 __all__ = ["SHARES", "SUBSTITUTES", "TOOLS", "generate", "offer"]
 
 
-TOOLS: tuple[str, ...] = (
-    "fmp_get_quote",
-    "fmp_get_company_profile",
-    "fmp_get_income_statement",
-    "fmp_get_market_gainers",
-    "fmp_get_market_losers",
-    "fmp_search_ticker",
-    "fmp_get_stock_news",
-    "fmp_get_change_percent",
-    "fmp_get_previous_close",
-    "polygon_get_aggs",
-    "polygon_get_news",
-    "polygon_get_ticker_details",
-    "polygon_get_previous_close",
-    "polygon_get_market_status",
-    "tavily_search",
-    "tavily_qna_search",
-    "list_slack_channels",
-    "send_slack_message",
-    "get_slack_channel_history",
-    "execute_python",
-    "process_mcp_data",
-    "analyze_financial_data",
-    "create_data_pipeline",
-    "get_execution_context",
-    "store_execution_result",
+TOOLS: tuple[str, ...] = tuple(
+    tool
+    for tools in (
+        "fmp_get_quote fmp_get_company_profile fmp_get_income_statement fmp_get_market_gainers fmp_get_market_losers",
+        "fmp_search_ticker fmp_get_stock_news fmp_get_change_percent fmp_get_previous_close",
+        "polygon_get_aggs polygon_get_news polygon_get_ticker_details polygon_get_previous_close",
+        "polygon_get_market_status tavily_search tavily_qna_search",
+        "list_slack_channels send_slack_message get_slack_channel_history",
+        "execute_python process_mcp_data analyze_financial_data create_data_pipeline get_execution_context",
+        "store_execution_result",
+    )
+    for tool in tools.split()
 )
 """Every tool of the five servers."""
 
 # Web pages and articles tell a bit of everything: prices, people, results.
-_PRESS = ("tavily_search", "tavily_qna_search", "fmp_get_stock_news", "polygon_get_news")
+_PRESS = "tavily_search tavily_qna_search fmp_get_stock_news polygon_get_news"
 
-SUBSTITUTES: tuple[frozenset[str], ...] = (
-    frozenset(
-        {
-            "fmp_get_quote",
-            "fmp_get_change_percent",
-            "fmp_get_previous_close",
-            "fmp_get_market_gainers",
-            "fmp_get_market_losers",
-            "polygon_get_aggs",
-            "polygon_get_previous_close",
-            *_PRESS,
-        }
-    ),
-    frozenset(
-        {
-            "fmp_get_company_profile",
-            "polygon_get_ticker_details",
-            "fmp_search_ticker",
-            "fmp_get_quote",
-            *_PRESS,
-        }
-    ),
-    frozenset(_PRESS),
-    frozenset({"fmp_get_income_statement", *_PRESS}),
-    frozenset({"execute_python", "process_mcp_data", "analyze_financial_data", "create_data_pipeline"}),
+SUBSTITUTES: tuple[frozenset[str], ...] = tuple(
+    frozenset(tools.split())
+    for tools in (
+        "fmp_get_quote fmp_get_change_percent fmp_get_previous_close fmp_get_market_gainers fmp_get_market_losers "
+        f"polygon_get_aggs polygon_get_previous_close {_PRESS}",
+        f"fmp_get_company_profile polygon_get_ticker_details fmp_search_ticker fmp_get_quote {_PRESS}",
+        _PRESS,
+        f"fmp_get_income_statement {_PRESS}",
+        "execute_python process_mcp_data analyze_financial_data create_data_pipeline",
+    )
 )
-"""Tools that tell the same facts, or compute the same. One who takes another road than the one a task checks would be
-punished for being right; so where a task needs one of a set, the others of that set are not on offer."""
+"""Tools that tell the same facts, or compute the same. If a task needs one of a set, the others are not offered:
+a policy that used another one would be punished for being right."""
 
 
 def offer(needed: Iterable[str], distractors: int, draws: Draws) -> tuple[str, ...]:
-    """The needed tools and so many others, in a random order."""
+    """The needed tools and this number of distractors, in random order."""
     wanted = list(dict.fromkeys(needed))
     others: Sequence[str] = [tool for tool in TOOLS if tool not in wanted and not _replaces(tool, wanted)]
     return tuple(draws.shuffled(wanted + draws.some(others, distractors)))
@@ -92,10 +63,10 @@ def _replaces(tool: str, needed: Sequence[str]) -> bool:
 
 
 SHARES: dict[Difficulty, float] = {Difficulty.EASY: 0.35, Difficulty.MEDIUM: 0.35, Difficulty.HARD: 0.3}
-"""How large a part of each split a difficulty makes up where all are wanted."""
+"""Share of each difficulty in a split that has all of them."""
 
-# After so many draws in a row that gave nothing new, a family has nothing more to ask.
-_DRAWS = 100
+# A family is exhausted after this many draws in a row that gave nothing new.
+_MAX_FRUITLESS = 100
 
 
 def generate(
@@ -112,27 +83,31 @@ def generate(
 
     The same arguments give the same tasks. `difficulties` keep their proportion to each other; of each, only tasks of
     these `families` are made (None: of all). No task of one split asks for what one of the other asks for, and
-    validation has wordings that training never sees. Raises BadValueError where the world has not enough to ask.
+    validation has wordings that training never sees. Raises BadValueError if the world has too few questions.
     """
     chosen = _choose(families, difficulties)
-    market, workspace = open_market(world), open_workspace(world)
-    shares = split_material(market, workspace, seed)
+    shares = split_material(open_market(world), open_workspace(world), seed)
     splits: list[tuple[Task, ...]] = []
     taken: set[tuple[str, ...]] = set()
     for split, material, count in zip(("train", "validation"), shares, (train, validation), strict=True):
-        wanted = _numbers(count, difficulties)
-        splits.append(_make_split(split, material, chosen, wanted, distractors=distractors, seed=seed, taken=taken))
+        tasks: list[Task] = []
+        for difficulty, number in _numbers(count, difficulties).items():
+            of_level = [family for family in chosen if family.difficulty is difficulty]
+            for family, serial, draft in _deal_drafts(split, of_level, number, material, seed=seed, taken=taken):
+                draws = Draws(seed, "tasks", split, family.name, serial)
+                tasks.append(_make_task(split, family, serial, draft, material, draws=draws, distractors=distractors))
+        splits.append(tuple(Draws(seed, "tasks", split).shuffled(tasks)))
     return splits[0], splits[1]
 
 
 def _choose(names: Collection[str] | None, difficulties: Collection[Difficulty]) -> tuple[Family, ...]:
     """The families to draw from. A name that no family of the difficulties has is refused."""
     possible = {family.name: family for family in FAMILIES if family.difficulty in difficulties}
-    strange = sorted(set(names or ()) - set(possible))
-    if strange:
+    unknown = sorted(set(names or ()) - set(possible))
+    if unknown:
         raise BadValueError(
-            f"there is no family {strange[0]} of tasks that are {' or '.join(difficulties)}",
-            fix=f"choose of {', '.join(sorted(possible))}",
+            f"there is no family {unknown[0]} of tasks that are {' or '.join(difficulties)}",
+            fix=f"choose from {', '.join(sorted(possible))}",
         )
     chosen = tuple(family for name, family in possible.items() if names is None or name in names)
     without = [level for level in difficulties if all(family.difficulty is not level for family in chosen)]
@@ -145,42 +120,17 @@ def _choose(names: Collection[str] | None, difficulties: Collection[Difficulty])
 
 
 def _numbers(count: int, difficulties: Collection[Difficulty]) -> dict[Difficulty, int]:
-    """How many tasks of each difficulty; what rounding leaves over is of the hardest."""
+    """How many tasks of each difficulty; the remainder of rounding goes to the hardest."""
     levels = [level for level in SHARES if level in difficulties]
     whole = sum(SHARES[level] for level in levels)
     numbers = {level: round(count * SHARES[level] / whole) for level in levels[:-1]}
     return numbers | {levels[-1]: count - sum(numbers.values())}
 
 
-def _make_split(
-    split: str,
-    material: Material,
-    chosen: Sequence[Family],
-    wanted: Mapping[Difficulty, int],
-    *,
-    distractors: int,
-    seed: int,
-    taken: set[tuple[str, ...]],
-) -> tuple[Task, ...]:
-    tasks: list[Task] = []
-    for difficulty, number in wanted.items():
-        families = [family for family in chosen if family.difficulty is difficulty]
-        for family, serial, draft in _deal_drafts(split, families, number, material, seed=seed, taken=taken):
-            draws = Draws(seed, "tasks", split, family.name, serial)
-            tasks.append(_make_task(split, family, serial, draft, material, draws=draws, distractors=distractors))
-    return tuple(Draws(seed, "tasks", split).shuffled(tasks))
-
-
 def _deal_drafts(
-    split: str,
-    families: Sequence[Family],
-    number: int,
-    material: Material,
-    *,
-    seed: int,
-    taken: set[tuple[str, ...]],
+    split: str, families: Sequence[Family], number: int, material: Material, *, seed: int, taken: set[tuple[str, ...]]
 ) -> Iterator[tuple[Family, int, Draft]]:
-    """So many drafts, the families in turn; one that has nothing more to ask leaves its turns to the others."""
+    """This number of drafts, the families in turn; an exhausted family leaves its turns to the others."""
     streams = deque(
         (family, enumerate(_drafts(family, material.drawing(Draws(seed, "tasks", split, family.name)), taken)))
         for family in families
@@ -189,7 +139,7 @@ def _deal_drafts(
     while made < number:
         if not streams:
             raise BadValueError(
-                f"the world has only {made} {families[0].difficulty} tasks for {split}; {number} are asked for",
+                f"the world has only {made} {families[0].difficulty} tasks for {split}, but {number} were requested",
                 fix="ask for fewer tasks",
             )
         family, stream = streams.popleft()
@@ -201,9 +151,9 @@ def _deal_drafts(
 
 
 def _drafts(family: Family, material: Material, taken: set[tuple[str, ...]]) -> Iterator[Draft]:
-    """All that a family finds to ask, each thing once."""
+    """Every draft that a family finds, each once."""
     fruitless = 0
-    while fruitless < _DRAWS:
+    while fruitless < _MAX_FRUITLESS:
         draft = family.draw(material)
         if draft is None or not draft.is_clear or (family.name, *draft.entities) in taken:
             fruitless += 1

@@ -1,4 +1,4 @@
-"""A draft is a task without its wording and its distractors; a family makes drafts of one kind."""
+"""What the families are written with: a share of the world to draw from, drafts of tasks, and parts of drafts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,57 @@ from mcprl.goals import ExpectedCall, ExpectedState, ExpectedText, Goal, HasAll,
 from mcprl.records import Difficulty, Solution, ToolCall
 from mcprl_market.world import Market, Workspace
 from mcprl_market.world.draws import Draws
-from mcprl_market.world.facts import Bar, Channel, Company, Quote, Statement
+from mcprl_market.world.facts import Bar, Channel, Company, Period, Quote, Statement
 
-__all__ = ["Draft", "Family", "Material", "Step", "asked", "choice", "posted", "posting", "python", "split_material"]
-
+__all__ = [
+    "EASY",
+    "HARD",
+    "MEDIUM",
+    "OF_BAR",
+    "SIDES",
+    "Draft",
+    "Family",
+    "Material",
+    "asked",
+    "bars_step",
+    "call",
+    "choice",
+    "family",
+    "movers_step",
+    "named",
+    "posted",
+    "posting",
+    "python",
+    "span",
+    "split_material",
+    "stored",
+]
 
 T = TypeVar("T")
+Days = tuple[date, date]
 
-_HELD_OUT = 5  # one of so many goes to validation
+EASY, MEDIUM, HARD = Difficulty.EASY, Difficulty.MEDIUM, Difficulty.HARD
+SIDES = ("gainer", "loser")
+OF_BAR: tuple[tuple[str, Callable[[Bar], float]], ...] = (
+    ("closing price", lambda bar: bar.close),
+    ("opening price", lambda bar: bar.open),
+    ("high", lambda bar: bar.high),
+    ("low", lambda bar: bar.low),
+)
+
+_VALIDATION_SHARE = 5  # one in five goes to validation
 _WEEKS = 30
 _RANKS = 10
+# On top of half a unit of the last digit asked for: 0.125 may be rounded up or down.
+_SLACK = 0.01
+_MESSAGES_SHOWN = 1
+# One of them is in the line above the message, which says how many messages are shown.
+_NUMBERS_IN_A_POST = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """One split's share of the world, and the stream of randomness that draws from it.
+    """One split's share of the world, and the random stream that draws from it.
 
     `rooms` are all channels, for tasks that differ by their company; `channels` are the split's own. A week is its
     first and its last trading day; a rank is a place in the list of gainers or losers, from 1.
@@ -35,7 +71,7 @@ class Material:
     workspace: Workspace
     companies: tuple[Company, ...]
     channels: tuple[Channel, ...]
-    weeks: tuple[tuple[date, date], ...]
+    weeks: tuple[Days, ...]
     ranks: tuple[int, ...]
     draws: Draws
 
@@ -55,34 +91,41 @@ class Material:
     def room(self) -> Channel:
         return self.draws.choice(self.rooms)
 
-    def quote(self, company: Company) -> Quote:
-        quote = self.market.quote(company.symbol)
-        assert quote is not None  # every company of the world is traded
-        return quote
+    def quote(self, company: Company | str) -> Quote:
+        return self.market.quotes[company if isinstance(company, str) else company.symbol]
 
-    def statements(self, company: Company) -> tuple[Statement, ...]:
-        """The annual ones, newest first."""
-        statements = self.market.statements(company.symbol)
-        assert statements is not None
-        return statements
+    def statements(self, company: Company | Quote, period: Period = Period.ANNUAL) -> Sequence[Statement]:
+        """Newest first."""
+        return self.market.reports(company.symbol, period)
 
-    def bars(self, company: Company, days: tuple[date, date]) -> tuple[Bar, ...]:
+    def bars(self, company: Company, days: Days) -> tuple[Bar, ...]:
         bars = self.market.bars(company.symbol, *days)
-        assert bars is not None
+        assert bars is not None  # every company of the world is traded
         return bars
 
+    def closes(self, company: Company, days: Days) -> list[float]:
+        return [bar.close for bar in self.bars(company, days)]
+
+    def movers(self, side: str, count: int) -> tuple[Quote, ...]:
+        return self.market.gainers(count) if side == "gainer" else self.market.losers(count)
+
+    def mover(self, side: str, rank: int) -> Quote | None:
+        """The stock at a place of the list, from 1; None if the list is shorter."""
+        movers = self.movers(side, rank)
+        return movers[-1] if len(movers) == rank else None
+
     def drawing(self, draws: Draws) -> Material:
-        """The same share under another stream."""
+        """The same share with another random stream."""
         return replace(self, draws=draws)
 
 
 def split_material(market: Market, workspace: Workspace, seed: int) -> tuple[Material, Material]:
     """The shares of training and of validation: four fifths and one fifth of everything, nothing in both."""
     draws = Draws(seed, "tasks", "split", market.name)
-    companies = _deal(market.companies, draws)
-    channels = _deal(workspace.channels(), draws)
-    weeks = _deal(_trading_weeks(market), draws)
-    ranks = _deal(range(1, _RANKS + 1), draws)
+    companies = _split(market.companies, draws)
+    channels = _split(workspace.channels(), draws)
+    weeks = _split(_trading_weeks(market), draws)
+    ranks = _split(range(1, _RANKS + 1), draws)
     train, validation = (
         Material(
             market=market,
@@ -98,16 +141,16 @@ def split_material(market: Market, workspace: Workspace, seed: int) -> tuple[Mat
     return train, validation
 
 
-def _deal(things: Sequence[T], draws: Draws) -> tuple[tuple[T, ...], tuple[T, ...]]:
+def _split(things: Sequence[T], draws: Draws) -> tuple[tuple[T, ...], tuple[T, ...]]:
     shuffled = draws.shuffled(things)
-    held_out = max(2, round(len(things) / _HELD_OUT))
+    held_out = max(2, round(len(things) / _VALIDATION_SHARE))
     return tuple(shuffled[held_out:]), tuple(shuffled[:held_out])
 
 
-def _trading_weeks(market: Market) -> tuple[tuple[date, date], ...]:
+def _trading_weeks(market: Market) -> tuple[Days, ...]:
     """The last full weeks before the present one, each by its first and last trading day."""
     monday = market.today - timedelta(days=market.today.weekday())
-    weeks: list[tuple[date, date]] = []
+    weeks: list[Days] = []
     for back in range(1, _WEEKS + 1):
         start = monday - timedelta(weeks=back)
         bars = market.bars(market.companies[0].symbol, start, start + timedelta(days=4)) or ()
@@ -116,19 +159,11 @@ def _trading_weeks(market: Market) -> tuple[tuple[date, date], ...]:
     return tuple(weeks)
 
 
-# On top of half a unit of the last digit asked for: one who rounds 0.125 up or down is right either way.
-_SLACK = 0.01
-
-_MESSAGES_SHOWN = 1
-# One of them is in the line above the message, which says how many messages are shown.
-_NUMBERS_IN_A_POST = 5
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One call of a solution: the arguments that matter, which the goal expects, and those that are free.
 
-    Step(tool="polygon_get_news", matters={"ticker": "VLKN"}, free={"limit": _MESSAGES_SHOWN})
+    Step(tool="polygon_get_news", matters={"ticker": "VLKN"}, free={"limit": 1})
     """
 
     tool: str
@@ -138,7 +173,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What a family found to ask. `entities` tell it from all other drafts of the family; `slots` fill its wording.
+    """A task without its wording and distractors. `entities` identify it within its family; `slots` fill its wording.
 
     Draft(
         entities=("VLKN",),
@@ -163,7 +198,7 @@ class Draft:
 
     @property
     def is_clear(self) -> bool:
-        """Whether nobody meets the goal by chance: a state is read from a text that says how many messages it shows."""
+        """Whether the goal cannot be met by chance: a state is read from a text that counts the messages it shows."""
         numbers = [text for state in self.state for text in state.texts if isinstance(text, HasNumber)]
         return all(abs(number.value - _MESSAGES_SHOWN) > number.tolerance for number in numbers)
 
@@ -184,7 +219,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One kind of task. `draw` gives None where what it drew makes no clear question; it is then asked again.
+    """One kind of task. `draw` gives None if what it drew makes no clear question; it is then called again.
 
     Wordings are templates such as "What does {symbol} trade at?". Those of `held_out` appear in validation only.
     """
@@ -196,41 +231,84 @@ class Family:
     draw: Callable[[Material], Draft | None]
 
 
+def family(difficulty: Difficulty, *wordings: str) -> Callable[[Callable[[Material], Draft | None]], Family]:
+    """Make a function that draws drafts into the family of its name. The last wording is held out for validation."""
+
+    def made(draw: Callable[[Material], Draft | None]) -> Family:
+        return Family(
+            name=draw.__name__.replace("_", "-"),
+            difficulty=difficulty,
+            wordings=wordings[:-1],
+            held_out=wordings[-1:],
+            draw=draw,
+        )
+
+    return made
+
+
+def named(company: Company, other: Company | None = None, **slots: str) -> dict[str, str]:
+    """Slots with the name and symbol of one company or two."""
+    others = {} if other is None else {"other_name": other.name, "other": other.symbol}
+    return {"name": company.name, "symbol": company.symbol, **others, **slots}
+
+
+def span(days: Days) -> dict[str, str]:
+    """Slots with the first and the last day."""
+    return {"start": days[0].isoformat(), "end": days[1].isoformat()}
+
+
 def asked(value: float, decimals: int = 2, *, at_most: int | None = 4) -> HasNumber:
-    """The number, as right as someone is who rounds it to so many decimals."""
+    """The number, correct when rounded to these decimals."""
     unit = 10.0**-decimals
     tolerance = round(unit * (0.5 + _SLACK), decimals + 4)
     return HasNumber(value=round(value, decimals + 4), tolerance=tolerance, at_most=at_most)
 
 
 def choice(right: str, candidates: Iterable[str]) -> HasAll:
-    """The right one of several words, and none of the others: a list of guesses is no answer."""
+    """The right one of several words and none of the others, so that a list of guesses is not an answer."""
     return HasAll(members=(right,), none_of=tuple(sorted({other for other in candidates if other != right})))
 
 
-def python(*expressions: str, given: str = "") -> Step:
-    """A run of Python that prints expressions to two decimals, after the lines that say what is given.
+def call(tool: str, free: Mapping[str, Any] | None = None, **matters: str) -> Step:
+    """A step by its tool and arguments: call("polygon_get_news", ticker="VLKN", free={"limit": 1})"""
+    return Step(tool=tool, matters=matters, free=free or {})
 
-    The code is free: only what comes out of it counts.
-    """
+
+def bars_step(company: Company, days: Days) -> Step:
+    """The daily bars from one day to another."""
+    start, end = (day.isoformat() for day in days)
+    return call("polygon_get_aggs", ticker=company.symbol, start_date=start, end_date=end)
+
+
+def movers_step(side: str, count: int) -> Step:
+    """The list of gainers or losers. Its length is free: a longer list tells the same."""
+    return call(f"fmp_get_market_{side}s", free={"limit": count})
+
+
+def python(*expressions: str, given: str = "") -> Step:
+    """A run of Python that prints expressions to two decimals, after the lines of `given`. The code is free."""
     lines = [given] if given else []
-    return Step(
-        tool="execute_python",
-        free={"code": "\n".join([*lines, *(f'print(f"{{{expression}:.2f}}")' for expression in expressions)])},
-    )
+    lines += [f'print(f"{{{expression}:.2f}}")' for expression in expressions]
+    return call("execute_python", free={"code": "\n".join(lines)})
 
 
 def posting(channel: Channel, message: str) -> Step:
-    """A post. Its channel is checked by the state afterwards, because a channel goes by a name and by an id."""
-    return Step(tool="send_slack_message", free={"channel": channel.name, "message": message})
+    """A post. Its channel is checked by the state afterwards, because a channel can be given by name or by id."""
+    return call("send_slack_message", free={"channel": channel.name, "message": message})
 
 
-def posted(channel: Channel, value: float, decimals: int, *words: str, instead_of: Sequence[str] = ()) -> ExpectedState:
-    """The newest message of the channel has the number and the words, and none of those that it must not name."""
-    number = asked(value, decimals, at_most=_NUMBERS_IN_A_POST)
-    named = (HasAll(members=words, none_of=tuple(instead_of)),) if words else ()
+def posted(channel: Channel, value: float, *words: str, instead_of: Sequence[str] = ()) -> ExpectedState:
+    """The newest message of the channel has the number and the words, and none of the words in `instead_of`."""
+    number = asked(value, at_most=_NUMBERS_IN_A_POST)
+    texts = (HasAll(members=words, none_of=tuple(instead_of)),) if words else ()
     return ExpectedState(
         tool="get_slack_channel_history",
         arguments={"channel_id": channel.id, "limit": _MESSAGES_SHOWN},
-        texts=(*named, number),
+        texts=(*texts, number),
     )
+
+
+def stored(key: str, value: float) -> ExpectedState:
+    """The number is stored under the key."""
+    texts = (asked(value, at_most=None),)
+    return ExpectedState(tool="get_execution_context", arguments={"context_key": key}, texts=texts)

@@ -1,23 +1,13 @@
-"""Every kind of task that the generator knows, by module: what one call tells, what follows from it, and reports."""
+"""Every family of tasks, by module: what one call tells, what follows from it, and reports."""
 
 from __future__ import annotations
 
 from mcprl_market.generation.drafts import Family
-from mcprl_market.generation.families.lookups import ARITHMETIC, COMPANIES, LOOKUPS, QUOTES
-from mcprl_market.generation.families.studies import COMPARING, MOVERS, STUDIES
-from mcprl_market.generation.families.trading import POSTING, REPORTS, TRADING
+from mcprl_market.generation.families import computations, lookups, reports
 
 __all__ = ["FAMILIES"]
 
-FAMILIES: tuple[Family, ...] = (
-    *ARITHMETIC,
-    *QUOTES,
-    *COMPANIES,
-    *LOOKUPS,
-    *TRADING,
-    *MOVERS,
-    *COMPARING,
-    *POSTING,
-    *REPORTS,
-    *STUDIES,
+FAMILIES: tuple[Family, ...] = tuple(
+    value for module in (lookups, computations, reports) for value in vars(module).values() if isinstance(value, Family)
 )
+"""In the order of their definitions, on which the tasks of a seed depend."""
