@@ -104,7 +104,7 @@ def test_explanations_and_pages_about_other_things_are_found_too():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_article_is_a_page_with_the_same_address_and_text(seed):
     market = open_market(seed)
-    pages = dict(market.database.rows("SELECT url, content FROM pages"))
+    pages = {page.url: page.content for page in market.pages}
     for article in market.news(None, 10**6):
         assert pages[article.url].endswith(article.text)
 

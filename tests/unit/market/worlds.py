@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from datetime import date
 
 from hypothesis import strategies as st
 
 from mcprl_market.world import Market, open_market, open_workspace
-from mcprl_market.world.facts import Frequency
+from mcprl_market.world.facts import Frequency, Period
 
 SEEDS = (0, 7, -3, 2**63)
-
-TABLES = {
-    "bars": "symbol, day",
-    "statements": "symbol, period, ended",
-    "articles": "id",
-    "mentions": "symbol, article",
-    "pages": "rowid",
-}
 
 
 def markets() -> st.SearchStrategy[Market]:
@@ -39,13 +32,37 @@ def cents(amount: float) -> int:
     return whole
 
 
+def _prices(market: Market):
+    for company in market.companies:
+        for day, prices in market.daily(company.symbol, date.min, date.max):
+            yield (company.symbol, day.isoformat(), *prices)
+
+
+def _statements(market: Market):
+    for company in market.companies:
+        for period in (Period.ANNUAL, Period.QUARTERLY):
+            for made in reversed(market.reports(company.symbol, period)):
+                figures = (made.revenue, made.gross_profit, made.operating_income, made.net_income, made.eps)
+                yield (made.symbol, period.value, made.end.isoformat(), made.label, *figures)
+
+
+def _articles(market: Market):
+    for number, made in enumerate(market.articles):
+        published = made.published.isoformat()
+        yield (number, " ".join(made.symbols), made.title, made.text, made.publisher, published, made.url)
+    yield from sorted((symbol, number) for number, made in enumerate(market.articles) for symbol in made.symbols)
+
+
+def _pages(market: Market):
+    return ((page.title, page.content, page.url) for page in market.pages)
+
+
 def world_digest(seed: int) -> str:
-    """A digest of the companies, the tables, some minutes and the chat of a world."""
+    """A digest of the companies, prices, statements, texts, some minutes and the chat of a world."""
     market, workspace = open_market(seed), open_workspace(seed)
     digest = hashlib.sha256()
-    for table, order in TABLES.items():
-        for row in market.database.rows(f"SELECT * FROM {table} ORDER BY {order}"):
-            digest.update(repr(row).encode())
+    for row in (*_prices(market), *_statements(market), *_articles(market), *_pages(market)):
+        digest.update(repr(row).encode())
     for company in market.companies:
         digest.update(repr(company).encode())
         for bar in market.bars(company.symbol, market.today, market.today, Frequency.MINUTE):

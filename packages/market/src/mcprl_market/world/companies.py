@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from mcprl_market.world.draws import Draws
@@ -112,175 +113,68 @@ class Sector:
     industries: tuple[Industry, ...]
 
 
-SECTORS = (
-    Sector(
-        "Technology",
-        520,
-        0.019,
-        0.58,
-        (
-            Industry(
-                "Semiconductors",
-                ("Semiconductor", "Microsystems"),
-                ("power management chips", "image sensors", "radio chips", "memory controllers"),
-                "makers of cars and phones",
-            ),
-            Industry(
-                "Software",
-                ("Software", "Systems"),
-                ("accounting software", "warehouse software", "a database for sensor data", "design software"),
-                "mid-sized businesses",
-            ),
-            Industry(
-                "Computer Hardware",
-                ("Computing", "Devices"),
-                ("storage arrays", "rugged tablets", "network switches", "liquid-cooled servers"),
-                "data centres and hospitals",
-            ),
-        ),
-    ),
-    Sector(
-        "Healthcare",
-        430,
-        0.018,
-        0.62,
-        (
-            Industry(
-                "Biotechnology",
-                ("Therapeutics", "Biosciences"),
-                ("enzyme therapies", "vaccines", "gene assays", "antibody treatments"),
-                "hospitals and clinics",
-            ),
-            Industry(
-                "Medical Devices",
-                ("Medical", "Diagnostics"),
-                ("infusion pumps", "heart monitors", "blood analysers", "surgical lights"),
-                "hospitals and laboratories",
-            ),
-        ),
-    ),
-    Sector(
-        "Financial Services",
-        480,
-        0.013,
-        0.66,
-        (
-            Industry(
-                "Banks",
-                ("Bancorp", "Financial"),
-                ("mortgages", "business loans", "savings accounts", "treasury services"),
-                "households and small firms",
-            ),
-            Industry(
-                "Insurance",
-                ("Insurance", "Mutual"),
-                ("home insurance", "cargo insurance", "crop insurance", "liability cover"),
-                "households, farms and shippers",
-            ),
-        ),
-    ),
-    Sector(
-        "Energy",
-        950,
-        0.017,
-        0.38,
-        (
-            Industry(
-                "Oil and Gas",
-                ("Petroleum", "Energy"),
-                ("natural gas", "crude oil", "marine fuel", "lubricants"),
-                "refineries and utilities",
-            ),
-            Industry(
-                "Renewable Energy",
-                ("Renewables", "Power"),
-                ("wind turbines", "solar trackers", "grid batteries", "heat pumps"),
-                "utilities and cities",
-            ),
-        ),
-    ),
-    Sector(
-        "Industrials",
-        310,
-        0.014,
-        0.34,
-        (
-            Industry(
-                "Machinery",
-                ("Machinery", "Robotics"),
-                ("packaging robots", "industrial pumps", "cranes", "milling machines"),
-                "factories and ports",
-            ),
-            Industry(
-                "Logistics",
-                ("Logistics", "Freight"),
-                ("container transport", "cold storage", "parcel delivery", "rail freight"),
-                "retailers and manufacturers",
-            ),
-        ),
-    ),
-    Sector(
-        "Consumer Cyclical",
-        260,
-        0.016,
-        0.42,
-        (
-            Industry(
-                "Retail",
-                ("Stores", "Outfitters"),
-                ("outdoor clothing", "furniture", "kitchenware", "running shoes"),
-                "families and sports clubs",
-            ),
-            Industry(
-                "Auto Parts",
-                ("Automotive", "Mobility"),
-                ("brake systems", "electric drivetrains", "car seats", "charging stations"),
-                "car makers and fleets",
-            ),
-        ),
-    ),
-    Sector(
-        "Basic Materials",
-        540,
-        0.015,
-        0.31,
-        (
-            Industry(
-                "Chemicals",
-                ("Chemicals", "Materials"),
-                ("coatings", "fertiliser", "adhesives", "recycled plastics"),
-                "farmers and builders",
-            ),
-            Industry(
-                "Metals",
-                ("Metals", "Mining"),
-                ("copper", "lithium carbonate", "aluminium sheet", "rare earth oxides"),
-                "makers of batteries and cables",
-            ),
-        ),
-    ),
-    Sector(
-        "Communication Services",
-        410,
-        0.016,
-        0.55,
-        (
-            Industry(
-                "Telecom",
-                ("Telecom", "Networks"),
-                ("fibre connections", "mobile plans", "satellite links", "business telephony"),
-                "households and public offices",
-            ),
-            Industry(
-                "Media",
-                ("Media", "Interactive"),
-                ("puzzle games", "a streaming service", "podcasts", "regional newspapers"),
-                "readers, listeners and players",
-            ),
-        ),
-    ),
-)
+# Sector | revenue per employee | volatility | gross margin
+#   Industry | second words of its companies' names | customers | products
+_SECTORS = """
+Technology | 520 | 0.019 | 0.58
+  Semiconductors | Semiconductor, Microsystems | makers of cars and phones |
+    power management chips, image sensors, radio chips, memory controllers
+  Software | Software, Systems | mid-sized businesses |
+    accounting software, warehouse software, a database for sensor data, design software
+  Computer Hardware | Computing, Devices | data centres and hospitals |
+    storage arrays, rugged tablets, network switches, liquid-cooled servers
+Healthcare | 430 | 0.018 | 0.62
+  Biotechnology | Therapeutics, Biosciences | hospitals and clinics |
+    enzyme therapies, vaccines, gene assays, antibody treatments
+  Medical Devices | Medical, Diagnostics | hospitals and laboratories |
+    infusion pumps, heart monitors, blood analysers, surgical lights
+Financial Services | 480 | 0.013 | 0.66
+  Banks | Bancorp, Financial | households and small firms |
+    mortgages, business loans, savings accounts, treasury services
+  Insurance | Insurance, Mutual | households, farms and shippers |
+    home insurance, cargo insurance, crop insurance, liability cover
+Energy | 950 | 0.017 | 0.38
+  Oil and Gas | Petroleum, Energy | refineries and utilities |
+    natural gas, crude oil, marine fuel, lubricants
+  Renewable Energy | Renewables, Power | utilities and cities |
+    wind turbines, solar trackers, grid batteries, heat pumps
+Industrials | 310 | 0.014 | 0.34
+  Machinery | Machinery, Robotics | factories and ports |
+    packaging robots, industrial pumps, cranes, milling machines
+  Logistics | Logistics, Freight | retailers and manufacturers |
+    container transport, cold storage, parcel delivery, rail freight
+Consumer Cyclical | 260 | 0.016 | 0.42
+  Retail | Stores, Outfitters | families and sports clubs |
+    outdoor clothing, furniture, kitchenware, running shoes
+  Auto Parts | Automotive, Mobility | car makers and fleets |
+    brake systems, electric drivetrains, car seats, charging stations
+Basic Materials | 540 | 0.015 | 0.31
+  Chemicals | Chemicals, Materials | farmers and builders |
+    coatings, fertiliser, adhesives, recycled plastics
+  Metals | Metals, Mining | makers of batteries and cables |
+    copper, lithium carbonate, aluminium sheet, rare earth oxides
+Communication Services | 410 | 0.016 | 0.55
+  Telecom | Telecom, Networks | households and public offices |
+    fibre connections, mobile plans, satellite links, business telephony
+  Media | Media, Interactive | readers, listeners and players |
+    puzzle games, a streaming service, podcasts, regional newspapers
+"""
 
+
+def _read_sectors(table: str) -> tuple[Sector, ...]:
+    sectors: list[Sector] = []
+    for block in re.split(r"\n(?! )", table.strip().replace("|\n", "|")):
+        sector, *rows = ([cell.strip() for cell in row.split("|")] for row in block.split("\n"))
+        name, revenue, volatility, margin = sector
+        industries = tuple(
+            Industry(industry, tuple(surnames.split(", ")), tuple(products.split(", ")), customers)
+            for industry, surnames, customers, products in rows
+        )
+        sectors.append(Sector(name, int(revenue), float(volatility), float(margin), industries))
+    return tuple(sectors)
+
+
+SECTORS = _read_sectors(_SECTORS)
 
 NUM_COMPANIES = 60
 

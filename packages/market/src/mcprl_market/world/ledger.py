@@ -1,14 +1,10 @@
-"""What is counted in a world: companies, prices and statements. Whatever is written about them is made from these."""
+"""The numbers of a world: companies, prices and statements. News, web pages and chat are made from them."""
 
 from __future__ import annotations
 
-import sqlite3
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time, timedelta
 from functools import cached_property
-from typing import Any
 
 from mcprl_market.world.companies import Business, make_businesses
 from mcprl_market.world.draws import Draws
@@ -28,57 +24,9 @@ from mcprl_market.world.prices import (
 __all__ = ["Ledger"]
 
 
-# Prices are whole cents, moments are ISO texts of New York. `pages` is what web search finds.
-_SCHEMA = """
-CREATE TABLE bars (
-    symbol TEXT, day TEXT, open INTEGER, high INTEGER, low INTEGER, close INTEGER, volume INTEGER,
-    PRIMARY KEY (symbol, day)
-) WITHOUT ROWID;
-CREATE TABLE statements (
-    symbol TEXT, period TEXT, ended TEXT, label TEXT, revenue INTEGER, gross_profit INTEGER, operating_income INTEGER,
-    net_income INTEGER, eps REAL, PRIMARY KEY (symbol, period, ended)
-) WITHOUT ROWID;
-CREATE TABLE articles (
-    id INTEGER PRIMARY KEY, symbols TEXT, title TEXT, text TEXT, publisher TEXT, published TEXT, url TEXT
-);
-CREATE TABLE mentions (symbol TEXT, article INTEGER, PRIMARY KEY (symbol, article)) WITHOUT ROWID;
-CREATE VIRTUAL TABLE pages USING fts5 (title, content, url UNINDEXED, tokenize = 'porter unicode61');
-"""
-
-
-class Database:
-    """Tables `bars`, `statements`, `articles`, `mentions` and `pages`.
-
-    >>> database = Database()
-    >>> database.write("INSERT INTO mentions VALUES (?, ?)", [("VLDX", 1)])
-    >>> database.rows("SELECT symbol FROM mentions WHERE article = ?", 1)
-    [('VLDX',)]
-    """
-
-    def __init__(self) -> None:
-        # Tools run in threads; the lock makes one connection safe for all of them, however SQLite was compiled.
-        self._lock = threading.Lock()
-        self._connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
-        self._connection.executescript(_SCHEMA)
-        weakref.finalize(self, self._connection.close)
-
-    def write(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Run a statement for each row, all of them in one transaction."""
-        # Making a row may read the database, so all of them are made before the lock is taken.
-        made = list(rows)
-        with self._lock:
-            self._connection.execute("BEGIN")
-            self._connection.executemany(statement, made)
-            self._connection.execute("COMMIT")
-
-    def rows(self, query: str, *parameters: str | int) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._connection.execute(query, parameters).fetchall()
-
-
 LAST_FISCAL_YEAR = 2025
 _NUM_YEARS = 5
-# Figures are multiples of this, so that a text in millions with one decimal is exact.
+# Figures are multiples of this, so a text in millions with one decimal is exact.
 _UNIT = 100_000
 
 
@@ -121,7 +69,7 @@ def _quarter(draws: Draws, business: Business, usual_revenue: float, year: int, 
 
 
 def _quarter_end(fiscal_month: int, fiscal_year: int, number: int) -> date:
-    """The last day of a quarter of the fiscal year that ends with `fiscal_month` of the calendar year of that name."""
+    """The last day of a quarter. A fiscal year ends with `fiscal_month` of the calendar year it is named after."""
     months = fiscal_year * 12 + fiscal_month - 1 - 3 * (4 - number)
     after = months + 1
     return date(after // 12, after % 12 + 1, 1) - timedelta(days=1)
@@ -145,45 +93,27 @@ _MINUTES_A_BAR = {Frequency.HOURLY: 60, Frequency.MINUTE: 1}
 
 
 class Ledger:
-    """The counted facts of the world of a seed, kept in its database. Symbols may be in any case."""
+    """The counted facts of the world of a seed. Symbols may be in any case."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.businesses: tuple[Business, ...] = make_businesses(seed)
         self.companies: tuple[Company, ...] = tuple(business.company for business in self.businesses)
-        self.database = Database()
-        self._by_symbol = {business.company.symbol: business for business in self.businesses}
-        written = {day: day.isoformat() for day in TRADING_DAYS}
-        self.database.write(
-            "INSERT INTO bars VALUES (?, ?, ?, ?, ?, ?, ?)",
-            ((symbol, written[day], *prices) for symbol, day, prices in daily_prices(seed, self.businesses)),
-        )
-        self.database.write(
-            "INSERT INTO statements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                (business.company.symbol, period.value, made.end.isoformat(), *_figures(made))
-                for business in self.businesses
-                for period, made in make_statements(seed, business)
-            ),
-        )
-
-    def business(self, symbol: str) -> Business | None:
-        return self._by_symbol.get(symbol.strip().upper())
+        self._companies = {company.symbol: company for company in self.companies}
+        self._prices: dict[str, list[tuple[date, Prices]]] = {symbol: [] for symbol in self._companies}
+        for symbol, day, prices in daily_prices(seed, self.businesses):
+            self._prices[symbol].append((day, prices))
+        self._reports: dict[tuple[str, Period], list[Statement]] = {}
+        for business in self.businesses:
+            for period, made in make_statements(seed, business):
+                self._reports.setdefault((made.symbol, period), []).insert(0, made)
 
     def company(self, symbol: str) -> Company | None:
-        business = self.business(symbol)
-        return None if business is None else business.company
+        return self._companies.get(symbol.strip().upper())
 
     def daily(self, symbol: str, start: date, end: date) -> list[tuple[date, Prices]]:
         """The daily prices of a known company in cents, oldest first."""
-        rows = self.database.rows(
-            "SELECT day, open, high, low, close, volume FROM bars "
-            "WHERE symbol = ? AND day BETWEEN ? AND ? ORDER BY day",
-            symbol,
-            start.isoformat(),
-            end.isoformat(),
-        )
-        return [(date.fromisoformat(day), Prices(*prices)) for day, *prices in rows]
+        return [(day, prices) for day, prices in self._prices[symbol] if start <= day <= end]
 
     def bars(
         self, symbol: str, start: date, end: date, frequency: Frequency = Frequency.DAILY
@@ -212,25 +142,7 @@ class Ledger:
 
     def reports(self, symbol: str, period: Period = Period.ANNUAL) -> list[Statement]:
         """All statements of a known company, newest first."""
-        rows = self.database.rows(
-            "SELECT label, ended, revenue, gross_profit, operating_income, net_income, eps FROM statements "
-            "WHERE symbol = ? AND period = ? ORDER BY ended DESC",
-            symbol,
-            period.value,
-        )
-        return [
-            Statement(
-                symbol=symbol,
-                label=label,
-                end=date.fromisoformat(ended),
-                revenue=revenue,
-                gross_profit=gross,
-                operating_income=operating,
-                net_income=net,
-                eps=eps,
-            )
-            for label, ended, revenue, gross, operating, net, eps in rows
-        ]
+        return self._reports[symbol, period]
 
     def statements(self, symbol: str, period: Period = Period.ANNUAL, limit: int = 2) -> tuple[Statement, ...] | None:
         """The last statements, newest first; None for an unknown symbol."""
@@ -276,12 +188,8 @@ class Ledger:
         )
 
 
-def _figures(made: Statement) -> tuple[str | int | float, ...]:
-    return (made.label, made.revenue, made.gross_profit, made.operating_income, made.net_income, made.eps)
-
-
 def _price_to_earnings(price: int, quarters: Sequence[Statement]) -> float | None:
-    """Price over the earnings a share of the last four quarters, to two decimals; None where they earned nothing."""
+    """Price over the earnings per share of the last four quarters, to two decimals; None for a loss."""
     earnings = sum(round(quarter.eps * 100) for quarter in quarters)
     return round(price / earnings, 2) if earnings > 0 else None
 

@@ -1,4 +1,4 @@
-"""The offline market: everything that the tools for market data and web search can be asked, out of one seed."""
+"""The offline market of a seed: the source of every answer of the tools for market data and web search."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mcprl_market.world.companies import COUNTRIES, SECTORS, Business
 from mcprl_market.world.facts import Article, Company, Document, MarketStatus, Period, Quote
 from mcprl_market.world.ledger import Ledger
 from mcprl_market.world.prices import NOW, TODAY, day_in_words
-from mcprl_market.world.texts import dollars, find_pages, largest_first, make_articles, make_pages, millions, up_or_down
+from mcprl_market.world.texts import PageIndex, dollars, largest_first, make_articles, make_pages, millions, up_or_down
 
 __all__ = ["Market", "open_market"]
 
 
 _MAX_COMPANIES = 3
-# A question for the price at another time than now is none that this page of answers knows.
+# Prices at any time but now are not answered.
 _OTHER_TIME = re.compile(
     r"\d{4}-\d\d-\d\d|\bon \w+ \d|yesterday|\blast\b|\bclos(e|ed|ing)\b|\bopen|\bhigh|\blow|average|target|\bwas\b"
 )
@@ -48,7 +48,7 @@ def _ratio(ledger: Ledger, business: Business, _: str) -> str:
 
 
 def _revenue(ledger: Ledger, business: Business, question: str) -> str:
-    """Of the period that the question names; the newest one where it names none, "" where there is no such one."""
+    """Of the period that the question names, by default the newest; "" if there is no such period."""
     period = Period.QUARTERLY if re.search(r"\bq[1-4]\b|\bquarter", question) else Period.ANNUAL
     named = re.findall(r"\bq[1-4]\b|20\d\d", question)
     for statement in ledger.reports(business.company.symbol, period):
@@ -66,7 +66,7 @@ def _profile(wording: str) -> Callable[[Ledger, Business, str], str]:
     return sentence
 
 
-# What a question about a company asks for, and the sentence that answers it. A question may ask for several.
+# Patterns in questions about a company, and the sentences that answer them. Several may match.
 _ABOUT_A_COMPANY: Mapping[str, Callable[[Ledger, Business, str], str]] = {
     r"\bceo\b|chief executive|\bwho (runs|leads|heads)\b": _profile("The CEO of {named} is {of.ceo}."),
     r"\bfound(ed|ing)\b|\bestablished\b": _profile("{named} was founded in {of.founded}."),
@@ -87,7 +87,7 @@ _ABOUT_A_COMPANY: Mapping[str, Callable[[Ledger, Business, str], str]] = {
 
 
 def answer_question(ledger: Ledger, query: str) -> str:
-    """One sentence a fact that the question asks for, or "" where it asks for nothing that the world knows."""
+    """One sentence per fact that the question asks for; "" if the world knows none of them."""
     question = query.lower()
     names = {
         name.lower(): business for business in ledger.businesses for name in (business.company.symbol, business.stem)
@@ -131,7 +131,7 @@ _building = threading.Lock()
 
 
 class Market(Ledger):
-    """The world of a seed: its counted facts, and what is written about them.
+    """The world of a seed: its numbers, and the texts about them.
 
     Market(7) has companies, prices up to `now` (a fixed Friday afternoon in New York), statements, news and web pages,
     and is the same on every machine. Any two of its answers that state the same fact agree.
@@ -139,30 +139,13 @@ class Market(Ledger):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        articles = make_articles(self)
-        self.database.write(
-            "INSERT INTO articles VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                (
-                    number,
-                    " ".join(made.symbols),
-                    made.title,
-                    made.text,
-                    made.publisher,
-                    made.published.isoformat(),
-                    made.url,
-                )
-                for number, made in enumerate(articles)
-            ),
-        )
-        self.database.write(
-            "INSERT INTO mentions VALUES (?, ?)",
-            ((symbol, number) for number, made in enumerate(articles) for symbol in made.symbols),
-        )
-        self.database.write(
-            "INSERT INTO pages (title, content, url) VALUES (?, ?, ?)",
-            ((page.title, page.content, page.url) for page in make_pages(self, articles)),
-        )
+        self.articles = tuple(make_articles(self))
+        self._index = PageIndex(make_pages(self, self.articles))
+
+    @property
+    def pages(self) -> tuple[Document, ...]:
+        """What web search can find."""
+        return self._index.pages
 
     @property
     def name(self) -> str:
@@ -191,37 +174,19 @@ class Market(Ledger):
 
     def news(self, symbols: Sequence[str] | None, limit: int) -> tuple[Article, ...]:
         """Articles that name any of the symbols, or all articles for None; newest first."""
-        if symbols is None:
-            rows = self.database.rows("SELECT * FROM articles ORDER BY id")
-        else:
-            known = sorted({company.symbol for symbol in symbols if (company := self.company(symbol))})
-            marks = ", ".join("?" for _ in known)
-            rows = self.database.rows(
-                "SELECT * FROM articles WHERE id IN "
-                f"(SELECT article FROM mentions WHERE symbol IN ({marks})) ORDER BY id",
-                *known,
-            )
-        return tuple(
-            Article(
-                title=title,
-                text=text,
-                publisher=publisher,
-                published=datetime.fromisoformat(published).astimezone(NOW.tzinfo),
-                url=url,
-                symbols=tuple(named.split()),
-            )
-            for _, named, title, text, publisher, published, url in rows[: max(0, limit)]
-        )
+        known = None if symbols is None else {symbol.strip().upper() for symbol in symbols}
+        found = [made for made in self.articles if known is None or not known.isdisjoint(made.symbols)]
+        return tuple(found[: max(0, limit)])
 
     def status(self) -> MarketStatus:
         return MarketStatus(now=NOW, session="open", exchanges=(("NASDAQ", "open"), ("NYSE", "open")))
 
     def documents(self, query: str, limit: int) -> tuple[Document, ...]:
         """The web pages that fit a query best, the best first."""
-        return find_pages(self, query, limit)
+        return self._index.find(query, limit)
 
     def answer(self, query: str) -> str:
-        """A short answer to a question, or "" where the world knows none."""
+        """A short answer to a question, or "" if the world has none."""
         return answer_question(self, query)
 
 
@@ -245,6 +210,6 @@ def _kept_market(seed: int) -> Market:
 
 def open_market(seed: int) -> Market:
     """The market of a seed, built at the first call in this process."""
-    # Two threads that ask at once wait for one market rather than build two.
+    # Two threads that ask at once share one market instead of building two.
     with _building:
         return _kept_market(seed)

@@ -31,9 +31,6 @@ __all__ = [
 ]
 
 
-# Part of every seed of the world. Raise it with any change to what a seed generates.
-
-
 NEW_YORK = ZoneInfo("America/New_York")
 NOW = datetime(2025, 6, 27, 15, 30, tzinfo=NEW_YORK)
 TODAY = NOW.date()
@@ -42,34 +39,14 @@ OPENING = time(9, 30)
 
 _MINUTES_A_DAY = 390
 _MONTHS = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
+    *("January", "February", "March", "April", "May", "June", "July", "August"),
+    *("September", "October", "November", "December"),
 )
 _HOLIDAYS = frozenset(
     date.fromisoformat(day)
     for day in (
-        "2024-05-27",
-        "2024-06-19",
-        "2024-07-04",
-        "2024-09-02",
-        "2024-11-28",
-        "2024-12-25",
-        "2025-01-01",
-        "2025-01-20",
-        "2025-02-17",
-        "2025-04-18",
-        "2025-05-26",
-        "2025-06-19",
+        *("2024-05-27", "2024-06-19", "2024-07-04", "2024-09-02", "2024-11-28", "2024-12-25"),
+        *("2025-01-01", "2025-01-20", "2025-02-17", "2025-04-18", "2025-05-26", "2025-06-19"),
     )
 )
 
@@ -94,7 +71,7 @@ def trading_days(start: date, end: date) -> tuple[date, ...]:
 
 
 def minutes_traded(day: date) -> int:
-    """How many minutes of a trading day have passed: all of them, except today."""
+    """How many minutes of a trading day have passed: all, except today."""
     if day != TODAY:
         return _MINUTES_A_DAY
     return (NOW.hour - OPENING.hour) * 60 + NOW.minute - OPENING.minute
@@ -106,12 +83,12 @@ def moment(day: date, clock: time = time(0)) -> datetime:
 
 
 def day_in_words(day: date) -> str:
-    """Such as "June 3, 2025", whatever the locale of the machine."""
+    """Such as "June 3, 2025", in any locale."""
     return f"{_MONTHS[day.month - 1]} {day.day}, {day.year}"
 
 
 class Prices(NamedTuple):
-    """What a bar says, in cents: Prices(open=8125, high=8210, low=8101, close=8177, volume=1_204_330)"""
+    """A bar, in cents: Prices(open=8125, high=8210, low=8101, close=8177, volume=1_204_330)"""
 
     open: int
     high: int
@@ -130,10 +107,10 @@ def percent_change(new: int, old: int) -> float:
 
 
 def daily_prices(seed: int, businesses: Sequence[Business]) -> Iterator[tuple[str, date, Prices]]:
-    """The bars of all companies: what the whole market and the sector do moves each of them, besides its own luck."""
+    """The daily bars of all companies. Each moves with the market, with its sector and by its own random walk."""
     market_draws = Draws(seed, "market returns")
     market = [0.0003 + 0.007 * market_draws.bell() for _ in TRADING_DAYS]
-    # Today the market as a whole stands still, so that there are always enough gainers and losers to list.
+    # Today the market as a whole does not move, so there are always enough gainers and losers to list.
     market[-1] = 0.0
     parts_of_day = [minutes_traded(day) / minutes_traded(TRADING_DAYS[0]) for day in TRADING_DAYS]
     sectors: Mapping[str, list[float]] = {

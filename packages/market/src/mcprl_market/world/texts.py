@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+import threading
+import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime, time, timedelta
 from itertools import pairwise
 
@@ -16,8 +20,8 @@ from mcprl_market.world.prices import NOW, TODAY, TRADING_DAYS, day_in_words, mo
 __all__ = [
     "EXPLAINERS",
     "OTHER_PAGES",
+    "PageIndex",
     "dollars",
-    "find_pages",
     "largest_first",
     "make_articles",
     "make_pages",
@@ -311,7 +315,7 @@ def _market_wraps(ledger: Ledger) -> Iterator[Article]:
 _MAX_WORDS = 32
 # A relevance of this size gets the score one half.
 _HALF = 5.0
-# Words of questions that say nothing about what is asked for.
+# Words of questions that say nothing about their subject.
 _EMPTY_WORDS = (
     "a an and are as at be by did do does for from has have how in is it its me of on or s so than that the their they "
     "this to was were what when where which who whom why will with you your"
@@ -375,26 +379,45 @@ def _sector_page(ledger: Ledger, sector: str) -> Document:
     )
 
 
-def find_pages(ledger: Ledger, query: str, limit: int) -> tuple[Document, ...]:
-    """The pages that fit a query best, whatever its text; a page needs to hold one of its words.
+class PageIndex:
+    """Full-text search over pages.
 
-    Their order is that of the scores, then of the pages. Scores are rounded before they are compared, so that the last
-    digit of a machine's logarithm never decides.
+    >>> index = PageIndex([Document(title="Apple trees", url="https://a.example", content="Prune in late winter.")])
+    >>> [page.title for page in index.find("pruning", 5)]
+    ['Apple trees']
     """
-    skipped = _EMPTY_WORDS.split()
-    words = [word for word in dict.fromkeys(re.findall(r"[^\W_]+", query.lower())) if word not in skipped]
-    if not words or limit <= 0:
-        return ()
-    # In quotes a word is never an operator of the query language.
-    match = " OR ".join(f'"{word}"' for word in words[:_MAX_WORDS])
-    rows = ledger.database.rows(
-        "SELECT rowid, title, url, content, -bm25(pages, 1.5, 1.0) FROM pages WHERE pages MATCH ?", match
-    )
-    scored = sorted((-_score(relevance), number, *page) for number, *page, relevance in rows)
-    return tuple(
-        Document(title=title, url=url, content=content, score=-score)
-        for score, _, title, url, content in scored[:limit]
-    )
+
+    def __init__(self, pages: Iterable[Document]) -> None:
+        self.pages = tuple(pages)
+        # Tools run in threads; the lock makes one connection safe for all of them, however SQLite was compiled.
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
+        weakref.finalize(self, self._connection.close)
+        self._connection.execute(
+            "CREATE VIRTUAL TABLE pages USING fts5 (title, content, url UNINDEXED, tokenize = 'porter unicode61')"
+        )
+        self._connection.executemany(
+            "INSERT INTO pages VALUES (?, ?, ?)", [(page.title, page.content, page.url) for page in self.pages]
+        )
+
+    def find(self, query: str, limit: int) -> tuple[Document, ...]:
+        """The pages that fit a query best; a page must contain one of its words.
+
+        Sorted by score, then in the order of the pages. Scores are rounded before they are compared, so that the last
+        digit of a machine's logarithm never decides.
+        """
+        skipped = _EMPTY_WORDS.split()
+        words = [word for word in dict.fromkeys(re.findall(r"[^\W_]+", query.lower())) if word not in skipped]
+        if not words or limit <= 0:
+            return ()
+        # In quotes a word is never an operator of the query language.
+        match = " OR ".join(f'"{word}"' for word in words[:_MAX_WORDS])
+        with self._lock:
+            rows = self._connection.execute(
+                "SELECT rowid, -bm25(pages, 1.5, 1.0) FROM pages WHERE pages MATCH ?", (match,)
+            ).fetchall()
+        scored = sorted((-_score(relevance), number) for number, relevance in rows)
+        return tuple(replace(self.pages[number - 1], score=-score) for score, number in scored[:limit])
 
 
 def _score(relevance: float) -> float:
