@@ -116,8 +116,8 @@ def test_a_step_that_is_recorded_shows_by_itself(browser, link, outputs, record_
             waits.append(time.monotonic() - began)
         record_property("live_s", round(median(waits), 3))
         expect(page.locator("[data-figure=steps]")).to_have_text("5 of 12")
-        expect(page.locator("[aria-label^='Reward, steps 0 to 4']")).to_be_visible()
-        expect(page.get_by_role("button", name="dead groups, warn, steps 2 to 4")).to_be_visible()
+        expect(page.locator("[aria-label^='Reward, steps 1 to 5']")).to_be_visible()
+        expect(page.get_by_role("button", name="dead groups, warn, steps 3 to 5")).to_be_visible()
 
 
 @pytest.mark.alone

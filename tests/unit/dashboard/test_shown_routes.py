@@ -103,6 +103,7 @@ def test_an_episode_comes_with_its_task_its_group_and_its_neighbours(client):
     observation = episode["turns"][0]["observations"][0]
     assert (observation["server"], observation["latency_s"], observation["worked"]) == ("directory", 0.25, True)
     assert found["task"]["prompt"] == [{"role": "user", "content": f"{TASKS[1]}?"}]
+    assert found["task"]["preamble"] == []
     assert [(one["member"], one["reward"], one["advantage"]) for one in found["group"]] == [(0, 0, 0), (1, 1, 1)]
     assert found["neighbours"] == {"previous": None, "next": {"step": 1, "task_id": TASKS[1], "member": 1}}
 

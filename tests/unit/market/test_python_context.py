@@ -8,13 +8,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.server.mcpserver.exceptions import ToolError
 
 from mcprl_market.python.server import (
     MAX_KEYS,
     MAX_STEPS,
     MAX_STORED_BYTES,
-    BadPipelineError,
-    ContextFullError,
     EpisodeContext,
     steps_of,
 )
@@ -84,10 +83,10 @@ def test_a_context_is_bounded_in_keys_and_bytes():
     context = EpisodeContext()
     for number in range(MAX_KEYS):
         context.store(str(number), number, "")
-    with pytest.raises(ContextFullError, match="No more than 100 results"):
+    with pytest.raises(ToolError, match="No more than 100 results"):
         context.store("one more", 1, "")
     context.store("0", "again", "")
-    with pytest.raises(ContextFullError, match="No more than 4 MB"):
+    with pytest.raises(ToolError, match="No more than 4 MB"):
         context.store("0", "x" * MAX_STORED_BYTES, "")
     assert context.values["0"] == "again"
 
@@ -109,5 +108,5 @@ def test_steps_are_codes_or_objects_and_have_names_that_differ():
     ],
 )
 def test_what_is_no_pipeline_is_refused_with_the_form_it_needs(pipeline, message):
-    with pytest.raises(BadPipelineError, match=message):
+    with pytest.raises(ToolError, match=message):
         steps_of(pipeline)

@@ -1,27 +1,26 @@
-"""Monty: alone it runs what it can; before the sandbox it changes nothing but the time."""
+"""The engine monty: its results, its limits, and where it differs from Python."""
 # R14
 
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from python_programs import HONEST, needs_bubblewrap, program, sandboxed
+from python_programs import needs_bubblewrap, program, sandboxed
 
-from mcprl_market.python.monty import MontyEngine, MontyFirst, is_same_in_monty
-from mcprl_market.python.programs import Failed, FailureKind, Limits, Outcome, Program, Ran
+from mcprl_market.python.monty import MontyEngine
+from mcprl_market.python.programs import Failed, FailureKind, Limits, Program, Ran
 from mcprl_market.python.sandbox import Sandbox
 
 pytest.importorskip("pydantic_monty", reason="pydantic-monty is missing: run scripts/setup")
 
 PATIENT = Limits(cpu_s=60, deadline_s=60.0)  # for what ends by itself, however busy the machine
 PRICES = [213.88, 210.1, 0.0, -3.5, 1e16, 2.675, 1 / 3, 5e-324]
-IN_SUBSET = {
+SAME = {
     "arithmetic": "[(x + 1, x - 1, x * 3, x / 7, x // 2, x % 3, -x, abs(x)) for x in data]",
     "powers": "[abs(x) ** 0.5 if abs(x) < 1000 else 0 for x in data]",
     "whole numbers": "[2 ** 70, -7 // 2, -7 % 3, divmod(17, -5), 10 ** 20 // 7, int('42'), int(3.9), bool(0)]",
@@ -43,61 +42,17 @@ IN_SUBSET = {
     "context": "context['rate'] * data[0]",
     "nothing": "x = 1",
 }
-NOT_IN_SUBSET = {
-    "rounding to digits": "round(2.675, 2)",
-    "texts of floats": "[str(x) for x in data]",
-    "floats in texts": "[f'{x}' for x in data]",
-    "floats in formats without a type": "[f'{x:,}' for x in data]",
-    "printed floats": "print(data[0])",
-    "other functions of maths": "import math\nmath.gamma(4.5)",
-    "sets": "{3, 1, 2}",
-    "catching": "try:\n    'a'.nothing()\nexcept AttributeError:\n    result = 1",
-    "looking for features": "hasattr('a', 'removeprefix')",
-    "modules": "import json\njson.dumps({})",
-    "pandas": "pd.Series([1]).sum()",
-    "classes": "class A:\n    pass",
-    "another name for a builtin": "sum = len\nsum([1])",
-    "an attribute beneath": "(1).__class__",
-    "identity": "1000 is 1000",
-    "old formats": "'%.2f' % 2.675",
-    "no Python": "def f(:",
-    "files": "open('/etc/passwd')",
-}
-FAILING = ("1 / 0", "data['k']", "nothing", "[][0]", "int('x')", "'a' + 1", "def f(n):\n    return f(n + 1)\nf(0)")
-
-
-class Counting:
-    """The sandbox, and how often it was asked."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-        self.count = 0
-
-    async def run(self, program: Program) -> Outcome:
-        self.count += 1
-        return await self.sandbox.run(program)
 
 
 def given_names(code: str) -> Program:
     return program(code, data=PRICES, context={"rate": 1.1})
 
 
-@pytest.mark.parametrize("name", IN_SUBSET)
-def test_what_has_been_compared_is_in_the_subset(name):
-    expected = sys.version_info < (3, 12) or "sum(" not in IN_SUBSET[name]
-    assert is_same_in_monty(IN_SUBSET[name]) is expected
-
-
-@pytest.mark.parametrize("name", NOT_IN_SUBSET)
-def test_what_differs_or_could_is_not_in_the_subset(name):
-    assert not is_same_in_monty(NOT_IN_SUBSET[name])
-
-
 @pytest.mark.process
 @needs_bubblewrap
-async def test_both_engines_give_the_same_outcome_on_the_subset():
+async def test_monty_and_the_sandbox_give_the_same_outcome():
     async with Sandbox(sandboxed(), spares=2) as sandbox, MontyEngine(PATIENT) as monty:
-        for name, code in IN_SUBSET.items():
+        for name, code in SAME.items():
             ours, theirs = await sandbox.run(given_names(code)), await monty.run(given_names(code))
             assert isinstance(ours, Ran), (name, ours)
             assert theirs == ours, name
@@ -105,7 +60,7 @@ async def test_both_engines_give_the_same_outcome_on_the_subset():
 
 @pytest.mark.process
 @needs_bubblewrap
-async def test_rounding_to_digits_is_why_not_everything_goes_to_monty():
+async def test_rounding_to_digits_differs():
     async with Sandbox(sandboxed(), spares=0) as sandbox, MontyEngine(PATIENT) as monty:
         outcomes = [await engine.run(program("round(2.675, 2)")) for engine in (sandbox, monty)]
     assert [outcome.value for outcome in outcomes if isinstance(outcome, Ran)] == [2.67, 2.68]
@@ -113,37 +68,13 @@ async def test_rounding_to_digits_is_why_not_everything_goes_to_monty():
 
 @pytest.mark.process
 @needs_bubblewrap
-async def test_the_text_of_a_float_is_another_reason():
+async def test_the_text_of_a_float_may_differ():
     code = "str(-1351606456275813.2 + 46416)"
     async with Sandbox(sandboxed(), spares=0) as sandbox, MontyEngine(PATIENT) as monty:
         outcomes = [await engine.run(program(code)) for engine in (sandbox, monty)]
     texts = [outcome.value for outcome in outcomes if isinstance(outcome, Ran)]
     assert texts == ["-1351606456229397.2", "-1351606456229397.3"]
     assert float(texts[0]) == float(texts[1])
-
-
-@pytest.mark.process
-@needs_bubblewrap
-async def test_with_both_only_what_monty_cannot_settle_reaches_the_sandbox(monkeypatch):
-    monkeypatch.setattr("mcprl_market.python.monty._QUICK_S", 60.0)
-    async with Sandbox(sandboxed(), spares=1) as sandbox:
-        counted = Counting(sandbox)
-        async with MontyFirst(Limits(), counted) as both:
-            assert await both.run(given_names(IN_SUBSET["order"])) == await sandbox.run(given_names(IN_SUBSET["order"]))
-            assert counted.count == 0
-            for number, code in enumerate((*NOT_IN_SUBSET.values(), *FAILING), start=1):
-                assert await both.run(given_names(code)) == await sandbox.run(given_names(code)), code
-                assert counted.count == number
-
-
-@pytest.mark.process
-@needs_bubblewrap
-async def test_with_both_a_program_that_takes_long_in_monty_still_gives_its_result():
-    code = "n = 0\nfor i in range(3000000):\n    n += i % 7\nn"
-    async with Sandbox(sandboxed(), spares=0) as sandbox, MontyFirst(Limits(), sandbox) as both:
-        outcome = await both.run(program(code))
-    total = sum(i % 7 for i in range(3000000))
-    assert outcome == Ran(value=total, shown=str(total), stdout="", stderr="")
 
 
 numbers = st.one_of(st.integers(-(10**6), 10**6), st.floats(allow_nan=False, allow_infinity=False, width=64))
@@ -172,14 +103,13 @@ async def test_monty_computes_as_python_does(texts):
             expected.append(value)
             codes.append(text)
     code = f"[{', '.join(codes)}]"
-    assert is_same_in_monty(code)
     async with MontyEngine(PATIENT) as monty:
         outcome = await monty.run(program(code))
     assert isinstance(outcome, Ran), outcome
     assert list(map(repr, outcome.value)) == list(map(repr, expected))
 
 
-async def test_alone_it_says_what_it_does_not_have():
+async def test_it_says_what_it_does_not_have():
     async with MontyEngine(PATIENT) as monty:
         outcome = await monty.run(program("x = 1\nimport pandas"))
     assert isinstance(outcome, Failed)
@@ -188,7 +118,7 @@ async def test_alone_it_says_what_it_does_not_have():
     assert "in line 2" in outcome.message
 
 
-async def test_alone_it_names_exceptions_and_steps():
+async def test_it_names_exceptions_and_steps():
     async with MontyEngine(PATIENT) as monty:
         outcome = await monty.run(program("[1, 2]", "print(data)\ndata[5]"))
     assert isinstance(outcome, Failed)
@@ -204,7 +134,7 @@ async def test_alone_it_names_exceptions_and_steps():
         ("while True: print('x' * 1000)", FailureKind.OUTPUT, 1.0),
     ],
 )
-async def test_alone_it_keeps_its_limits(code, kind, time_s):
+async def test_it_keeps_its_limits(code, kind, time_s):
     # The first line is too much output already. Monty prints on until its time is over, all the same.
     async with MontyEngine(replace(PATIENT, output_bytes=999), time_s=time_s) as monty:
         outcome = await monty.run(program(code))
@@ -214,13 +144,9 @@ async def test_alone_it_keeps_its_limits(code, kind, time_s):
         assert await monty.run(program("1 + 1")) == Ran(value=2, shown="2", stdout="", stderr="")
 
 
-async def test_alone_it_reaches_no_file_and_no_variable_of_the_host(monkeypatch):
+async def test_it_reaches_no_file_and_no_variable_of_the_host(monkeypatch):
     monkeypatch.setenv("MCPRL_TEST_CANARY", "secret")
     async with MontyEngine(PATIENT) as monty:
         for code in ("open('/etc/passwd').read()", "import os\nos.getenv('MCPRL_TEST_CANARY')", "import socket"):
             outcome = await monty.run(program(code))
             assert not isinstance(outcome, Ran) or outcome.value is None, code
-
-
-def test_honest_programs_are_mostly_for_the_sandbox():
-    assert sum(is_same_in_monty(code) for code, _ in HONEST.values()) < len(HONEST) / 2

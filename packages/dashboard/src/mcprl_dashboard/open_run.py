@@ -47,7 +47,8 @@ class TaskPrompts:
             if task is None:
                 return None, self._why or f"the task file {self._task_file} has no task of this id"
             return {
-                "prompt": [*self._preamble, *task.prompt],
+                "preamble": list(self._preamble),
+                "prompt": list(task.prompt),
                 "difficulty": task.difficulty.value,
                 "tools": None if task.tools is None else list(task.tools),
                 "goal": asdict(task.goal),

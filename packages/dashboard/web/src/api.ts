@@ -1,7 +1,7 @@
 /** Asking the server: one function, one error, one hook. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
-/** What the server said was wrong, and what to do about it. */
+/** An error from the server, and its fix. */
 export class ApiError extends Error {
   constructor(
     readonly code: string,
@@ -32,7 +32,7 @@ export interface Loaded<T> {
   loading: boolean;
 }
 
-/** The answer to a question; the last answer stays while a new one is awaited. No question where `url` is null. */
+/** The answer to a request; the last answer stays while a new one is awaited. No request if `url` is null. */
 export function useAnswer<T>(url: string | null, again: unknown = 0): Loaded<T> {
   const [state, setState] = useState<Loaded<T>>({ data: null, error: null, loading: url !== null });
   const asked = useRef<string | null>(null);

@@ -1,4 +1,4 @@
-/** What the server sends by itself: server-sent events, kept open as long as a page is. */
+/** Server-sent events, kept open as long as a page is. */
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 
@@ -8,7 +8,7 @@ export const connection = signal<Connection>("connecting");
 
 type Listeners = Record<string, (data: never) => void>;
 
-/** Hear events by their names. The browser connects again by itself, and is told of all that changed when it does. */
+/** Listen to events by name. The browser reconnects by itself, and then receives everything that changed. */
 export function useEvents(url: string | null, listeners: Listeners): void {
   useEffect(() => {
     if (url === null) return;
@@ -23,6 +23,6 @@ export function useEvents(url: string | null, listeners: Listeners): void {
   }, [url]);
 }
 
-/** Now, in seconds since 1970, told anew every second: for "12 s ago". */
+/** Now, in seconds since 1970, updated every second: for "12 s ago". */
 export const now = signal(Date.now() / 1000);
 setInterval(() => (now.value = Date.now() / 1000), 1000);

@@ -38,7 +38,7 @@ interface LinkProps {
   onFocus?: () => void;
 }
 
-/** A link inside of the dashboard. A click with a modifier does what the browser does. */
+/** A link inside the dashboard. A click with a modifier key is left to the browser. */
 export function Link({ to, children, ...rest }: LinkProps) {
   const onClick = (event: MouseEvent) => {
     if (event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;

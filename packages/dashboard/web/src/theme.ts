@@ -25,7 +25,7 @@ function show(next: Theme): void {
   theme.value = next;
 }
 
-/** The colour that a custom property holds at present, for what is drawn on a canvas. */
+/** The current colour of a custom property, for drawing on a canvas. */
 export function colour(property: string, alpha = 1): string {
   const value = getComputedStyle(document.documentElement).getPropertyValue(property).trim();
   if (alpha >= 1) return value;

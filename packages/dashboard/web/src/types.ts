@@ -1,4 +1,4 @@
-/** What the server answers, as the pages use it. A number that is not finite arrives as null. */
+/** The server's answers. A number that is not finite arrives as null. */
 
 export type Severity = "ok" | "warn" | "bad";
 export type Figure = number | null;
@@ -109,7 +109,7 @@ export interface Facets {
   /** Episodes whose turns are still being read; their tools are not counted yet. */
   pending?: number;
   episodes: number;
-  /** The first and the last; none where there are no episodes. */
+  /** The first and the last; empty if there are no episodes. */
   steps: number[];
   tasks: { id: string; count: number }[];
   tools: { name: string; count: number }[];
@@ -171,7 +171,7 @@ export interface Turn {
   reward: Figure;
   calls: Call[];
   observations: Observation[];
-  /** Why the turns could not be told apart; their text is then as it was recorded. */
+  /** Why the turns could not be separated; the text is then as recorded. */
   problem?: string | null;
 }
 
@@ -193,12 +193,20 @@ export interface Episode {
 
 export interface Message {
   role: string;
-  content: string;
-  name?: string;
+  content: string | null;
+  tool_calls?: (WrittenCall & { function?: WrittenCall })[];
+}
+
+/** A call in a message of a prompt. */
+export interface WrittenCall {
+  name: string;
+  arguments: unknown;
 }
 
 export interface Task {
   prompt: Message[];
+  /** Messages before the prompt, the same for every task. */
+  preamble: Message[];
   difficulty: string;
   tools: string[] | null;
   goal: unknown;

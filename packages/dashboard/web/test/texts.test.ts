@@ -3,7 +3,7 @@ import { settingDifferences } from "../src/logic/config_diff";
 import { diffWords, likeness, splitWords } from "../src/logic/diff";
 import { jsonPieces, prettyJson } from "../src/logic/json_pieces";
 import { visible, visiblePieces } from "../src/logic/visible";
-import { routeOf } from "../src/logic/routes";
+import { paths, routeOf } from "../src/logic/routes";
 
 /** Numbers that are the same in every run. */
 function* draws(seed: number): Generator<number> {
@@ -75,9 +75,10 @@ it("settings that differ are found by their dotted names", () => {
 describe("an address", () => {
   it("of an episode may name any task", () => {
     const task = "a/b?c=#ü%";
-    expect(routeOf(`/runs/r/episodes/3/${encodeURIComponent(task)}/1`)).toEqual({ page: "episode", run: "r", step: 3, task, member: 1 });
+    expect(routeOf(`/runs/r/episodes/3/${encodeURIComponent(task)}/1`)).toEqual({ page: "episode", run: "r", step: 2, task, member: 1 });
+    expect(routeOf(paths.episode("r", 0, task, 1))).toEqual({ page: "episode", run: "r", step: 0, task, member: 1 });
   });
   it("that means nothing leads nowhere", () => {
-    for (const path of ["/runs", "/runs/x/episodes/a/b/c", "/%", "/elsewhere"]) expect(routeOf(path)).toEqual({ page: "nowhere" });
+    for (const path of ["/runs", "/runs/x/episodes/a/b/c", "/runs/x/episodes/0/b/1", "/%", "/elsewhere"]) expect(routeOf(path)).toEqual({ page: "nowhere" });
   });
 });

@@ -45,19 +45,20 @@ def slack(
 
 def python(
     world: Annotated[
-        int | None, typer.Option("--world", metavar="SEED", help="World that the version names; code runs the same.")
+        int | None,
+        typer.Option("--world", metavar="SEED", help="Seed in the server's version; no other effect."),
     ] = None,
     engine: Annotated[
-        Literal["auto", "sandbox", "monty"],
-        typer.Option(help="What runs the code: a sandboxed Python, or monty, a small interpreter of a subset."),
+        Literal["sandbox", "monty"],
+        typer.Option(help="What runs the code: a sandboxed Python, or monty, an interpreter of a subset."),
     ] = "sandbox",
     allow_unsafe: Annotated[
-        bool, typer.Option("--allow-unsafe", help="Run code even where the sandbox cannot protect this machine.")
+        bool, typer.Option("--allow-unsafe", help="Run code even if the sandbox cannot protect this machine.")
     ] = False,
     http: Http = False,
     port: Port = 8000,
 ) -> None:
-    """Execution of Python code."""
+    """Python code execution."""
     serve_by_name("python", http, port, world=world, engine=engine, allow_unsafe=allow_unsafe)
 
 
@@ -77,7 +78,7 @@ def generate(
     distractors: Annotated[
         int, typer.Option("--distractors", min=0, help="Tools on offer besides those a task needs.")
     ] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Another seed asks other questions of the same world.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed gives other questions about the same world.")] = 0,
 ) -> None:
     """Make tasks about an offline world, each with its solution. The same arguments give the same files."""
     from rich.console import Console
@@ -90,7 +91,7 @@ def generate(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TaskFileError(f"cannot make the folder {out}: {error.strerror}", fix="choose another place") from error
+        raise TaskFileError(f"cannot make the folder {out}: {error.strerror}", fix="choose another folder") from error
     with Console(stderr=True, highlight=False).status("making tasks …"):
         splits = make_tasks(
             world,

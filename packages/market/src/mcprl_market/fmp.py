@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Annotated, Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, cast
 from zoneinfo import ZoneInfo
 
 from mcp.server.mcpserver import MCPServer
@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 from mcprl.concurrency import run_all
 from mcprl.secrets import SECRETS
 from mcprl_market.making import (
+    add_tools,
     answer,
     checked_symbol,
     labelled,
@@ -52,32 +53,6 @@ class Profile:
     market_cap: int | None = None
 
 
-class FmpSource(Protocol):
-    """Knows stocks. None, or nothing, where it knows no such symbol; a failure of its own is an MCPError."""
-
-    async def quote(self, symbol: str) -> Quote | None: ...
-
-    async def profile(self, symbol: str) -> Profile | None: ...
-
-    async def statements(self, symbol: str, period: Period, limit: int) -> tuple[Statement, ...]:
-        """Newest first."""
-        ...
-
-    async def gainers(self, limit: int) -> tuple[Quote, ...]:
-        """The largest gain first."""
-        ...
-
-    async def losers(self, limit: int) -> tuple[Quote, ...]:
-        """The largest loss first."""
-        ...
-
-    async def search(self, query: str, limit: int) -> tuple[Company, ...]: ...
-
-    async def news(self, symbols: Sequence[str], limit: int) -> tuple[Article, ...]:
-        """Newest first; about any stock where no symbol is given."""
-        ...
-
-
 _NAME = "fmp"
 _NOT_FOUND = 404
 _NEW_YORK = ZoneInfo("America/New_York")
@@ -91,7 +66,7 @@ def fmp_upstream() -> Upstream:
 
 
 class LiveFmp:
-    """Asks the API."""
+    """Asks the API. Unknown symbols give None or nothing, failures of the API raise MCPError."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -115,7 +90,7 @@ class LiveFmp:
         return tuple(map(_mover, (await self._list("/biggest-losers"))[:limit]))
 
     async def search(self, query: str, limit: int) -> tuple[Company, ...]:
-        """Those whose symbol is like the query, then those whose name is; no symbol twice."""
+        """Matches of the symbol, then matches of the name; no symbol twice."""
         wanted: dict[str, str | int] = {"query": query, "limit": limit}
         by_symbol, by_name = await run_all([self._list("/search-symbol", wanted), self._list("/search-name", wanted)])
         found: dict[str, Company] = {}
@@ -137,18 +112,12 @@ class LiveFmp:
             if refusal.status == _NOT_FOUND:
                 raise upstream_fault(_NAME, f"knows no {path} (HTTP 404: {refusal.text})") from None
             raise ToolError(f"The request was refused: {refusal.text}") from None
-        _check_is_no_error(found)
+        message: Any = cast("dict[str, Any]", found).get("Error Message") if isinstance(found, dict) else None
+        if isinstance(message, str):
+            is_busy = "limit reach" in message.lower()
+            detail = SECRETS.redact(message)[:300]  # in this order: half a key would not be recognised
+            raise upstream_fault(_NAME, f"answered with an error: {detail}", UNSAID_WAIT_S if is_busy else None)
         return json_objects(_NAME, path.removeprefix("/"), found)
-
-
-def _check_is_no_error(found: Any) -> None:
-    if not isinstance(found, dict):
-        return
-    message = cast("dict[str, Any]", found).get("Error Message")
-    if isinstance(message, str):
-        is_busy = "limit reach" in message.lower()
-        told = SECRETS.redact(message)[:300]  # in this order: half a key would not be recognised
-        raise upstream_fault(_NAME, f"answered with an error: {told}", UNSAID_WAIT_S if is_busy else None)
 
 
 def _quote(fields: JsonFields) -> Quote:
@@ -173,7 +142,7 @@ def _mover(fields: JsonFields) -> Quote:
         symbol=fields.text("symbol"),
         name=fields.maybe_text("name") or "",
         price=price,
-        previous_close=round(price - change, 6),  # not told, and the difference has the noise of binary fractions
+        previous_close=round(price - change, 6),  # not in the answer; the difference has binary noise
         change=change,
         change_percent=fields.number("changesPercentage"),
     )
@@ -416,9 +385,9 @@ class PreviousClose(TypedDict):
 
 
 class _Tools:
-    """The tools over one source. Names of methods are names of tools."""
+    """The tools over one source. Each public method is a tool of that name."""
 
-    def __init__(self, source: FmpSource) -> None:
+    def __init__(self, source: LiveFmp | OfflineFmp) -> None:
         self._source = source
 
     async def fmp_get_quote(self, symbol: _Symbol) -> Annotated[CallToolResult, QuoteAnswer]:
@@ -504,17 +473,5 @@ class _Tools:
 def make_server(*, world: int | None = None) -> MCPServer:
     """The server, not yet running: of the offline world with that seed, or live for None."""
     server, source = live_or_offline("fmp", world, upstream=fmp_upstream, live=LiveFmp, offline=OfflineFmp)
-    tools = _Tools(source)
-    for tool in (
-        tools.fmp_get_quote,
-        tools.fmp_get_company_profile,
-        tools.fmp_get_income_statement,
-        tools.fmp_get_market_gainers,
-        tools.fmp_get_market_losers,
-        tools.fmp_search_ticker,
-        tools.fmp_get_stock_news,
-        tools.fmp_get_change_percent,
-        tools.fmp_get_previous_close,
-    ):
-        server.add_tool(tool, annotations=read_only(is_live=world is None))
+    add_tools(server, _Tools(source), read_only(is_live=world is None))
     return server

@@ -1,4 +1,4 @@
-"""How the servers are made: live or offline, with which version, which annotations, and what a tool's answer is."""
+"""What the market's servers share: making a server live or offline, adding its tools, and formatting answers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mcprl_market.upstream import Upstream
 from mcprl_market.world import Market, open_market
 
 __all__ = [
+    "add_tools",
     "answer",
     "checked_symbol",
     "labelled",
@@ -35,7 +36,7 @@ _MAX_DESCRIPTION_CHARS = 300
 
 
 def checked_symbol(text: str) -> str:
-    """One ticker symbol in capitals. It can stand in the path of a URL."""
+    """One ticker symbol in capitals. It is safe in the path of a URL."""
     symbol = text.strip().upper()
     if not _SYMBOL.fullmatch(symbol):
         raise ToolError(f"{text!r} is not a ticker symbol. Give exactly one, without spaces or commas.")
@@ -47,13 +48,13 @@ def unknown_symbol(symbol: str) -> ToolError:
 
 
 def labelled(title: str, fields: Mapping[str, str]) -> str:
-    """A title and a line for each field that is known."""
+    """A title and a line for each field that is not empty."""
     lines = [f"{label}: {value}" for label, value in fields.items() if value]
     return "\n".join([f"**{title}**", *lines])
 
 
 def money(amount: float) -> str:
-    """Dollars, with as many decimals as are known, between two and four: $213.88, $0.0685, $-0.24."""
+    """Dollars with two to four decimals, as many as needed: $213.88, $0.0685, $-0.24."""
     return f"${_decimals(amount)}"
 
 
@@ -67,7 +68,7 @@ def whole(number: int) -> str:
 
 
 def shortened(text: str) -> str:
-    """The beginning of a long description, which costs the policy's context."""
+    """The beginning of a long description: descriptions take up the policy's context."""
     text = " ".join(text.split())
     return text if len(text) <= _MAX_DESCRIPTION_CHARS else f"{text[:_MAX_DESCRIPTION_CHARS].rstrip()}..."
 
@@ -83,7 +84,7 @@ S = TypeVar("S")
 
 
 def answer(structured: Any, text: str) -> CallToolResult:
-    """A tool's answer: for the policy its text; for programs the records that the text is made from, as JSON."""
+    """A tool's answer: the text for the policy, and the records that it is made from as JSON for programs."""
     return CallToolResult(
         content=[TextContent(type="text", text=text)], structured_content=to_jsonable_python(structured)
     )
@@ -93,13 +94,20 @@ def read_only(*, is_live: bool) -> ToolAnnotations:
     return ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=is_live)
 
 
+def add_tools(server: MCPServer, tools: object, annotations: ToolAnnotations) -> None:
+    """Add every public method of an object as a tool of the same name."""
+    for name in vars(type(tools)):
+        if not name.startswith("_"):
+            server.add_tool(getattr(tools, name), annotations=annotations)
+
+
 def live_server(name: str, upstream: Upstream) -> MCPServer:
-    # Logged at WARNING: a line for each request would bury what matters in a training run's logs.
+    # At WARNING: a log line for each request would bury what matters in the logs of a run.
     return MCPServer(name, version="1", log_level="WARNING", lifespan=upstream.lifespan)
 
 
 def offline_server(name: str, world: str) -> MCPServer:
-    """A server that tells by its version which world it serves, as in 1+market-7."""
+    """A server whose version names its world, as in 1+market-7."""
     return MCPServer(name, version=f"1+{world}", log_level="WARNING")
 
 
@@ -111,7 +119,7 @@ def live_or_offline(
     live: Callable[[Upstream], S],
     offline: Callable[[Market], S],
 ) -> tuple[MCPServer, S]:
-    """A server without tools yet, and the source of its facts: the offline world with that seed, or live for None."""
+    """A server without tools, and the source of its facts: the offline world of that seed, or live for None."""
     if world is None:
         reached = upstream()
         return live_server(name, reached), live(reached)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
 from mcp.server.mcpserver import MCPServer
@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 
 from mcprl.secrets import SECRETS
 from mcprl_market.making import (
+    add_tools,
     answer,
     checked_symbol,
     labelled,
@@ -57,33 +58,13 @@ class TickerDetails:
     market_cap: int | None = None
 
 
-class PolygonSource(Protocol):
-    """Knows stocks. None, or nothing, where it knows no such ticker; a failure of its own is an MCPError."""
-
-    async def bars(self, ticker: str, start: date, end: date, frequency: Frequency) -> tuple[Bar, ...]:
-        """Oldest first, both days included."""
-        ...
-
-    async def previous_close(self, ticker: str) -> Bar | None:
-        """The last full trading day."""
-        ...
-
-    async def details(self, ticker: str) -> TickerDetails | None: ...
-
-    async def news(self, ticker: str, limit: int) -> tuple[Article, ...]:
-        """Newest first."""
-        ...
-
-    async def status(self) -> MarketStatus: ...
-
-
 _NAME = "polygon"
 _NOT_FOUND = 404
 _NEW_YORK = ZoneInfo("America/New_York")
 _TIMESPANS = {Frequency.DAILY: "day", Frequency.HOURLY: "hour", Frequency.MINUTE: "minute"}
 _WELL = frozenset({"OK", "DELAYED"})
 _MAX_ITEMS = 50_000
-"""What the API reads for one answer at most: days, or for shorter bars minutes."""
+"""The API's limit of base bars per answer: days, or minutes for shorter bars."""
 
 
 def polygon_upstream() -> Upstream:
@@ -93,7 +74,7 @@ def polygon_upstream() -> Upstream:
 
 
 class LivePolygon:
-    """Asks the API."""
+    """Asks the API. Unknown tickers give None or nothing, failures of the API raise MCPError."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -140,7 +121,7 @@ class LivePolygon:
         )
 
     async def _ask(self, where: str, path: str, params: Mapping[str, str | int] | None = None) -> JsonFields | None:
-        """The fields of an answer; None where there is no such thing."""
+        """The fields of an answer; None if nothing was found."""
         try:
             found = JsonFields(_NAME, where, await self._upstream.get(path, params))
         except UpstreamRefusal as refusal:
@@ -152,9 +133,9 @@ class LivePolygon:
             return found
         if status == "NOT_FOUND":
             return None
-        told = found.maybe_text("error") or found.maybe_text("message") or ""
-        wait_s = UNSAID_WAIT_S if "exceeded the maximum requests" in told else None
-        raise upstream_fault(_NAME, f"answered with status {status}: {SECRETS.redact(told)[:300]}", wait_s)
+        detail = found.maybe_text("error") or found.maybe_text("message") or ""
+        wait_s = UNSAID_WAIT_S if "exceeded the maximum requests" in detail else None
+        raise upstream_fault(_NAME, f"answered with status {status}: {SECRETS.redact(detail)[:300]}", wait_s)
 
 
 def _bar(ticker: str, fields: JsonFields) -> Bar:
@@ -245,7 +226,7 @@ class OfflinePolygon:
 
 
 MAX_BARS_SHOWN = 30
-"""Bars in a text. The structured answer holds all."""
+"""Most bars in a text. The structured answer has all."""
 
 
 def bars_text(ticker: str, start: date, end: date, frequency: Frequency, found: Sequence[Bar]) -> str:
@@ -331,7 +312,7 @@ def _bar_text(bar: Bar, frequency: Frequency) -> str:
 
 
 MAX_DAYS = {Frequency.DAILY: 7300, Frequency.HOURLY: 70, Frequency.MINUTE: 7}
-"""How many calendar days a series may span: some 5,000 bars, of hours and minutes outside trading hours included."""
+"""Most calendar days in one series: about 5,000 bars, including hours and minutes outside trading hours."""
 
 _Ticker = Annotated[str, Field(description="Ticker symbol")]
 _Day = Annotated[str, Field(description="YYYY-MM-DD")]
@@ -366,9 +347,9 @@ class StatusAnswer(RootModel[MarketStatus]):
 
 
 class _Tools:
-    """The tools over one source. Names of methods are names of tools."""
+    """The tools over one source. Each public method is a tool of that name."""
 
-    def __init__(self, source: PolygonSource) -> None:
+    def __init__(self, source: LivePolygon | OfflinePolygon) -> None:
         self._source = source
 
     async def polygon_get_aggs(
@@ -427,15 +408,7 @@ def make_server(*, world: int | None = None) -> MCPServer:
     server, source = live_or_offline(
         "polygon", world, upstream=polygon_upstream, live=LivePolygon, offline=OfflinePolygon
     )
-    tools = _Tools(source)
-    for tool in (
-        tools.polygon_get_aggs,
-        tools.polygon_get_news,
-        tools.polygon_get_ticker_details,
-        tools.polygon_get_previous_close,
-        tools.polygon_get_market_status,
-    ):
-        server.add_tool(tool, annotations=read_only(is_live=world is None))
+    add_tools(server, _Tools(source), read_only(is_live=world is None))
     return server
 
 

@@ -2,8 +2,8 @@
 
 Where posts go:
 
-    offline                            into a workspace of the episode's own
-    live                               beside the real workspace, which is only read: see `overlay`
+    offline                            to a workspace that only the episode sees
+    live                               to an overlay of the episode; Slack itself is only read (`OverlayChat`)
     live, with `post_for_real`         to Slack, for everyone to see
 """
 
@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
 from mcp.server.mcpserver import Context, MCPServer
@@ -51,20 +51,8 @@ __all__ = [
 ]
 
 
-class Chat(Protocol):
-    """A workspace as one episode sees it. What it refuses is a ToolError, a failure of its own an MCPError."""
-
-    async def channels(self) -> tuple[Channel, ...]: ...
-
-    async def post(self, channel: Channel, text: str) -> ChatMessage: ...
-
-    async def history(self, channel: Channel, limit: int) -> tuple[ChatMessage, ...]:
-        """At most `limit` messages, newest first."""
-        ...
-
-
 def find_channel(channels: Sequence[Channel], wanted: str) -> Channel | None:
-    """A channel by its id, its name or #name, whatever the case.
+    """A channel by its id, name or #name, in any case.
 
     find_channel([Channel(id="C0GENERAL1", name="general")], "#General")   # that channel
     """
@@ -75,7 +63,7 @@ def find_channel(channels: Sequence[Channel], wanted: str) -> Channel | None:
 
 
 def newest_first(messages: Iterable[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """Messages in the order of their timestamps, which are numbers of seconds with six digits after the point."""
+    """Messages by timestamp: seconds with six digits after the point."""
     return tuple(sorted(messages, key=_age_order, reverse=True))
 
 
@@ -100,30 +88,16 @@ _REFUSALS: Mapping[str, str] = {
     "restricted_action_thread_only_channel": _NO_POSTING,
 }
 _BUSY = frozenset({"ratelimited", "rate_limited"})
-_TOKEN = frozenset(
-    {
-        "access_denied",
-        "account_inactive",
-        "accesslimited",
-        "ekm_access_denied",
-        "enterprise_is_restricted",
-        "invalid_auth",
-        "missing_scope",
-        "no_permission",
-        "not_allowed_token_type",
-        "not_authed",
-        "org_login_required",
-        "team_access_not_granted",
-        "token_expired",
-        "token_revoked",
-        "two_factor_setup_required",
-    }
+_TOKEN_ERRORS = (
+    "access_denied account_inactive accesslimited ekm_access_denied enterprise_is_restricted invalid_auth "
+    "missing_scope no_permission not_allowed_token_type not_authed org_login_required team_access_not_granted "
+    "token_expired token_revoked two_factor_setup_required"
 )
 _MAX_CODE_CHARS = 100
 
 
 def checked_answer(method: str, answer: Any) -> JsonFields:
-    """The fields of an answer that says it is well; otherwise what it says is raised."""
+    """The fields of a successful answer. Raises the error of any other."""
     fields = JsonFields(NAME, method, answer)
     if fields.flag("ok"):
         return fields
@@ -132,14 +106,14 @@ def checked_answer(method: str, answer: Any) -> JsonFields:
         raise refusal(code)
     if code in _BUSY:
         raise upstream_fault(NAME, f"is asked too often ({method}: {code})", UNSAID_WAIT_S)
-    if code in _TOKEN:
+    if code in _TOKEN_ERRORS.split():
         needed = f", needs {fields.text('needed')}" if "needed" in fields else ""
         raise upstream_fault(NAME, f"refused the token ({method}: {code}{needed})")
     raise upstream_fault(NAME, f"failed ({method}: {code})")
 
 
 def refusal(code: str) -> ToolError:
-    """What a caller is told who asked for something that cannot be."""
+    """The error for a request that Slack refuses."""
     return ToolError(f"{_REFUSALS[code]} (Slack: {code})")
 
 
@@ -160,8 +134,8 @@ def slack_upstream() -> Upstream:
 class LiveChat:
     """A real workspace.
 
-    Its channels are kept for a minute: every post and every history needs them to know a channel by its name, and
-    Slack allows about twenty listings a minute, fewer than parallel episodes would make.
+    The list of channels is cached for a minute: every post and every history needs it to resolve a channel's name, and
+    Slack allows about twenty listings per minute, fewer than parallel episodes would make.
     """
 
     def __init__(self, upstream: Upstream, clock: Callable[[], float] = time.monotonic) -> None:
@@ -178,12 +152,12 @@ class LiveChat:
         if listing is None or (listing.done() and self._clock() >= self._listed_until):
             listing = self._listing = asyncio.ensure_future(self._list_channels())
             listing.add_done_callback(_mark_as_seen)
-        # Unlike an await of the task itself, this does not cancel it with us: other episodes wait for it, too.
+        # Unlike awaiting the task itself, this does not cancel it with us: other episodes may be waiting for it.
         await asyncio.wait((listing,))
         return listing.result()
 
     async def post(self, channel: Channel, text: str) -> ChatMessage:
-        """Really send a message, for everyone in the channel to see."""
+        """Send a message that everyone in the channel sees."""
         answer = await self._call("chat.postMessage", body={"channel": channel.id, "text": text})
         message = answer.fields("message")
         return ChatMessage(channel_id=channel.id, user=_user(message), text=text, timestamp=_timestamp(answer))
@@ -193,13 +167,13 @@ class LiveChat:
         return tuple(_message(channel.id, message) for message in answer.objects("messages"))[:limit]
 
     async def refuse_unless_member(self, channel: Channel) -> None:
-        """Raise what Slack would say to a post in a channel that the bot has not joined."""
+        """Raise Slack's error for a post in a channel that the bot has not joined."""
         await self.channels()
         if channel.id in self._foreign:
             raise refusal("not_in_channel")
 
     async def own_user(self) -> str:
-        """The id that the bot's own messages carry."""
+        """The user id of the bot's own messages."""
         if self._own_user is None:
             self._own_user = (await self._call("auth.test")).text("user_id")
         return self._own_user
@@ -233,12 +207,12 @@ class LiveChat:
                 return checked_answer(method, await self._upstream.post(f"/{method}", body))
             return checked_answer(method, await self._upstream.get(f"/{method}", params))
         except UpstreamRefusal as refused:
-            # Slack refuses in the body of a 200; such a status says that this address is not Slack's.
+            # Slack refuses in the body of a 200, so the address is not Slack's.
             raise upstream_fault(NAME, f"does not answer {method} as Slack does ({refused})") from None
 
 
 def _mark_as_seen(listing: asyncio.Task[tuple[Channel, ...]]) -> None:
-    """Look at its error, because all who waited may have been cancelled, and nobody is left to be told."""
+    """Retrieve its error: all who waited may have been cancelled, and asyncio would log an error nobody retrieved."""
     if not listing.cancelled():
         listing.exception()
 
@@ -257,7 +231,7 @@ def _message(channel_id: str, message: JsonFields) -> ChatMessage:
 
 
 def _user(message: JsonFields) -> str:
-    """Whose message it is: a member, or else an app or a bot."""
+    """The author: a member, or else an app or a bot."""
     return message.maybe_text("user") or message.maybe_text("username") or message.maybe_text("bot_id") or "unknown"
 
 
@@ -290,8 +264,8 @@ _MICROSECONDS = 1_000_000
 class OverlayChat:
     """The real workspace with the posts of one episode laid over it.
 
-    It refuses what Slack would refuse: a channel that the bot is not in. (Slack lets bots with the scope
-    chat:write.public post there; such a bot has to be invited before training.)
+    Like Slack, it refuses channels that the bot is not in. (With the scope chat:write.public Slack accepts posts
+    there; invite such a bot to the channels before training.)
     """
 
     def __init__(self, live: LiveChat, clock: Callable[[], float] = time.time) -> None:
@@ -315,13 +289,15 @@ class OverlayChat:
         return newest_first([*await self._live.history(channel, limit), *own])[:limit]
 
     def _next_timestamp(self) -> str:
-        """Now, but always after the post before: a timestamp is also what tells two messages apart."""
+        """Now, but always after the previous post: timestamps also identify messages."""
         self._last_us = max(int(self._clock() * _MICROSECONDS), self._last_us + 1)
         return f"{self._last_us // _MICROSECONDS}.{self._last_us % _MICROSECONDS:06d}"
 
 
+Chat = LiveChat | OverlayChat | OfflineChat
+
 MAX_MESSAGE_CHARS = 40_000
-"""The longest message that Slack takes; the same offline, so that a policy learns it there."""
+"""Slack's limit; the same offline, so that a policy learns it there."""
 
 _MAX_HISTORY = 999
 _MAX_NAMES_SHOWN = 20
@@ -331,7 +307,7 @@ _ALL_TOOLS = _MESSAGE_TOOLS | {"list_slack_channels"}
 _NEW_YORK = ZoneInfo("America/New_York")
 
 _log = logging.getLogger(__name__)
-# The server logs at WARNING; where posts go is worth a line all the same.
+# The server logs at WARNING, but where posts go should always be logged.
 _log.setLevel(logging.INFO)
 
 CallContext = Context[Any, Any]
@@ -360,7 +336,7 @@ class History(TypedDict):
 
 
 class _Tools:
-    """The tools over the workspace that each call belongs to. Names of methods are names of tools."""
+    """The tools over the workspace of each call. Each public method is a tool of that name."""
 
     def __init__(self, chat_of: Callable[[CallContext], Chat]) -> None:
         self._chat_of = chat_of

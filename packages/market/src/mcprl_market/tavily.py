@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -10,7 +10,7 @@ from mcp_types import CallToolResult
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from mcprl_market.making import answer, live_or_offline, read_only
+from mcprl_market.making import add_tools, answer, live_or_offline, read_only
 from mcprl_market.upstream import JsonFields, Upstream, UpstreamRefusal, base_url, required_key, upstream_fault
 from mcprl_market.world import Market
 from mcprl_market.world.facts import Document
@@ -21,21 +21,9 @@ __all__ = ["MAX_QUERY_CHARS", "make_server"]
 Depth = Literal["basic", "advanced"]
 
 
-class SearchSource(Protocol):
-    """Searches pages. A query that it refuses is a ToolError, a failure of its own an MCPError."""
-
-    async def search(self, query: str, limit: int, depth: Depth) -> tuple[Document, ...]:
-        """At most `limit` pages, the one that fits best first."""
-        ...
-
-    async def answer(self, query: str) -> str:
-        """A short direct answer; empty where there is none."""
-        ...
-
-
 _NAME = "tavily"
 _NOT_FOUND = 404
-# An answer is written from the pages found, so it is worth the deeper search and more pages than one.
+# An answer is written from the pages found, so the deeper search and several pages pay off.
 _PAGES_FOR_AN_ANSWER = 5
 
 
@@ -47,7 +35,7 @@ def tavily_upstream() -> Upstream:
 
 
 class LiveSearch:
-    """Searches the web."""
+    """Searches the web. A refused query raises ToolError, a failure of the API MCPError."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -80,7 +68,7 @@ def _document(result: JsonFields) -> Document:
 
 
 class OfflineSearch:
-    """Searches the pages of one market. They are few and short, so a deeper search finds no more."""
+    """Searches the pages of one market. They are few and short, so an advanced search finds no more."""
 
     def __init__(self, market: Market) -> None:
         self._market = market
@@ -93,7 +81,7 @@ class OfflineSearch:
 
 
 MAX_QUERY_CHARS = 400
-"""The longest query that Tavily takes; the same offline, so that a policy learns it there."""
+"""Tavily's limit; the same offline, so that a policy learns it there."""
 
 
 class Found(TypedDict):
@@ -111,9 +99,9 @@ class Answered(TypedDict):
 
 
 class _Tools:
-    """The tools over one source. Names of methods are names of tools."""
+    """The tools over one source. Each public method is a tool of that name."""
 
-    def __init__(self, source: SearchSource) -> None:
+    def __init__(self, source: LiveSearch | OfflineSearch) -> None:
         self._source = source
 
     async def tavily_search(
@@ -141,9 +129,7 @@ class _Tools:
 def make_server(*, world: int | None = None) -> MCPServer:
     """The server, not yet running: of the offline world with that seed, or live for None."""
     server, source = live_or_offline("tavily", world, upstream=tavily_upstream, live=LiveSearch, offline=OfflineSearch)
-    tools = _Tools(source)
-    for tool in (tools.tavily_search, tools.tavily_qna_search):
-        server.add_tool(tool, annotations=read_only(is_live=world is None))
+    add_tools(server, _Tools(source), read_only(is_live=world is None))
     return server
 
 

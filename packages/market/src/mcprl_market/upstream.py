@@ -1,14 +1,14 @@
-"""The HTTP client that the live sources share: time-outs, a size limit, and each failure told as what it is.
+"""The HTTP client of the live sources: time-outs, a size limit, and failures told apart.
 
 A request ends in one of three ways:
 
-    the decoded JSON     the upstream answered; `mcprl_market.upstream` reads it field by field
-    UpstreamRefusal      it did not like what was asked (400, 404, 422): the server says so in a ToolError
-    MCPError             anything else: key refused, busy, broken, slow, gone, cut off, no JSON, too large. To a client
-                         it is a JSON-RPC error, so that the failure is never taken for a fault of the caller. Its
-                         data holds RETRY_AFTER_S where the upstream asked to be left alone for a while.
+    the decoded JSON     the upstream answered; read it field by field with `JsonFields`
+    UpstreamRefusal      it rejected the request (400, 404, 422): the server says so in a ToolError
+    MCPError             anything else: key refused, busy, broken, slow, gone, cut off, not JSON, too large. A client
+                         sees a JSON-RPC error, so the failure is never blamed on the caller. Its data has
+                         RETRY_AFTER_S if the upstream asked to wait.
 
-No text of these holds a key. Redirects are not followed, because the key would go with them.
+No message contains a key. Redirects are not followed, because the key would go with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 from urllib.parse import quote
 
 import httpx2
@@ -40,10 +40,11 @@ __all__ = [
     "upstream_fault",
 ]
 
+T = TypeVar("T")
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 UNSAID_WAIT_S = 1.0
-"""How long to leave an upstream alone that says 429 and not for how long."""
+"""How long to wait after a 429 without Retry-After."""
 
 _CONNECT_S = 5.0
 _MAX_DETAIL_CHARS = 300
@@ -52,7 +53,7 @@ _KEY_REFUSALS = frozenset({401, 402, 403})
 
 
 class UpstreamRefusal(Exception):
-    """The upstream is well but refused this request. `text` is the beginning of its answer, without secrets."""
+    """The upstream works but refused this request. `text` is the beginning of its answer, without secrets."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"HTTP {status}: {text}")
@@ -61,10 +62,10 @@ class UpstreamRefusal(Exception):
 
 
 class Upstream:
-    """One upstream: where it is, what goes with every request, and one client, made when it is first needed.
+    """One upstream: its address, what goes with every request, and one client, made when it is first needed.
 
-    `params` and `headers` carry the key. `deadline_s` is for a whole request, its body included, however steadily that
-    drips. `lifespan` belongs to the MCP server: `MCPServer(…, lifespan=upstream.lifespan)`.
+    `params` and `headers` carry the key. `deadline_s` is for a whole request, its body included, even if that keeps
+    arriving in small pieces. `lifespan` belongs to the MCP server: `MCPServer(…, lifespan=upstream.lifespan)`.
 
         Upstream("fmp", "https://example.org/stable", params={"apikey": required_key("fmp", "FMP_API_KEY")})
     """
@@ -86,7 +87,7 @@ class Upstream:
         self._client: httpx2.AsyncClient | None = None
 
     async def get(self, path: str, params: Mapping[str, str | int] | None = None) -> Any:
-        """The decoded answer to a GET. Put what a caller wrote into `path` through `path_segment` only."""
+        """The decoded answer to a GET. Escape a caller's text in `path` with `path_segment`."""
         return await self._exchange("GET", path, params=params)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -95,7 +96,7 @@ class Upstream:
 
     @asynccontextmanager
     async def lifespan(self, _server: object) -> AsyncGenerator[None]:
-        """As long as the MCP server runs; the client is closed after it."""
+        """Closes the client after the MCP server."""
         try:
             yield
         finally:
@@ -114,7 +115,7 @@ class Upstream:
         params: Mapping[str, str | int] | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> Any:
-        # Failures are raised `from None`: what httpx2 says holds the URL, and with it the key.
+        # Failures are raised `from None`: httpx2's messages contain the URL, and with it the key.
         try:
             async with asyncio.timeout(self._deadline_s):
                 request = self._running_client().build_request(
@@ -149,18 +150,20 @@ class Upstream:
 
     def _fail(self, response: httpx2.Response, text: str) -> NoReturn:
         status = response.status_code
-        told = f"HTTP {status}" + (f": {text}" if text else "")
+        detail = f"HTTP {status}" + (f": {text}" if text else "")
         if status in _REFUSALS:
             raise UpstreamRefusal(status, text)
         if status in _KEY_REFUSALS:
-            raise upstream_fault(self.name, f"refused the key, or the key does not include this data ({told})")
+            raise upstream_fault(self.name, f"refused the key, or the key does not include this data ({detail})")
         wait_s = retry_after_s(response.headers)
         if status == 429:
-            raise upstream_fault(self.name, f"is asked too often ({told})", UNSAID_WAIT_S if wait_s is None else wait_s)
+            raise upstream_fault(
+                self.name, f"is asked too often ({detail})", UNSAID_WAIT_S if wait_s is None else wait_s
+            )
         if response.is_redirect:
-            raise upstream_fault(self.name, f"sent the request elsewhere ({told}), which would take the key along")
-        # To ask for a second call is to promise that the first did nothing, which only a read can be sure of.
-        raise upstream_fault(self.name, f"failed ({told})", wait_s if response.request.method == "GET" else None)
+            raise upstream_fault(self.name, f"sent the request elsewhere ({detail}), which would take the key along")
+        # Asking for a retry promises that the first call did nothing, which only a read can promise.
+        raise upstream_fault(self.name, f"failed ({detail})", wait_s if response.request.method == "GET" else None)
 
     def _decoded(self, content: bytes) -> Any:
         try:
@@ -170,13 +173,13 @@ class Upstream:
 
 
 def upstream_fault(name: str, what: str, retry_after_s: float | None = None) -> MCPError:
-    """A failure of the upstream `name`, to be raised. With `retry_after_s` it asks to be called again after that."""
+    """The error for a failure of the upstream `name`. With `retry_after_s` it asks for a retry after that time."""
     data = None if retry_after_s is None else {RETRY_AFTER_S: retry_after_s}
     return MCPError(INTERNAL_ERROR, SECRETS.redact(f"{name}: the upstream {what}"), data)
 
 
 def required_key(server: str, variable: str) -> str:
-    """The key in an environment variable, from now on struck out of every text. A server without it does not start."""
+    """The key in an environment variable, redacted from now on. A server does not start without it."""
     key = os.environ.get(variable, "").strip()
     if not key:
         raise MissingKeyError(
@@ -188,20 +191,20 @@ def required_key(server: str, variable: str) -> str:
 
 
 def base_url(variable: str, default: str) -> str:
-    """Where an upstream is: what an environment variable says, such as a proxy's address, or else `default`."""
+    """An upstream's address: from an environment variable, for example of a proxy, or else `default`."""
     url = os.environ.get(variable, "").strip() or default
     if not url.startswith(("https://", "http://")):
-        raise BadValueError(f"{variable} is {url!r}, which is no address", fix=f"write it such as {default}")
+        raise BadValueError(f"{variable} is {url!r}, which is not a URL", fix=f"write it like {default}")
     return url
 
 
 def path_segment(text: str) -> str:
-    """A text as one segment of a path, which adds neither segments nor parameters. Not for texts of dots alone."""
+    """A text as one segment of a path: it adds no segments and no parameters. Not for "." and ".."."""
     return quote(text, safe="")
 
 
 def _text(content: bytes) -> str:
-    """The beginning of a body on one line, for a sentence. Redacted before it is cut: half a key is not recognised."""
+    """The beginning of a body on one line. Redacted before it is cut: half a key would not be recognised."""
     text = " ".join(SECRETS.redact(content[: 8 * _MAX_DETAIL_CHARS].decode(errors="replace")).split())
     return text if len(text) <= _MAX_DETAIL_CHARS else f"{text[: _MAX_DETAIL_CHARS - 1]}…"
 
@@ -230,39 +233,30 @@ class JsonFields:
         return self._fields.get(name) is not None
 
     def text(self, name: str) -> str:
-        found = self.maybe_text(name)
-        if found is None:
-            raise self._lacks(name, "a text")
-        return found
+        return self._needed(name, "a text", self.maybe_text(name))
 
     def maybe_text(self, name: str) -> str | None:
         found = self._fields.get(name)
         if found is not None and not isinstance(found, str):
-            raise self._lacks(name, "a text")
+            raise self.wrong(name, "a text")
         return found
 
     def number(self, name: str) -> float:
-        found = self.maybe_number(name)
-        if found is None:
-            raise self._lacks(name, "a number")
-        return found
+        return self._needed(name, "a number", self.maybe_number(name))
 
     def maybe_number(self, name: str) -> float | None:
         found = self._fields.get(name)
         if found is None:
             return None
         if isinstance(found, bool) or not isinstance(found, int | float):
-            raise self._lacks(name, "a number")
+            raise self.wrong(name, "a number")
         try:
             return float(found)
         except OverflowError:
-            raise self._lacks(name, "a number of a sensible size") from None
+            raise self.wrong(name, "a number of a sensible size") from None
 
     def whole(self, name: str) -> int:
-        found = self.maybe_whole(name)
-        if found is None:
-            raise self._lacks(name, "a whole number")
-        return found
+        return self._needed(name, "a whole number", self.maybe_whole(name))
 
     def maybe_whole(self, name: str) -> int | None:
         """A whole number. Upstreams write some of them as 1.5e9 or with a fraction, which is rounded."""
@@ -272,16 +266,16 @@ class JsonFields:
     def flag(self, name: str) -> bool:
         found = self._fields.get(name)
         if not isinstance(found, bool):
-            raise self._lacks(name, "true or false")
+            raise self.wrong(name, "true or false")
         return found
 
     def fields(self, name: str) -> JsonFields:
         """An object inside this one."""
-        return JsonFields(self._upstream, self._place(name), self._fields.get(name))
+        return JsonFields(self._upstream, f"{self._where}.{name}", self._fields.get(name))
 
     def objects(self, name: str) -> list[JsonFields]:
         """A list of objects inside this one."""
-        return json_objects(self._upstream, self._place(name), self._fields.get(name))
+        return json_objects(self._upstream, f"{self._where}.{name}", self._fields.get(name))
 
     def maybe_texts(self, name: str) -> list[str]:
         """A list of texts inside this one; empty for null and missing."""
@@ -289,7 +283,7 @@ class JsonFields:
         if found is None:
             return []
         if not isinstance(found, list) or not all(isinstance(item, str) for item in cast("list[Any]", found)):
-            raise self._lacks(name, "a list of texts")
+            raise self.wrong(name, "a list of texts")
         return cast("list[str]", found)
 
     def texts_by_name(self, name: str) -> dict[str, str]:
@@ -298,14 +292,13 @@ class JsonFields:
         return {key: inner.text(key) for key in inner._fields}
 
     def wrong(self, name: str, expected: str) -> MCPError:
-        """The failure, to be raised, where a field that was read holds something that makes no sense."""
-        return self._lacks(name, expected)
+        """The error for a field that is missing or not what is expected."""
+        return _wrong(self._upstream, f"{self._where}.{name}", expected, self._fields.get(name))
 
-    def _lacks(self, name: str, expected: str) -> MCPError:
-        return _wrong(self._upstream, self._place(name), expected, self._fields.get(name))
-
-    def _place(self, name: str) -> str:
-        return f"{self._where}.{name}"
+    def _needed(self, name: str, expected: str, found: T | None) -> T:
+        if found is None:
+            raise self.wrong(name, expected)
+        return found
 
 
 def json_objects(upstream: str, where: str, value: Any) -> list[JsonFields]:

@@ -18,7 +18,7 @@ export interface ChartSpec {
   format?: (value: Figure) => string;
   range?: [number | null, number | null];
   stacked?: boolean;
-  /** The place of the first colour, where it is not that of the first series. */
+  /** The index of the first colour, if it is not that of the first series. */
   colours?: string[];
   marks?: (bounds: Bounds) => (Mark | null)[];
   absent: string;
@@ -78,7 +78,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Learning",
     title: "Groups without signal",
-    about: "Share of groups whose members all have the same reward: nothing can be learned from them.",
+    about: "Share of groups whose members all have the same reward, from which nothing can be learned.",
     series: [{ metric: "dead_groups", label: "dead groups", value: (line) => ratioOf(line["groups_without_variance"], line["groups"]) }],
     format: percent,
     range: [0, 1],
@@ -87,14 +87,14 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Learning",
     title: "Turns per episode",
-    about: "How many turns an episode takes in the mean.",
+    about: "Mean number of turns per episode.",
     series: named(["turns_per_episode", "turns"]),
     absent: NOT_YET,
   },
   {
     section: "Tokens",
     title: "Token mask",
-    about: "What each token is: sampled freely, sampled where a grammar left one text or one token, or context.",
+    about: "The kinds of tokens: sampled freely, sampled when the grammar left one text or one token, or context.",
     series: [
       { metric: "mask_free", label: "sampled", value: shareOfAll((s) => s.sampled * (1 - s.forced - s.fixed)) },
       { metric: "mask_fixed", label: "fixed", value: shareOfAll((s) => s.sampled * s.fixed) },
@@ -146,7 +146,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Update",
     title: "Ratio by advantage",
-    about: "A healthy update makes better tokens likelier and worse ones less likely.",
+    about: "A healthy update makes good tokens more likely and bad ones less likely.",
     series: named(["ratio_mean_positive", "better"], ["ratio_mean_negative", "worse"]),
     colours: ["--scale-up", "--scale-down"],
     absent: NO_UPDATE,
@@ -154,7 +154,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Update",
     title: "Active and clipped",
-    about: "Shares of tokens that move the weights, whose gradient the clip cuts off, and that the ratio gate leaves out.",
+    about: "Shares of tokens that move the weights, whose gradient is clipped, and that the ratio gate drops.",
     series: named(["active_fraction", "active"], ["clipped_fraction", "clipped"], ["gated_fraction", "gated"]),
     format: percent,
     range: [0, 1],
@@ -177,29 +177,29 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Update",
     title: "Explained variance",
-    about: "How much of the returns the value head foresees: 1 is all of it, 0 no more than a constant would.",
+    about: "How much of the returns the value head predicts: 1 is all, 0 is no better than a constant.",
     series: named(["explained_variance", "explained"]),
     range: [null, 1],
-    absent: "This run has no value head, so there is nothing to explain the returns by.",
+    absent: "This run has no value head.",
   },
   {
     section: "Update",
     title: "Entropy",
-    about: "Of the policy at the tokens that carry loss, in nats. A fall to 0 means that it has stopped to explore.",
+    about: "Of the policy at the tokens that carry loss, in nats. A fall to 0 means that it has stopped exploring.",
     series: named(["entropy", "entropy"]),
     absent: NO_UPDATE,
   },
   {
     section: "Update",
     title: "Gradient norm",
-    about: "Before it is clipped, in the mean over the optimiser steps.",
+    about: "Before clipping, averaged over the optimiser steps.",
     series: named(["grad_norm", "norm"]),
-    absent: "The engine of this run does not tell the norm of its gradients, or no update has been made yet.",
+    absent: "The engine of this run does not report gradient norms, or no update has been made yet.",
   },
   {
     section: "Trust",
     title: "Alignment",
-    about: "Share of the tokens trained on that are exactly those sampled. Anything below 100% is a fault.",
+    about: "Share of the tokens trained on that are exactly those sampled. Anything below 100% is an error.",
     series: named(["alignment", "aligned"]),
     format: percent,
     range: [null, 1.02],
@@ -208,29 +208,29 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Trust",
     title: "Parity of sampler and learner",
-    about: "How far the two differ about the same tokens before any update, in nats.",
+    about: "How far sampler and learner differ on the same tokens before any update, in nats.",
     series: named(["parity_logprob_mean_abs_error", "mean error"], ["parity_logprob_max_abs_error", "largest"], ["parity_kl", "KL"]),
-    absent: "All tokens were sampled by older weights, so the two cannot be compared.",
+    absent: "All tokens were sampled by older weights, so sampler and learner cannot be compared.",
   },
   {
     section: "Trust",
     title: "Staleness",
-    about: "By how many versions the weights that sampled a token are behind the newest.",
+    about: "How many versions the weights that sampled a token are behind the newest.",
     series: named(["staleness_mean", "mean"], ["staleness_max", "most"]),
     range: [0, null],
-    absent: "This run does not record how old its weights were.",
+    absent: "This run does not record the age of its weights.",
   },
   {
     section: "Trust",
     title: "Importance weights",
-    about: "Correction for what sampler and learner compute differently: its mean, and the share that is cut.",
+    about: "Correction for differences between sampler and learner: its mean, and the share that is cut off.",
     series: named(["importance_mean", "mean"], ["importance_cut_fraction", "cut"]),
-    absent: "This run does not correct for the difference of sampler and learner.",
+    absent: "This run does not correct for differences between sampler and learner.",
   },
   {
     section: "Pipeline",
     title: "Time of a step",
-    about: "Seconds from the end of one step to the end of the next, and what of it went into collecting and saving.",
+    about: "Seconds from the end of one step to the end of the next, and how many of them went into collecting and saving.",
     series: named(["step_s", "step"], ["collect_s", "collect"], ["save_s", "save"]),
     format: duration,
     range: [0, null],
@@ -239,7 +239,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Pipeline",
     title: "Idle",
-    about: "Share of a step in which the sampler, or the learner, had nothing to do.",
+    about: "Share of a step in which the sampler, or the learner, was idle.",
     series: named(["sampler_idle_share", "sampler"], ["learner_idle_share", "learner"]),
     format: percent,
     range: [0, 1],
@@ -248,7 +248,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Pipeline",
     title: "Sampling speed",
-    about: "Tokens sampled in a second of collecting.",
+    about: "Tokens sampled per second of collecting.",
     series: named(["sampled_tokens_per_second", "tokens/s"]),
     range: [0, null],
     absent: NOT_YET,
@@ -256,7 +256,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Tools",
     title: "Tool latency",
-    about: "Mean time from a call to its answer, waits and repeated attempts included.",
+    about: "Mean time from a call to its answer, including waits and retries.",
     series: named(["tool_latency_mean_s", "mean"]),
     format: duration,
     range: [0, null],
@@ -273,7 +273,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Tools",
     title: "Lost to infrastructure",
-    about: "Episodes that were lost and run again, and restarts of tool servers since the run began.",
+    about: "Episodes that were lost and played again, and restarts of tool servers since the run began.",
     series: named(["episodes_lost_to_infrastructure", "episodes lost"], ["server_restarts", "restarts"]),
     range: [0, null],
     absent: NOT_YET,
@@ -281,7 +281,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Machine",
     title: "Memory",
-    about: "Of the trainer, of all processes that it started, and what the machine has left, in GiB.",
+    about: "Of the trainer, of all processes that it started, and free on the machine, in GiB.",
     series: named(["memory_trainer_gib", "trainer"], ["memory_children_gib", "its processes"], ["memory_free_gib", "free"]),
     format: (value) => (value === null ? "–" : `${figure(value)} GiB`),
     range: [0, null],

@@ -16,7 +16,7 @@ export interface Table {
 interface Props {
   title: string;
   about: string;
-  /** Why there is nothing to draw; null where there is. */
+  /** Why there is nothing to draw; null if there is. */
   absent: string | null;
   readout?: ReadoutItem[];
   moment?: string | null;

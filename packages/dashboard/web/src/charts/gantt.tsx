@@ -1,8 +1,8 @@
-/** When the run did what: a row for each activity, and for the times in which sampler or learner waited. */
+/** The timeline of a run: a row for each activity, and for the times when sampler or learner was idle. */
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { duration, percent } from "../logic/format";
+import { duration, percent, stepNumber } from "../logic/format";
 import { gapsOf, spanAt, withIdle, type Bar } from "../logic/gantt_rows";
 import { colour } from "../theme";
 import type { Span } from "../types";
@@ -69,12 +69,12 @@ export function Gantt({ spans }: { spans: Span[] }) {
       wide
       title="Pipeline"
       about="When steps were collected, learned from, published and saved. Sampler and learner are idle in between."
-      absent={hasSpans ? null : "Nothing has been recorded of when the run did what. It appears when the first step ends."}
+      absent={hasSpans ? null : "No timeline has been recorded yet. It appears when the first step ends."}
       readout={hasSpans ? totals(spans) : []}
-      moment={bar && `${bar.row}${bar.step === null ? "" : `, step ${bar.step}`}: ${duration(bar.to - bar.from)}`}
+      moment={bar && `${bar.row}${bar.step === null ? "" : `, step ${stepNumber(bar.step)}`}: ${duration(bar.to - bar.from)}`}
       table={{
         heads: ["step", "activity", "began after", "took"],
-        rows: () => spans.map((s) => [String(s.step), s.activity, duration(s.start - start), duration(s.end - s.start)]),
+        rows: () => spans.map((s) => [String(stepNumber(s.step)), s.activity, duration(s.start - start), duration(s.end - s.start)]),
       }}
       tools={
         hasSpans && (

@@ -3,7 +3,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { runUrl, useAnswer } from "../api";
-import { axisFigures, count, figure, percent } from "../logic/format";
+import { axisFigures, count, figure, percent, stepNumber } from "../logic/format";
 import { colour } from "../theme";
 import type { Ratios } from "../types";
 import { ChartFrame } from "./frame";
@@ -29,6 +29,7 @@ export function RatioHistogram({ run, newest }: { run: string; newest: number })
   const outside = data ? data.below + data.above : 0;
   const bin = pointed.value;
   const steps = data?.steps ?? [];
+  const stepName = data ? `step ${stepNumber(data.step)}` : "step";
   const at = data ? steps.indexOf(data.step) : -1;
   return (
     <ChartFrame
@@ -54,14 +55,14 @@ export function RatioHistogram({ run, newest }: { run: string; newest: number })
         steps.length > 0 && (
           <>
             <label class="step-slider">
-              <span>step {data?.step}</span>
+              <span>{stepName}</span>
               <input
                 type="range"
                 min={0}
                 max={steps.length - 1}
                 value={at}
                 aria-label="Step of the histogram"
-                aria-valuetext={`step ${data?.step}`}
+                aria-valuetext={stepName}
                 onInput={(event) => {
                   const place = Number(event.currentTarget.value);
                   chosen.value = place === steps.length - 1 ? null : (steps[place] ?? null);
@@ -90,7 +91,7 @@ function Bars({ data, onPoint }: { data: Ratios; onPoint: (place: number | null)
   latest.current = data;
   const plot = useChart(box, (inside) => new uPlot(optionsOf(inside, latest, onPoint), columnsOf(data), inside));
   useEffect(() => plot.current?.setData(columnsOf(data)), [data]);
-  return <div ref={box} class="plot histogram" role="img" aria-label={`Histogram of ratios of step ${data.step}; see its data below`} />;
+  return <div ref={box} class="plot histogram" role="img" aria-label={`Histogram of ratios of step ${stepNumber(data.step)}; see its data below`} />;
 }
 
 function optionsOf(box: HTMLElement, latest: { current: Ratios }, onPoint: (place: number | null) => void): uPlot.Options {

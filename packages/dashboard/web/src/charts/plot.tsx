@@ -29,12 +29,12 @@ export interface PlotProps {
   lines: Line[];
   marks?: Mark[];
   stacked?: boolean;
-  /** Where the vertical axis begins and ends, whatever the data. */
+  /** Fixed ends of the vertical axis. */
   range?: [number | null, number | null];
   smoothing?: number;
   /** Whether the values are shares, for the marks of the axis. */
   asPercent?: boolean;
-  /** Said in the place of the chart where there is nothing to draw. */
+  /** Shown in place of the chart if there is nothing to draw. */
   absent: string;
 }
 
@@ -145,7 +145,7 @@ function dataOf({ steps, lines, stacked, smoothing = 0 }: PlotProps): uPlot.Alig
   return [steps, ...sums.reverse()] as uPlot.AlignedData;
 }
 
-/** The data with a margin. A mark is drawn into view where it is not so far off that the data would be a flat line. */
+/** The data with a margin. A mark is included unless it is so far off that the data would become a flat line. */
 function rangeOf({ range, marks = [] }: PlotProps, low: number | null, high: number | null): [number, number] {
   let [from, to] = [low ?? 0, high ?? 1];
   const size = Math.max(Math.abs(from), Math.abs(to));

@@ -1,5 +1,5 @@
 /** The charts of a section: of one run with all their series, or of several runs with a line each. */
-import { figure, percent, words } from "../logic/format";
+import { figure, percent, stepNumber, words } from "../logic/format";
 import { alignSteps, column, namesIn } from "../logic/series";
 import type { Bounds, Figure, StepMetrics } from "../types";
 import { CHARTS, type ChartSpec, type Section, type SeriesSpec } from "./catalog";
@@ -10,7 +10,7 @@ interface Props {
   reading?: boolean;
   section: Section;
   runs: StepMetrics[][];
-  /** Their names, where there are several. */
+  /** Their names, if there are several. */
   names?: string[];
   bounds: Bounds;
   smoothing: number;
@@ -40,13 +40,13 @@ function Single({ spec, steps, bounds, smoothing, reading }: { spec: ChartSpec; 
     values: valuesOf(series, steps),
     ...(spec.format && { format: spec.format }),
   }));
-  // A series that never leaves zero beside others that do, such as an optional reason to end, only clutters the stack.
+  // A series that is always zero, such as a rare reason to end, only clutters the stack.
   const shown = spec.stacked && !spec.colours ? lines.filter((line) => line.values.some((value) => value !== 0 && value !== null)) : lines;
   return (
     <Plot
       title={spec.title}
       about={spec.about}
-      steps={steps.map((line) => line.step)}
+      steps={steps.map((line) => stepNumber(line.step))}
       lines={shown}
       marks={(spec.marks?.(bounds) ?? []).filter((mark): mark is Mark => mark !== null)}
       absent={reading ? "Reading…" : steps.length === 0 ? "No step is recorded yet. The first point appears when the first step ends." : spec.absent}
@@ -74,7 +74,7 @@ function Overlay({ spec, series, runs, names, smoothing }: OverlayProps) {
     <Plot
       title={several ? spec.title : `${spec.title}: ${series.label}`}
       about={spec.about}
-      steps={steps}
+      steps={steps.map(stepNumber)}
       lines={columns.map((values, i) => ({
         label: names[i]!,
         colour: `--series-${i % 8}`,
@@ -89,7 +89,7 @@ function Overlay({ spec, series, runs, names, smoothing }: OverlayProps) {
   );
 }
 
-/** Metrics that no chart names: a chart each, so that nothing a run records is hidden. */
+/** A chart for each metric that no other chart shows, so that nothing a run records is hidden. */
 export function OtherMetrics({ steps, smoothing }: { steps: StepMetrics[]; smoothing: number }) {
   const others = [...namesIn(steps)].filter((name) => !isCharted(name)).sort();
   return (
@@ -99,7 +99,7 @@ export function OtherMetrics({ steps, smoothing }: { steps: StepMetrics[]; smoot
           key={name}
           title={words(name)}
           about={`The metric ${name}.`}
-          steps={steps.map((line) => line.step)}
+          steps={steps.map((line) => stepNumber(line.step))}
           lines={[{ label: words(name), colour: "--series-4", values: column(steps, name), format: figure }]}
           absent="No step has it."
           smoothing={smoothing}

@@ -1,4 +1,4 @@
-/** What every chart has in common: axes in the page's colours, the shared cursor, its size, and when to draw it. */
+/** Shared by all charts: axes in the page's colours, the cursor, the size, and when to draw. */
 import type { RefObject } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
@@ -70,7 +70,7 @@ export function useChart(
   return plot;
 }
 
-/** Keep a chart as large as its box. Gives what ends it. */
+/** Keep a chart as large as its box. Returns a function that stops it. */
 function follow(plot: uPlot, box: HTMLElement): () => void {
   const observer = new ResizeObserver(() => {
     if (box.clientWidth > 0) plot.setSize({ width: box.clientWidth, height: box.clientHeight });
@@ -79,7 +79,7 @@ function follow(plot: uPlot, box: HTMLElement): () => void {
   return () => observer.disconnect();
 }
 
-/** Whether a box has been near the screen yet: charts far below are not drawn before someone scrolls to them. */
+/** Whether a box has been near the screen: charts far below are drawn when someone scrolls to them. */
 export function useNearby(box: RefObject<HTMLElement | null>): boolean {
   const [near, setNear] = useState(false);
   useEffect(() => {

@@ -1,5 +1,6 @@
-/** The health of a run: a row for each rule that spoke, a bar for as long as it did, and its words. */
+/** The health of a run: a row for each rule with a verdict, a bar for the steps it covers, and its text. */
 import { useState } from "preact/hooks";
+import { stepNumber } from "../logic/format";
 import { stretches, type Stretch } from "../logic/series";
 import { SeverityBadge } from "../parts/badges";
 import type { Verdict } from "../types";
@@ -37,8 +38,8 @@ export function VerdictTimeline({ verdicts, steps }: { verdicts: Verdict[]; step
         <div class="verdict-row verdict-axis" aria-hidden="true">
           <span />
           <div>
-            <span>step 0</span>
-            <span>{last}</span>
+            <span>step 1</span>
+            <span>{stepNumber(last)}</span>
           </div>
         </div>
       </div>
@@ -70,5 +71,5 @@ function worstNow(rows: [string, Stretch[]][]): Stretch | null {
 }
 
 function stepsOf({ from, to }: Stretch): string {
-  return from === to ? `step ${from}` : `steps ${from} to ${to}`;
+  return from === to ? `step ${stepNumber(from)}` : `steps ${stepNumber(from)} to ${stepNumber(to)}`;
 }

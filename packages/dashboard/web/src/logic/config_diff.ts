@@ -5,7 +5,7 @@ export interface SettingDifference {
   values: (string | null)[];
 }
 
-/** The settings that are not the same in all runs, by their dotted names; null where a run does not have one. */
+/** The settings that differ between runs, by their dotted names; null if a run does not have one. */
 export function settingDifferences(configs: Record<string, unknown>[]): SettingDifference[] {
   const flat = configs.map((config) => flatten(config));
   const settings = [...new Set(flat.flatMap((config) => [...config.keys()]))].sort();

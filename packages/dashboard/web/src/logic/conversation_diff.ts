@@ -4,7 +4,7 @@ import { diffWords, likeness, type Change } from "./diff";
 import { prettyJson } from "./json_pieces";
 
 export interface DiffRow {
-  /** What stands here: "turn 2", "call 1 of turn 2", "its result". */
+  /** The place in the conversation: "turn 2", "call 1 of turn 2", "its result". */
   place: string;
   kind: "policy" | "call" | "result";
   changes: Change[];

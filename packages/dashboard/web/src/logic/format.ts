@@ -1,4 +1,4 @@
-/** Figures and times as a reader wants them: short, of even width, and never "NaN". */
+/** Figures and times for readers: short, of even width, and never "NaN". */
 
 const NOTHING = "–";
 
@@ -14,7 +14,7 @@ export function figure(value: number | null | undefined): string {
   return minus(value.toFixed(digits));
 }
 
-/** A whole number with a letter from ten thousand on: 9,999, 12.3k, 4.56M. */
+/** A whole number, abbreviated from ten thousand on: 9,999, 12.3k, 4.56M. */
 export function count(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return NOTHING;
   const size = Math.abs(value);
@@ -29,7 +29,7 @@ export function exact(value: number): string {
   return value.toLocaleString("en-GB");
 }
 
-/** The last part of a path: what a model is called wherever it lies. */
+/** The last part of a path: a model's name, whatever its folder. */
 export function baseName(path: string): string {
   return path.replace(/\/+$/, "").split("/").at(-1) ?? path;
 }
@@ -44,7 +44,7 @@ export function axisFigures(marks: number[]): string[] {
   return marks.map((mark) => minus(mark.toFixed(decimals)));
 }
 
-/** Whether a distance is one such as 2.5 or 0.25, which one decimal less would round. */
+/** Whether a distance such as 2.5 or 0.25 needs one more decimal. */
 function needsHalf(distance: number): boolean {
   const leading = distance / 10 ** Math.floor(Math.log10(distance) + 1e-9);
   return Math.abs(leading - Math.round(leading)) > 1e-6;
@@ -55,7 +55,7 @@ export function percent(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return NOTHING;
   const hundredths = value * 100;
   const size = Math.abs(hundredths);
-  // What is nearly all must not read as all.
+  // 99.99% must not read as 100%.
   const decimals = size === 0 || size === 100 ? 0 : size > 99 && size < 100 ? 2 : size >= 10 ? 0 : size >= 1 ? 1 : 2;
   return minus(hundredths.toFixed(decimals)) + "%";
 }
@@ -87,6 +87,11 @@ export function ago(moment: number | null, now: number): string {
   if (seconds < 3600) return `${Math.floor(seconds / 60)}m ago`;
   if (seconds < 86400) return `${Math.floor(seconds / 3600)}h ago`;
   return `${Math.floor(seconds / 86400)}d ago`;
+}
+
+/** A step as readers count it, from 1 as in the command line. The files of a run and the server count from 0. */
+export function stepNumber(step: number): number {
+  return step + 1;
 }
 
 /** A number of things, in words: 1 step, 2 steps. */

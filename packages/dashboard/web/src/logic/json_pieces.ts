@@ -24,7 +24,7 @@ export function jsonPieces(text: string): JsonPiece[] {
   return pieces;
 }
 
-/** A value as indented JSON; text that is JSON already is indented too, all other text is given back. */
+/** A value as indented JSON; text that is JSON is indented too, other text is returned unchanged. */
 export function prettyJson(value: unknown): { text: string; json: boolean } {
   if (typeof value !== "string") return { text: JSON.stringify(value, null, 2) ?? "", json: true };
   const start = value.trimStart()[0];
@@ -32,7 +32,7 @@ export function prettyJson(value: unknown): { text: string; json: boolean } {
     try {
       return { text: JSON.stringify(JSON.parse(value), null, 2), json: true };
     } catch {
-      // It only looks like JSON: it is shown as it is.
+      // It only looks like JSON.
     }
   }
   return { text: value, json: false };

@@ -1,11 +1,12 @@
 /** The addresses of the pages. */
+import { stepNumber } from "./format";
 
 export const paths = {
   runs: "/",
   run: (id: string) => `/runs/${encodeURIComponent(id)}`,
   episodes: (id: string, query = "") => `/runs/${encodeURIComponent(id)}/episodes${query ? `?${query}` : ""}`,
   episode: (id: string, step: number, task: string, member: number) =>
-    `/runs/${encodeURIComponent(id)}/episodes/${step}/${encodeURIComponent(task)}/${member}`,
+    `/runs/${encodeURIComponent(id)}/episodes/${stepNumber(step)}/${encodeURIComponent(task)}/${member}`,
   task: (id: string, task: string, query = "") =>
     `/runs/${encodeURIComponent(id)}/tasks/${encodeURIComponent(task)}${query ? `?${query}` : ""}`,
   compare: (ids: string[]) => `/compare?runs=${ids.map(encodeURIComponent).join(",")}`,
@@ -34,8 +35,8 @@ export function routeOf(path: string): Route {
   if (kind === "episodes" && rest.length === 0) return { page: "episodes", run };
   if (kind === "episodes" && rest.length === 3) {
     const [step, task, member] = rest as [string, string, string];
-    if (/^\d+$/.test(step) && /^\d+$/.test(member)) {
-      return { page: "episode", run, step: Number(step), task, member: Number(member) };
+    if (/^[1-9]\d*$/.test(step) && /^\d+$/.test(member)) {
+      return { page: "episode", run, step: Number(step) - 1, task, member: Number(member) };
     }
   }
   if (kind === "tasks" && rest.length === 1) return { page: "task", run, task: rest[0]! };

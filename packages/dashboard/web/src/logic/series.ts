@@ -1,7 +1,7 @@
 /** Metrics by step: merging what arrives live, taking a column, smoothing it. */
 import type { Figure, Span, StepMetrics, Verdict } from "../types";
 
-/** Known steps with those that arrived: a step that comes again replaces itself, and the order is that of the steps. */
+/** Known and new steps, in order; a step that comes again replaces the old one. */
 export function mergeSteps(known: StepMetrics[], arrived: StepMetrics[]): StepMetrics[] {
   if (arrived.length === 0) return known;
   const last = known.at(-1);
@@ -25,7 +25,7 @@ function mergeBy<T>(known: T[], arrived: T[], key: (item: T) => string): T[] {
   return fresh.length === 0 ? known : [...known, ...fresh];
 }
 
-/** A metric over the steps; null where a step does not have it. */
+/** A metric over the steps; null if a step does not have it. */
 export function column(steps: StepMetrics[], name: string): Figure[] {
   return steps.map((line) => line[name] ?? null);
 }
@@ -54,7 +54,7 @@ export function smooth(values: Figure[], weight: number): Figure[] {
   });
 }
 
-/** Columns of several runs over the steps of all of them; null where a run does not have a step. */
+/** Columns of several runs over all their steps; null if a run does not have a step. */
 export function alignSteps(runs: StepMetrics[][], name: string): { steps: number[]; columns: Figure[][] } {
   const steps = [...new Set(runs.flatMap((lines) => lines.map((line) => line.step)))].sort((a, b) => a - b);
   const columns = runs.map((lines) => {
@@ -72,7 +72,7 @@ export interface Stretch {
   last: Verdict;
 }
 
-/** Verdicts of one name and severity on steps that follow each other, as one stretch each; by name. */
+/** Verdicts of the same name and severity on consecutive steps, merged into stretches; by name. */
 export function stretches(verdicts: Verdict[]): Map<string, Stretch[]> {
   const rows = new Map<string, Stretch[]>();
   for (const verdict of [...verdicts].sort((one, other) => one.step - other.step)) {

@@ -1,4 +1,4 @@
-/** What a token's colour says of it: its role, or a figure on a scale. */
+/** What a token's colour means: its role, or a figure on a scale. */
 import type { Tokens } from "../types";
 
 export type Lens = "role" | "advantage" | "ratio" | "logprob" | "version";
@@ -22,7 +22,7 @@ export function hasLens(tokens: Tokens, lens: Lens): boolean {
   return lens === "ratio" ? tokens.ratios !== null : true;
 }
 
-/** The largest size on a lens's scale, so that the scale ends where the data does. */
+/** The largest value on a lens's scale, so that the scale ends with the data. */
 export function reach(tokens: Tokens, lens: Lens): number {
   if (lens === "advantage") return largest(tokens.advantages ?? []);
   if (lens === "ratio") return largest((tokens.ratios ?? []).map((ratio) => (ratio ? Math.log(ratio) : 0)));
@@ -30,7 +30,7 @@ export function reach(tokens: Tokens, lens: Lens): number {
   return 1;
 }
 
-/** None for a token that the lens says nothing about. */
+/** None for a token that the lens does not cover. */
 export function shade(tokens: Tokens, i: number, lens: Lens, largestSize: number): Shade | null {
   switch (lens) {
     case "role": {

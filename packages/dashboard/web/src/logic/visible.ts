@@ -1,8 +1,8 @@
-/** Text that models and tools wrote, cut where characters would hide or reorder what the reader sees. */
+/** Text of models and tools, split at characters that would hide or reorder what the reader sees. */
 
 export interface Piece {
   text: string;
-  /** Set where the piece stands for one character that cannot be seen: what it is, such as U+202E. */
+  /** Set if the piece replaces one invisible character: its code point, such as U+202E. */
   hidden?: string;
 }
 
@@ -11,7 +11,7 @@ export interface Piece {
 const HIDDEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]|[\ud800-\udfff]/gu;
 
-/** The text in order, with each hidden character as a piece of its own, written as its code point. */
+/** The text in order, with each hidden character as a separate piece, written as its code point. */
 export function visiblePieces(text: string): Piece[] {
   const pieces: Piece[] = [];
   let from = 0;
@@ -25,7 +25,7 @@ export function visiblePieces(text: string): Piece[] {
   return pieces;
 }
 
-/** The same as one string, for places that hold nothing but text: titles, options of a list, labels. */
+/** The same as one string, for places that take only text: titles, options, labels. */
 export function visible(text: string): string {
   return visiblePieces(text)
     .map((piece) => (piece.hidden ? `⟨${piece.text}⟩` : piece.text))

@@ -27,7 +27,7 @@ export function ComparePage() {
   const compared = useSignal<Compared[]>([]);
   const error = useSignal<ApiError | null>(null);
   const changed = useSignal(0);
-  // One stream for all runs: a browser opens six connections to a server, and streams of their own would use them up.
+  // One stream for all runs: a browser opens six connections to a server, and a stream per run would use them up.
   useEvents("/api/events", { runs: () => (changed.value += 1) });
   useEffect(() => {
     let current = true;

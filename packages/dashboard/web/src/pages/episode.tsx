@@ -3,17 +3,17 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { ask, asError, query, runUrl, useAnswer, type ApiError } from "../api";
 import { useNearby } from "../charts/uplot_parts";
-import { several, signed, words } from "../logic/format";
+import { several, signed, stepNumber, words } from "../logic/format";
 import { prettyJson } from "../logic/json_pieces";
 import { visible } from "../logic/visible";
-import { Conversation, EpisodeFacts } from "../parts/conversation";
+import { CallView, Conversation, EpisodeFacts } from "../parts/conversation";
 import { KeyHelp, useKeys, type Key } from "../parts/keys";
 import { Problem, Shell } from "../parts/shell";
 import { Folded, Plain } from "../parts/text";
 import { TokenView } from "../parts/token_view";
 import { paths } from "../logic/routes";
 import { go, Link, place, setQuery } from "../router";
-import type { EpisodeAnswer, Member, Neighbour, Task } from "../types";
+import type { EpisodeAnswer, Member, Message, Neighbour, Task } from "../types";
 
 interface Props {
   id: string;
@@ -50,7 +50,7 @@ export function EpisodePage({ id, step, task, member }: Props) {
   return (
     <Shell
       crumbs={[{ label: "Runs", to: "/" }, { label: id, to: paths.run(id) }, { label: "Episodes", to: paths.episodes(id) }, { label: `${task} #${member}` }]}
-      title={`${task} #${member}, step ${step}`}
+      title={`${task} #${member}, step ${stepNumber(step)}`}
     >
       <div class="page-head viewer-head">
         <h1>{visible(task)}</h1>
@@ -65,7 +65,7 @@ export function EpisodePage({ id, step, task, member }: Props) {
             </label>
           ))}
         </fieldset>
-        <Link class="button" to={paths.task(id, task, query({ a: data?.neighbours.previous?.step ?? step, b: step }))}>Compare steps</Link>
+        <Link class="button" to={paths.task(id, task, query({ a: stepNumber(data?.neighbours.previous?.step ?? step), b: stepNumber(step) }))}>Compare steps</Link>
         <CopyLink />
       </div>
       {error && <Problem error={error} />}
@@ -92,9 +92,9 @@ function StepSwitch({ step, neighbours, toStep }: { step: number; neighbours: Ep
   const { previous = null, next = null } = neighbours ?? {};
   return (
     <div class="step-switch" role="group" aria-label="Steps of this task">
-      <button type="button" disabled={previous === null} onClick={() => toStep(previous)} aria-label={previous === null ? "No step before" : `Step ${previous.step}`}>←</button>
-      <span class="figures">step {step}</span>
-      <button type="button" disabled={next === null} onClick={() => toStep(next)} aria-label={next === null ? "No step after" : `Step ${next.step}`}>→</button>
+      <button type="button" disabled={previous === null} onClick={() => toStep(previous)} aria-label={previous === null ? "No step before" : `Step ${stepNumber(previous.step)}`}>←</button>
+      <span class="figures">step {stepNumber(step)}</span>
+      <button type="button" disabled={next === null} onClick={() => toStep(next)} aria-label={next === null ? "No step after" : `Step ${stepNumber(next.step)}`}>→</button>
     </div>
   );
 }
@@ -114,22 +114,33 @@ function CopyLink() {
 }
 
 function TaskCard({ task, missing }: { task: Task | null; missing: string | null }) {
-  if (!task) return <p class="absent">{visible(missing ?? "The task is not in the run's task files any more, so its prompt is not known.")}</p>;
+  if (!task) return <p class="absent">{visible(missing ?? "The task is no longer in the run's task files, so its prompt is not known.")}</p>;
   const goal = prettyJson(task.goal);
   return (
     <section class="card task-card" aria-label="Task">
-      {task.prompt.map((message, i) => (
-        <div key={i} class={`message ${message.role === "user" ? "user" : "other"}`}>
-          <span class="who">{visible(message.role)}</span>
-          <Folded text={message.content} label={`the ${message.role}'s message`} />
-        </div>
-      ))}
+      {task.prompt.map((message, i) => <PromptMessage key={i} message={message} />)}
+      {task.preamble.length > 0 && (
+        <details>
+          <summary>Preamble, {several(task.preamble.length, "message")} before every task</summary>
+          {task.preamble.map((message, i) => <PromptMessage key={i} message={message} />)}
+        </details>
+      )}
       <details>
         <summary>Goal, {task.difficulty}, {task.tools ? several(task.tools.length, "tool") : "all tools"}</summary>
         {task.tools && <p class="tool-list">{task.tools.map((tool) => <code key={tool}><Plain text={tool} /></code>)}</p>}
         <Folded text={goal.text} json={goal.json} label="the goal" />
       </details>
     </section>
+  );
+}
+
+function PromptMessage({ message }: { message: Message }) {
+  return (
+    <div class={`message ${message.role === "user" ? "user" : "other"}`}>
+      <span class="who">{visible(message.role)}</span>
+      {message.content && <Folded text={message.content} label={`the ${message.role}'s message`} />}
+      {message.tool_calls?.map((call, i) => <CallView key={i} call={{ ...(call.function ?? call), problem: null }} seen={undefined} />)}
+    </div>
   );
 }
 
@@ -207,7 +218,7 @@ function Column({ url, one, chosen, known }: { url: string; one: Member; chosen:
       {error.value && <Problem error={error.value} />}
       {answer.value && <EpisodeFacts episode={answer.value.episode} advantage={one.advantage} />}
       <div class="column-body" tabIndex={0} role="region" aria-label={`Conversation of episode ${one.member}`}>
-        {answer.value ? <Conversation episode={answer.value.episode} /> : <p class="absent">{near ? "Reading…" : "It is read when it comes into view."}</p>}
+        {answer.value ? <Conversation episode={answer.value.episode} /> : <p class="absent">{near ? "Reading…" : "Loaded when it comes into view."}</p>}
       </div>
     </article>
   );

@@ -1,7 +1,7 @@
-/** All episodes of a run: filter, search, sort. The address holds all of it, so that a view can be passed on. */
+/** All episodes of a run: filter, search, sort. All of it is in the address, so a view can be shared. */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { query, runUrl, useAnswer } from "../api";
-import { count, duration, exact, several, signed, words } from "../logic/format";
+import { count, duration, exact, several, signed, stepNumber, words } from "../logic/format";
 import { visible } from "../logic/visible";
 import { OutcomeBadge } from "../parts/badges";
 import { EpisodeFilters } from "../parts/episode_filters";
@@ -27,7 +27,7 @@ const COLUMNS = [
 
 export function EpisodesPage({ id }: { id: string }) {
   const asked = place.value.query;
-  const parameters = Object.fromEntries(FILTERS.map((name) => [name, asked.get(name)]));
+  const parameters = Object.fromEntries(FILTERS.map((name) => [name, name === "step_from" || name === "step_to" ? serverStep(asked.get(name)) : asked.get(name)]));
   const offset = Number(asked.get("offset") ?? 0) || 0;
   const url = runUrl(id, `/episodes?${query({ ...parameters, sort: asked.get("sort"), order: asked.get("order"), offset, limit: PAGE })}`);
   const [asks, setAsks] = useState(0);
@@ -126,7 +126,7 @@ function Row({ id, episode, chosen, choose }: { id: string; episode: EpisodeRow;
   const to = paths.episode(id, episode.step, episode.task_id, episode.member);
   return (
     <tr class={chosen ? "chosen" : ""} onClick={(event) => event.target instanceof HTMLAnchorElement || go(to)} onMouseEnter={choose}>
-      <td class="figures">{episode.step}{episode.live && <span class="badge info">live</span>}</td>
+      <td class="figures">{stepNumber(episode.step)}{episode.live && <span class="badge info">live</span>}</td>
       <td class="task-cell"><Link to={to} onFocus={choose}>{visible(episode.task_id)}</Link> <span class="muted">#{episode.member}</span></td>
       <td>
         <OutcomeBadge solved={episode.solved} />
@@ -150,6 +150,11 @@ function Pages({ offset, total }: { offset: number; total: number }) {
       <button type="button" disabled={offset + PAGE >= total} onClick={() => turnTo(offset + PAGE)}>Next →</button>
     </nav>
   );
+}
+
+/** A step in the address, counted from 1, as the server counts it. Anything else is left for the server to refuse. */
+function serverStep(asked: string | null): string | null {
+  return asked && /^\d+$/.test(asked) ? String(Math.max(0, Number(asked) - 1)) : asked;
 }
 
 function turnTo(offset: number): void {

@@ -95,7 +95,7 @@ function Settings({ run }: { run: Run }) {
   );
 }
 
-/** All that is known of a run, asked for once and then kept up to date by what the server sends. */
+/** Everything about a run, requested once and then kept up to date by the server's events. */
 function useRecord(id: string) {
   const steps = useSignal<StepMetrics[]>([]);
   const verdicts = useSignal<Verdict[]>([]);
@@ -106,7 +106,7 @@ function useRecord(id: string) {
   const done = useSignal(0);
   const hello = useSignal(0);
   const updated = useSignal<number | null>(null);
-  // After a connection was lost, whatever was missed is asked for again: the answers merge with what is known.
+  // After a lost connection everything is requested again, and merged with what is already here.
   const metrics = useAnswer<{ steps: StepMetrics[] }>(runUrl(id, "/metrics"), hello.value);
   const health = useAnswer<{ verdicts: Verdict[] }>(runUrl(id, "/health"), hello.value);
   const timeline = useAnswer<{ spans: Span[] }>(runUrl(id, "/timeline"), hello.value);

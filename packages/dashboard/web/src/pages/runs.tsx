@@ -1,4 +1,4 @@
-/** All runs of an outputs folder: how each gets along, and which of them to compare. */
+/** All runs of an outputs folder: the progress of each, and which to compare. */
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { useAnswer } from "../api";

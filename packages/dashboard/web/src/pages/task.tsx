@@ -1,8 +1,8 @@
-/** One task over the steps: how its reward moved, and what the policy says now that it did not say then. */
+/** One task over the steps: how its reward moved, and how the policy's turns changed. */
 import { query, runUrl, useAnswer } from "../api";
 import { Plot } from "../charts/plot";
 import { conversationRows } from "../logic/conversation_diff";
-import { signed, several } from "../logic/format";
+import { several, signed, stepNumber } from "../logic/format";
 import { visible } from "../logic/visible";
 import { OutcomeBadge } from "../parts/badges";
 import { DiffRow } from "../parts/diff_row";
@@ -45,7 +45,7 @@ export function TaskPage({ id, task }: { id: string; task: string }) {
           <Plot
             title="Reward of this task"
             about="Mean, best and worst member of the task's group in each step that played it."
-            steps={steps.map((one) => one.step)}
+            steps={steps.map((one) => stepNumber(one.step))}
             lines={[
               { label: "mean", colour: "--series-0", values: steps.map((one) => one.reward_mean), format: (v) => signed(v) },
               { label: "best", colour: "--scale-up", values: steps.map((one) => one.reward_max), format: (v) => signed(v) },
@@ -66,7 +66,7 @@ function Solved({ steps }: { steps: TaskStep[] }) {
     <Plot
       title="Solved"
       about="Members of the group that solved the task, in each step that played it."
-      steps={steps.map((one) => one.step)}
+      steps={steps.map((one) => stepNumber(one.step))}
       lines={[
         { label: "solved", colour: "--series-1", values: steps.map((one) => one.solved) },
         { label: "of", colour: "--muted", values: steps.map((one) => one.episodes) },
@@ -122,9 +122,9 @@ function Side({ id, label, name, steps, chosen, answer }: SideProps) {
     <div class="diff-head">
       <label class="field">
         <span>{label}</span>
-        <select value={chosen.step} onChange={(event) => setQuery({ [name]: event.currentTarget.value })}>
+        <select value={stepNumber(chosen.step)} onChange={(event) => setQuery({ [name]: event.currentTarget.value })}>
           {steps.map((one) => (
-            <option key={one.step} value={one.step}>step {one.step}: mean {signed(one.reward_mean, 2)}, {one.solved} of {one.episodes} solved</option>
+            <option key={one.step} value={stepNumber(one.step)}>step {stepNumber(one.step)}: mean {signed(one.reward_mean, 2)}, {one.solved} of {one.episodes} solved</option>
           ))}
         </select>
       </label>
@@ -140,10 +140,10 @@ function Side({ id, label, name, steps, chosen, answer }: SideProps) {
 }
 
 function stepOf(steps: TaskStep[], asked: string | null): TaskStep | undefined {
-  return asked === null ? undefined : steps.find((one) => one.step === Number(asked));
+  return asked === null ? undefined : steps.find((one) => stepNumber(one.step) === Number(asked));
 }
 
-/** The member to show: of the highest or lowest reward, or of that nearest to the mean. The first of several. */
+/** The member to show: the first with the highest or lowest reward, or with the reward nearest to the mean. */
 function memberOf(step: TaskStep, pick: Pick): number {
   const score = (reward: number) => (pick === "best" ? -reward : pick === "worst" ? reward : Math.abs(reward - (step.reward_mean ?? 0)));
   return [...step.members].sort((one, other) => score(one.reward ?? 0) - score(other.reward ?? 0))[0]?.member ?? 0;

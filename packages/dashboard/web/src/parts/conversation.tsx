@@ -6,8 +6,11 @@ import type { Call, Episode, Figure, Observation, Turn } from "../types";
 import { OutcomeBadge } from "./badges";
 import { Folded, Plain } from "./text";
 
+/** Parts of the reward that count mistakes, each of which lowers it. */
+const PENALTIES = ["invalid_call", "unanswered"];
+
 export function EpisodeFacts({ episode, advantage }: { episode: Episode; advantage: Figure }) {
-  const parts = Object.entries(episode.reward_parts);
+  const parts = Object.entries(episode.reward_parts).map(([name, value]): [string, Figure] => [name, value && PENALTIES.includes(name) ? -value : value]);
   return (
     <header class="facts">
       <div class="facts-line">
@@ -33,7 +36,7 @@ export function EpisodeFacts({ episode, advantage }: { episode: Episode; advanta
               <dt>{visible(words(name))}</dt>
               <dd>
                 <i class="part-bar"><i class={(value ?? 0) < 0 ? "down" : ""} style={{ width: `${100 * Math.min(1, Math.abs(value ?? 0))}%` }} /></i>
-                <span class="figures">{signed(value, 2)}</span>
+                <span class={(value ?? 0) < 0 ? "figures down" : "figures"}>{signed(value, 2)}</span>
               </dd>
             </div>
           ))}
@@ -72,7 +75,7 @@ function TurnView({ turn, number }: { turn: Turn; number: number }) {
   );
 }
 
-function CallView({ call, seen }: { call: Call | undefined; seen: Observation | undefined }) {
+export function CallView({ call, seen }: { call: Call | undefined; seen: Observation | undefined }) {
   const name = call?.name ?? seen?.tool ?? "";
   const given = prettyJson(call?.arguments ?? {});
   const result = prettyJson(seen?.text ?? "");
@@ -87,8 +90,8 @@ function CallView({ call, seen }: { call: Call | undefined; seen: Observation | 
       {call?.problem && <p class="call-problem"><Plain text={call.problem} /></p>}
       {got && got.text !== given.text && (
         <details>
-          <summary>The tool got other arguments</summary>
-          <Folded text={got.text} json={got.json} label={`arguments that ${name} got`} />
+          <summary>The tool received other arguments</summary>
+          <Folded text={got.text} json={got.json} label={`arguments received by ${name}`} />
         </details>
       )}
       {seen && (

@@ -1,4 +1,4 @@
-/** One place of two conversations: what only one side says is marked on that side. */
+/** One place of two conversations: text that only one side has is marked there. */
 import { Fragment } from "preact";
 import { useState } from "preact/hooks";
 import type { DiffRow as Row } from "../logic/conversation_diff";
@@ -37,7 +37,7 @@ function Words({ changes, side }: { changes: Change[]; side: "added" | "removed"
       {changes.map((change, i) => {
         if (change.kind === "same") return <Plain key={i} text={change.text} />;
         if (change.kind !== side) return null;
-        // White space behind a word is not marked: it would look like a word of its own.
+        // White space after a word is not marked: it would look like another word.
         const said = change.text.trimEnd();
         const space = change.text.slice(said.length);
         const marked = <Plain text={said} />;

@@ -1,7 +1,7 @@
-/** The filters over a run's episodes. What is typed is asked for after a short rest, what is chosen at once. */
+/** The filters over a run's episodes. Typed text is applied after a short pause, choices at once. */
 import type { RefObject } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, words } from "../logic/format";
+import { count, stepNumber, words } from "../logic/format";
 import { visible } from "../logic/visible";
 import { clear, isFiltered } from "../pages/episodes";
 import { place, setQuery } from "../router";
@@ -29,8 +29,8 @@ export function EpisodeFilters({ facets, search }: { facets: Facets | null; sear
         ))}
       </fieldset>
       <div class="pair" role="group" aria-label="Steps">
-        <Typed name="step_from" label="Step from" type="number" placeholder={String(facets?.steps[0] ?? 0)} />
-        <Typed name="step_to" label="to" type="number" placeholder={String(facets?.steps[1] ?? "")} />
+        <Typed name="step_from" label="Step from" type="number" placeholder={stepOf(facets?.steps[0])} />
+        <Typed name="step_to" label="to" type="number" placeholder={stepOf(facets?.steps[1])} />
       </div>
       <div class="pair" role="group" aria-label="Reward">
         <Typed name="reward_min" label="Reward from" type="number" placeholder="any" />
@@ -43,6 +43,10 @@ export function EpisodeFilters({ facets, search }: { facets: Facets | null; sear
       <button type="button" disabled={!isFiltered()} onClick={clear}>Clear</button>
     </search>
   );
+}
+
+function stepOf(step: number | undefined): string {
+  return step === undefined ? "" : String(stepNumber(step));
 }
 
 interface TypedProps {

@@ -1,6 +1,6 @@
-/** The figures that tell at a glance how a run gets along. */
+/** The figures that show at a glance how a run is doing. */
 import { now } from "../live";
-import { ago, count, duration, figure, percent, signed } from "../logic/format";
+import { ago, count, duration, figure, percent, signed, stepNumber } from "../logic/format";
 import type { LiveEpisodes } from "../pages/run";
 import type { Figure, Run, StepMetrics, Verdict } from "../types";
 import { SeverityBadge } from "./badges";
@@ -31,13 +31,13 @@ export function Headline({ run, done, state, steps, verdicts, live, updated }: P
         <b data-figure="steps">{count(done)}<span class="muted"> of {count(run.steps)}</span></b>
         <progress max={run.steps || 1} value={done} aria-label={`${done} of ${run.steps} steps`} />
         <span class="stat-note">
-          {running && live ? `step ${live.step}: ${live.finished}${live.of === null ? "" : ` of ${live.of}`} episodes` : `updated ${ago(updated, now.value)}`}
+          {running && live ? `step ${stepNumber(live.step)}: ${live.finished}${live.of === null ? "" : ` of ${live.of}`} episodes` : `updated ${ago(updated, now.value)}`}
         </span>
       </div>
       <Stat name="Reward" value={signed(last?.["reward"])} note={change(steps, "reward", (d) => signed(d))} figureName="reward" />
       <Stat name="Success" value={percent(last?.["success_rate"])} note={change(steps, "success_rate", points)} figureName="success" />
       <Stat name="Valid calls" value={percent(last?.["valid_call_rate"])} note={change(steps, "valid_call_rate", points)} />
-      <Stat name="KL" value={figure(last?.["kl"])} note={typeof run.bounds.kl_cap === "number" ? `cap ${figure(run.bounds.kl_cap)}` : "nats a token"} />
+      <Stat name="KL" value={figure(last?.["kl"])} note={typeof run.bounds.kl_cap === "number" ? `cap ${figure(run.bounds.kl_cap)}` : "nats per token"} />
       <Stat name="Learnable" value={percent(last?.["learnable_share"])} note="of sampled tokens" />
       <Stat name="Step time" value={duration(stepTime)} note={running && left !== null ? `about ${duration(left)} left` : `mean of the last ${Math.min(RECENT, steps.length)}`} />
       <div class="stat">
@@ -59,7 +59,7 @@ function Stat({ name, value, note, figureName }: { name: string; value: string; 
   );
 }
 
-/** What the last ten steps are above the first ten. */
+/** The difference between the last ten steps and the first ten. */
 function change(steps: StepMetrics[], name: string, say: (difference: number) => string): string {
   if (steps.length < 2 * RECENT) return "last step";
   const first = mean(steps.slice(0, RECENT).map((line) => line[name] ?? null));

@@ -1,4 +1,4 @@
-/** What surrounds every page: where the reader is, whether the page is live, the theme. */
+/** The frame of every page: breadcrumbs, whether the page is live, the theme. */
 import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 import type { ApiError } from "../api";

@@ -18,7 +18,7 @@ export function Plain({ text }: { text: string }) {
   );
 }
 
-/** A text that shows its beginning, and more of it when asked; never more at once than a browser lays out with ease. */
+/** A text that shows its beginning, and more on request; never more at once than a browser lays out easily. */
 export function Folded({ text, json = false, label }: { text: string; json?: boolean; label: string }) {
   const whole = text.length;
   const first = Math.min(whole, firstLines(text));

@@ -27,7 +27,7 @@ export function TokenView({ url }: { url: string }) {
   const shown = useSignal(AT_FIRST);
   const box = useRef<HTMLDivElement>(null);
   useEffect(() => {
-    // By hand: to draw thousands of tokens anew for each one pointed at would be slow.
+    // By hand: redrawing thousands of tokens for each one pointed at would be slow.
     const token = box.current?.querySelector(`[data-i="${pointed.value}"]`);
     token?.classList.add("pointed");
     return () => token?.classList.remove("pointed");
@@ -99,7 +99,7 @@ function TokenSpans({ data, lens, end }: { data: Tokens; lens: Lens; end: number
   return <>{spans}</>;
 }
 
-/** A token with its white space made visible where it would be lost. */
+/** A token with white space made visible if it would be lost. */
 function shownToken(text: string): string {
   return visible(text).replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
 }

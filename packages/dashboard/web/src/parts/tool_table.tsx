@@ -1,4 +1,4 @@
-/** What happened to the calls, by server and tool. */
+/** Tool calls by server and tool. */
 import { useState } from "preact/hooks";
 import { count, duration, percent } from "../logic/format";
 import { visible } from "../logic/visible";

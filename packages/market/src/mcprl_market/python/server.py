@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from mcprl.errors import SandboxLostError
 from mcprl.servers.episode_state import EPISODIC, EpisodeStates
 from mcprl_market.python.launch import choose_launch
-from mcprl_market.python.monty import Engine, MontyEngine, MontyFirst
+from mcprl_market.python.monty import MontyEngine
 from mcprl_market.python.programs import Failed, Limits, Outcome, Program, Step
 from mcprl_market.python.sandbox import Sandbox
 from mcprl_market.python.values import json_value
@@ -28,8 +28,6 @@ __all__ = [
     "MAX_KEYS",
     "MAX_STEPS",
     "MAX_STORED_BYTES",
-    "BadPipelineError",
-    "ContextFullError",
     "EpisodeContext",
     "Execution",
     "StoredResult",
@@ -42,13 +40,9 @@ MAX_KEYS = 100
 MAX_STORED_BYTES = 4 * 1024 * 1024
 
 
-class ContextFullError(ValueError):
-    """A value does not fit beside what is stored already."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A value and what it is.
+    """A stored value with its description and size.
 
     Stored(value={"symbol": "VLKN", "pe": 55.79}, description="Figures of Valkenor", num_bytes=31)
     """
@@ -75,38 +69,34 @@ class EpisodeContext:
         return self._stored.get(key)
 
     def store(self, key: str, value: Any, description: str) -> None:
-        """Store a value, in place of the one that had the key. Raises ContextFullError where there is no room."""
+        """Store a value, replacing any value of that key. Raises ToolError if it does not fit."""
         size = len(json.dumps(value))
         others = [stored.num_bytes for name, stored in self._stored.items() if name != key]
         if len(others) >= MAX_KEYS:
-            raise ContextFullError(f"No more than {MAX_KEYS} results can be stored.")
+            raise ToolError(f"No more than {MAX_KEYS} results can be stored.")
         if sum(others) + size > MAX_STORED_BYTES:
-            raise ContextFullError(f"No more than {MAX_STORED_BYTES // (1024 * 1024)} MB can be stored in all.")
+            raise ToolError(f"No more than {MAX_STORED_BYTES // (1024 * 1024)} MB can be stored in all.")
         self._stored[key] = Stored(value=value, description=description, num_bytes=size)
 
 
 MAX_STEPS = 50
 
 
-class BadPipelineError(ValueError):
-    """What was given is no list of steps."""
-
-
 def steps_of(pipeline: Any) -> tuple[Step, ...]:
-    """Steps with names that differ, from a list of codes or of objects, or from one code.
+    """Steps with different names, from a list of codes or of objects, or from one code.
 
     >>> steps_of(["data * 2", {"name": "half", "code": "data / 2"}])
     (Step(name='step 1', code='data * 2'), Step(name='half', code='data / 2'))
     """
     entries = cast("list[Any]", pipeline) if isinstance(pipeline, list) else [pipeline]
     if not 1 <= len(entries) <= MAX_STEPS:
-        raise BadPipelineError(f"pipeline_steps needs 1 to {MAX_STEPS} steps; there are {len(entries)}.")
+        raise ToolError(f"pipeline_steps needs 1 to {MAX_STEPS} steps; there are {len(entries)}.")
     steps: list[Step] = []
     for number, entry in enumerate(entries, start=1):
         fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {"code": entry}
         code = fields.get("code")
         if not isinstance(code, str):
-            raise BadPipelineError(f'Step {number} has no code. Give a text, or {{"name": …, "code": …}}.')
+            raise ToolError(f'Step {number} has no code. Give a text, or {{"name": …, "code": …}}.')
         name = str(fields.get("name") or f"step {number}")
         taken = {step.name for step in steps}
         steps.append(Step(name=name if name not in taken else f"{name} ({number})", code=code))
@@ -118,7 +108,7 @@ _ANALYSES = Path(__file__).with_name("analyses.py")
 _READ_ONLY = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 _STORES = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 
-EngineName = Literal["sandbox", "monty", "auto"]
+EngineName = Literal["sandbox", "monty"]
 Data = Annotated[Any, Field(description="Any JSON value, or a text that holds one.")]
 Code = Annotated[str, Field(description="Python code. Print what you want to see, or end with an expression.")]
 Description = Annotated[str, Field(description="What it is for. Not used.")]
@@ -142,7 +132,7 @@ class StoredResult(TypedDict):
 
 
 class PythonTools:
-    """The tools, as methods: they share the states of the episodes. The engine comes with each call."""
+    """The tools. They share the states of the episodes; the engine comes with each call."""
 
     def __init__(self) -> None:
         self._states = EpisodeStates(EpisodeContext)
@@ -184,21 +174,14 @@ class PythonTools:
         description: Description = "",
     ) -> Annotated[CallToolResult, Execution]:
         """Run several steps of Python code, each on the result of the one before, which it finds in `data`."""
-        try:
-            steps = steps_of(_value_of(pipeline_steps))
-        except BadPipelineError as error:
-            raise ToolError(str(error)) from error
-        return await self._run(context, steps, _value_of(input_data))
+        return await self._run(context, steps_of(_value_of(pipeline_steps)), _value_of(input_data))
 
     async def store_execution_result(
         self, context: Context[Any, Any], context_key: Key, data: Data, description: Description = ""
     ) -> Annotated[CallToolResult, StoredResult]:
         """Store data under a key, for later code to find in `context[key]`."""
         value = _value_of(data)
-        try:
-            self._states.of(context).store(context_key, value, description)
-        except ContextFullError as error:
-            raise ToolError(str(error)) from error
+        self._states.of(context).store(context_key, value, description)
         return _result(
             {"context_key": context_key, "data": value, "description": description}, f"Stored {context_key!r}."
         )
@@ -216,7 +199,7 @@ class PythonTools:
         return _result({"context_key": context_key, "data": stored.value, "description": stored.description}, text)
 
     async def _run(self, context: Context[Any, Any], steps: tuple[Step, ...], data: Any) -> CallToolResult:
-        engine = cast("Engine", context.request_context.lifespan_context)
+        engine = cast("Sandbox | MontyEngine", context.request_context.lifespan_context)
         names = {"data": data, "context": self._states.of(context).values}
         try:
             outcome = await engine.run(Program(steps=steps, names=names))
@@ -226,22 +209,18 @@ class PythonTools:
 
 
 def make_server(*, world: int | None, engine: EngineName = "sandbox", allow_unsafe: bool = False) -> MCPServer:
-    """The Python server, not yet running. `world` only names the world that the servers beside it serve.
+    """The Python server, not yet running. `world` is the seed in its version and has no other effect.
 
-    Raises SandboxMissingError where the machine cannot confine the code. With `allow_unsafe` it is then run without,
-    for code that you trust.
+    Raises SandboxMissingError if this machine cannot confine the code. With `allow_unsafe` it then runs without a
+    sandbox, for code that you trust.
     """
     limits = Limits()
     launch = None if engine == "monty" else choose_launch(limits, allow_unsafe=allow_unsafe)
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: MCPServer) -> AsyncGenerator[Engine]:
-        async with contextlib.AsyncExitStack() as stack:
-            if launch is None:
-                yield await stack.enter_async_context(MontyEngine(limits))
-                return
-            sandbox = await stack.enter_async_context(Sandbox(launch))
-            yield sandbox if engine == "sandbox" else await stack.enter_async_context(MontyFirst(limits, sandbox))
+    async def lifespan(_: MCPServer) -> AsyncGenerator[Sandbox | MontyEngine]:
+        async with MontyEngine(limits) if launch is None else Sandbox(launch) as started:
+            yield started
 
     version = "1" if world is None else f"1+market-{world}"
     server = MCPServer("python", version=version, log_level="WARNING", lifespan=lifespan)
