@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -15,9 +14,9 @@ from shown_runs import client_of, get, make_episode
 
 from mcprl.runs.trajectories import write_trajectories
 from mcprl_dashboard.answers import Refusal
-from mcprl_dashboard.episode_index import EpisodeIndex, EpisodeKey
+from mcprl_dashboard.episode_index import EpisodeIndex
 from mcprl_dashboard.open_run import OpenRun, RunList
-from mcprl_dashboard.questions import Filter, Page
+from mcprl_dashboard.questions import EpisodeKey, Filter, Page
 
 WAIT_S = 60.0  # for what comes at once, on a machine that may be very busy
 LONGEST = 10**12
@@ -55,7 +54,6 @@ class SlowQuery:
         return True
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Endless(Filter):
     """Lets every episode through, after very many calls of `meanwhile`; with `rows` of 1 after one."""
 

@@ -16,8 +16,8 @@ from shown_runs import make_episode
 from mcprl.episodes import succeeded
 from mcprl.records import StopReason, Trajectory
 from mcprl.runs.trajectories import write_trajectories
-from mcprl_dashboard.episode_index import EpisodeIndex, EpisodeKey
-from mcprl_dashboard.questions import Filter, Page
+from mcprl_dashboard.episode_index import EpisodeIndex
+from mcprl_dashboard.questions import EpisodeKey, Filter, Page
 
 WORDS = ("Lima", "lima beans", "LIMA", "a", "'", '"', "\\", "\n", "%", "Zoë", "é", "", "{}", "null")
 episodes = st.builds(

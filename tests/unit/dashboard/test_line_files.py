@@ -9,14 +9,14 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl_dashboard.line_files import Cursor, LineFile
+from mcprl_dashboard.line_files import Cursor, JsonLines
 
 LINES = [b'{"step": 0, "x": 1}\n', b'{"step": 1}\n', b"damaged\n", b'{"step": 2, "x": "\xc3\xa9"}\n']
 
 
 def test_a_line_counts_once_its_end_is_written(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    file = LineFile(path)
+    file = JsonLines(path)
     assert file.entries() == []
     path.write_bytes(LINES[0] + LINES[1][:5])
     assert [entry["step"] for entry in file.entries()] == [0]
@@ -29,7 +29,7 @@ def test_a_line_counts_once_its_end_is_written(tmp_path: Path):
 def test_wherever_the_writing_pauses_each_entry_arrives_once_and_in_order(tmp_path_factory, places: list[int]):
     path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
     data = b"".join(LINES)
-    file, cursor, heard = LineFile(path), Cursor(), []
+    file, cursor, heard = JsonLines(path), Cursor(), []
     for start, end in zip([0, *sorted(places)], [*sorted(places), len(data)], strict=True):
         with path.open("ab") as appended:
             appended.write(data[start:end])
@@ -43,7 +43,7 @@ def test_wherever_the_writing_pauses_each_entry_arrives_once_and_in_order(tmp_pa
 def test_a_file_that_was_cut_replaced_or_removed_is_read_anew(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(LINES[0] + LINES[1])
-    file = LineFile(path)
+    file = JsonLines(path)
     cursor = file.now()
     path.write_bytes(LINES[0])
     cut = file.since(cursor)

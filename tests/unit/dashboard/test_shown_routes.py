@@ -29,8 +29,7 @@ def test_a_run_by_itself_has_its_settings_and_what_its_figures_are_held_against(
     assert run["config"]["training"]["steps"] == 5
     assert run["config_yaml"] == folder.config_file.read_text()
     assert run["bounds"]["kl_target"] == 0.02
-    assert (run["bounds"]["ratio_low"], run["bounds"]["ratio_high"]) == (0.8, 1.2)
-    assert (run["episodes_per_step"], run["group_size"], run["summary"]) == (4, 2, None)
+    assert (run["bounds"]["clip_low"], run["bounds"]["clip_high"]) == (0.2, 0.2)
 
 
 def test_a_key_in_the_settings_is_not_shown(client, folder):

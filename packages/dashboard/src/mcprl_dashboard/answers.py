@@ -1,4 +1,4 @@
-"""What goes out: JSON that any browser can read, whatever an episode holds, and refusals that say what to do."""
+"""Responses: JSON that any browser can read, whatever an episode contains, and refusals with a fix."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TOO_DEEP = f"[nested more than {_MAX_DEPTH} levels deep]"
 
 
 class Refusal(Exception):
-    """A question that gets no answer: {"error": {"code": "not-found", "what": "there is no run x", "fix": "…"}}.
+    """A request that is refused: {"error": {"code": "not-found", "what": "there is no run x", "fix": "…"}}.
 
-    It says nothing about the health of a run, so it is none of mcprl's errors.
+    It is not one of mcprl's errors, because it says nothing about the health of a run.
     """
 
     def __init__(self, status: int, code: str, what: str, fix: str) -> None:
@@ -31,7 +31,7 @@ class Refusal(Exception):
 
 
 class Answer(Response):
-    """JSON in ASCII, numbers that are none as null."""
+    """JSON in ASCII, with null for NaN and infinity."""
 
     media_type = "application/json"
 
@@ -40,7 +40,7 @@ class Answer(Response):
 
 
 def encoded(content: Any) -> bytes:
-    """JSON without NaN and infinity, which browsers do not read. Halves of surrogate pairs stay, as escapes."""
+    """JSON without NaN and infinity, which browsers do not read. Lone surrogates stay, as escapes."""
     try:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
@@ -48,7 +48,7 @@ def encoded(content: Any) -> bytes:
 
 
 def level(value: Any, depth: int = 0) -> Any:
-    """A JSON value with null for numbers that are none, and with words for what is nested deeper than anyone reads.
+    """A JSON value with null for NaN and infinity, and a note in place of what is nested too deeply.
 
     >>> level({"loss": math.nan, "steps": [1, math.inf]})
     {'loss': None, 'steps': [1, None]}

@@ -1,4 +1,4 @@
-"""The addresses of the dashboard and what each answers. Reading files and asking the index happens in threads."""
+"""The routes of the dashboard. Files are read and the index is queried in threads."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcprl.errors import McprlError
 from mcprl_dashboard.answers import Answer, Refusal
 from mcprl_dashboard.episode_details import TokenNoteFiles, course_of_task, episode_details, episode_tokens
-from mcprl_dashboard.episode_index import EpisodeKey
 from mcprl_dashboard.open_run import OpenRun, RunList
-from mcprl_dashboard.questions import Filter, Page, whole
+from mcprl_dashboard.questions import EpisodeKey, Filter, OfStep, OfTask, Page
 from mcprl_dashboard.watching import Broadcast, Event, ListLook, RunLook, event_stream, read_tool_figures
 
 __all__ = ["make_app"]
@@ -38,7 +37,7 @@ _FOREVER = "public, max-age=31536000, immutable"  # the name of a built file cha
 
 
 def index_page(_: Request) -> Response:
-    """The one page; its own script reads the address."""
+    """The only page; its script reads the address."""
     if not (_STATIC / "index.html").is_file():
         return PlainTextResponse(
             "The pages of the dashboard are not built.\nFix: run scripts/setup dashboard, and load this page again.\n",
@@ -52,7 +51,7 @@ def asset(request: Request) -> Response:
     name = request.path_params["name"]
     path = _STATIC / "assets" / name
     if not _ASSET_NAME.fullmatch(name) or not path.is_file():
-        raise Refusal(404, "no-file", "there is no such file", "load the page anew")
+        raise Refusal(404, "no-file", "there is no such file", "reload the page")
     return FileResponse(path, headers={"cache-control": _FOREVER})
 
 
@@ -73,7 +72,7 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuses foreign requests and puts the headers on every answer, refusals and errors included."""
+    """Refuses foreign requests and adds the headers to every response, refusals and errors included."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -97,8 +96,8 @@ class Guard:
         await app(scope, receive, send_guarded)
 
     def _with_token(self, scope: Scope) -> ASGIApp:
-        """What answers a request: the application if it has the token, and if that is in its query a redirect to the
-        same address without it, so that it is not in the browser's history."""
+        """The application for a request with the token. If the token is in the query, a redirect to the same address
+        without it, so that it is not in the browser's history."""
         request = Request(scope)
         cookie = f"mcprl-{scope['server'][1]}"  # a browser sends cookies to all ports of a host
         if self._is_token(request.query_params.get("token")):
@@ -125,7 +124,7 @@ def _refusal(scope: Scope) -> Refusal | None:
     if origin is not None and not _is_own(origin, own):
         return Refusal(403, "foreign-origin", "the request comes from another page", "open the dashboard itself")
     if scope["method"] not in ("GET", "HEAD"):
-        return Refusal(405, "read-only", "the dashboard only shows", "ask with GET")
+        return Refusal(405, "read-only", "the dashboard is read-only", "use GET")
     return None
 
 
@@ -152,7 +151,7 @@ _Show = Callable[[OpenRun, Request], dict[str, Any]]
 
 
 def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
-    """The application, for requests with this token. Streams of events end when `closing` is set."""
+    """The application, for requests with this token. Event streams end when `closing` is set."""
     shown: dict[str, _Show] = {
         "": _details,
         "/metrics": _metrics,
@@ -162,9 +161,9 @@ def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
         "/ratios": _ratios,
         "/facets": _facets,
         "/episodes": _episodes,
-        "/episode": lambda run, request: episode_details(run, _key(request)),
-        "/tokens": lambda run, request: episode_tokens(run, _key(request)),
-        "/task": lambda run, request: course_of_task(run, _needed(request, "task")),
+        "/episode": lambda run, request: episode_details(run, EpisodeKey.of(request.query_params)),
+        "/tokens": lambda run, request: episode_tokens(run, EpisodeKey.of(request.query_params)),
+        "/task": lambda run, request: course_of_task(run, OfTask.of(request.query_params).task),
     }
     events = _Events(runs, closing)
     routes = [
@@ -192,11 +191,11 @@ def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
         exception_handlers={Refusal: _refuse, McprlError: _report, 404: _unknown_address},
         lifespan=lifespan,
     )
-    return Guard(app, token)  # around all of it, so that answers to faults of its own have the headers too
+    return Guard(app, token)  # outermost, so that its own errors have the headers too
 
 
 class _Events:
-    """The streams of events: one broadcast for the list, and one for each run that anybody listens to."""
+    """The event streams: one broadcast for the list, and one for each run that anyone listens to."""
 
     def __init__(self, runs: RunList, closing: asyncio.Event) -> None:
         self._runs, self._closing = runs, closing
@@ -214,7 +213,7 @@ class _Events:
     def _stream(self, broadcast: Broadcast, run: OpenRun | None) -> Response:
         async def body() -> AsyncGenerator[bytes]:
             async with broadcast.listening() as queue:
-                # After listening began, so that nothing falls between what is asked for now and the first event.
+                # After listening began, so that nothing is lost between this answer and the first event.
                 hello = Event(name="hello", data=await asyncio.to_thread(_standing, run)) if run is not None else None
                 async for chunk in event_stream(hello, queue, self._closing):
                     yield chunk
@@ -244,7 +243,7 @@ def _details(run: OpenRun, _: Request) -> dict[str, Any]:
 
 
 def _metrics(run: OpenRun, request: Request) -> dict[str, Any]:
-    since = whole(request.query_params, "since")
+    since = OfStep.of(request.query_params).since
     return {"steps": [entry for entry in run.metrics.entries() if since is None or entry["step"] > since]}
 
 
@@ -255,7 +254,7 @@ def _tools(run: OpenRun, _: Request) -> dict[str, Any]:
 def _ratios(run: OpenRun, request: Request) -> dict[str, Any]:
     bounds = run.bounds()
     return TokenNoteFiles(run.path).histogram(
-        whole(request.query_params, "step"),
+        OfStep.of(request.query_params).step,
         clip_low=bounds["clip_low"] or 0.0,
         clip_high=bounds["clip_high"] or 0.0,
     )
@@ -281,20 +280,6 @@ def _episodes(run: OpenRun, request: Request) -> dict[str, Any]:
     }
 
 
-def _key(request: Request) -> EpisodeKey:
-    step, member = whole(request.query_params, "step"), whole(request.query_params, "member")
-    if step is None or member is None:
-        raise Refusal(400, "bad-question", "step and member are missing", "name step, task and member")
-    return EpisodeKey(step=step, task_id=_needed(request, "task"), member=member)
-
-
-def _needed(request: Request, name: str) -> str:
-    value = request.query_params.get(name)
-    if not value:
-        raise Refusal(400, "bad-question", f"{name} is missing", f"name the {name}")
-    return value
-
-
 def _since_ms(started: float) -> float:
     return round(1000 * (time.perf_counter() - started), 1)
 
@@ -310,4 +295,4 @@ def _report(_: Request, error: Exception) -> Response:
 
 
 def _unknown_address(_: Request, _error: Exception) -> Response:
-    return Refusal(404, "no-page", "there is nothing at this address", "begin at the list of runs").answer()
+    return Refusal(404, "no-page", "there is nothing at this address", "start at the list of runs").answer()

@@ -15,12 +15,12 @@ def command(
         "outputs"
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")] = 0,
-    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser where there is one.")] = True,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser if there is one.")] = True,
 ) -> None:
     """Show runs in a browser: curves, health, tools, and every episode. Only this machine can reach it."""
     from mcprl_dashboard.serving import serve
 
     try:
         serve(folder, port=port, open_browser=open_browser)
-    except KeyboardInterrupt:  # Ctrl-C is how it ends
+    except KeyboardInterrupt:  # the normal end
         raise typer.Exit from None

@@ -11,8 +11,8 @@ from typing import Any, cast
 import duckdb
 
 from mcprl_dashboard.answers import Refusal, level
-from mcprl_dashboard.episode_index import EpisodeKey
 from mcprl_dashboard.open_run import OpenRun
+from mcprl_dashboard.questions import EpisodeKey
 
 __all__ = ["TokenNoteFiles", "course_of_task", "episode_details", "episode_tokens"]
 
@@ -23,7 +23,7 @@ _LEAST_REACH, _REACH_IN_CLIPS = 0.4, 3.0
 
 
 class TokenNoteFiles:
-    """Reads tokens/step-00000.parquet and its like."""
+    """Reads files such as tokens/step-00000.parquet."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / "tokens"
@@ -35,7 +35,7 @@ class TokenNoteFiles:
         return sorted(int(name[1]) for name in names if name is not None)
 
     def histogram(self, step: int | None, *, clip_low: float, clip_high: float) -> dict[str, Any]:
-        """The ratios of the tokens that carried loss, apart by the sign of their advantage."""
+        """The ratios of the tokens that carried loss, by the sign of their advantage."""
         steps = self.steps()
         wanted = (steps[-1] if steps else None) if step is None else step
         if wanted not in steps:
@@ -68,7 +68,7 @@ class TokenNoteFiles:
         }
 
     def of_episode(self, key: EpisodeKey) -> dict[str, list[Any]] | None:
-        """What became of each token of an episode; None where no update learnt from it."""
+        """Loss mask, advantage and ratio of each token of an episode; None if no update used it."""
         if not self._path(key.step).is_file():
             return None
         found = self._query(
@@ -109,7 +109,7 @@ _TOKEN_COLUMNS = ("sampled", "forced", "fixed", "logprobs", "turn_index", "weigh
 
 
 def episode_details(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
-    """The episode, what it was to do, and the others that it is compared with."""
+    """The episode, its task, and the other episodes of its group."""
     stored = _stored(run, key)
     parts: Any = _parsed(stored["reward_parts"], {})
     group = run.index.group(key.step, key.task_id)
@@ -145,7 +145,7 @@ def episode_details(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
 
 
 def episode_tokens(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
-    """The tokens of an episode, each with its text and what became of it."""
+    """The tokens of an episode, each with its text, logprob, advantage and ratio."""
     stored = _stored(run, key)
     notes = TokenNoteFiles(run.path).of_episode(key)
     ids: Sequence[int] = stored.get("token_ids") or ()
@@ -157,7 +157,7 @@ def episode_tokens(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
 
 
 def course_of_task(run: OpenRun, task_id: str) -> dict[str, Any]:
-    """How the episodes of a task went from step to step."""
+    """The episodes of a task, step by step."""
     run.index.refresh()
     steps: dict[int, list[dict[str, Any]]] = {}
     for row in run.index.of_task(task_id):
@@ -208,7 +208,7 @@ def _neighbours(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
 
 
 def _turns(text: str) -> list[dict[str, Any]]:
-    """The turns without their token ids, which stand among the episode's tokens. Any JSON will do."""
+    """The turns without their token ids, which are among the episode's tokens. Accepts any JSON."""
     found: Any = _parsed(text, None)
     if not isinstance(found, list):
         return [_unreadable_turn(text)]
@@ -237,8 +237,8 @@ def _observation(seen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unreadable_turn(text: str) -> dict[str, Any]:
-    """A policy may nest its arguments deeper than JSON is read here; it is shown as it was written."""
-    return _turn({"text": text}) | {"problem": "the turns of this episode are nested too deeply to be told apart"}
+    """A policy may nest arguments deeper than JSON is read here; then the text is shown as recorded."""
+    return _turn({"text": text}) | {"problem": "the turns of this episode are nested too deeply to be read"}
 
 
 def _objects(value: Any) -> list[Mapping[str, Any]]:

@@ -1,8 +1,8 @@
 """All episodes of a run in a database in memory, kept up to date from its files.
 
-Opening is two stages. The columns that a file has as they are load at once, so that a table of a hundred thousand
-episodes is there in a moment. What has to be taken out of the turns (tools, faults, the text to search) follows in the
-background, the newest files first; until then answers say how many episodes are still `pending`.
+Loading has two stages. The plain columns of a file load at once, so a table of a hundred thousand episodes is ready in
+a moment. What is extracted from the turns (tools, faults, the text to search) follows in the background, newest first;
+until then answers say how many episodes are still `pending`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
@@ -23,10 +23,11 @@ import duckdb
 from mcprl.records import Trajectory
 from mcprl.runs.trajectories import decode_trajectory
 from mcprl_dashboard.answers import Refusal
-from mcprl_dashboard.questions import Filter, Page
+from mcprl_dashboard.line_files import Cursor, LineFile
+from mcprl_dashboard.questions import EpisodeKey, Filter, Page
 from mcprl_dashboard.shared_database import SharedDatabase
 
-__all__ = ["CLOSE_S", "EpisodeIndex", "EpisodeKey", "Found", "LiveEpisodes"]
+__all__ = ["CLOSE_S", "EpisodeIndex", "Found", "LiveEpisodes"]
 
 
 PREVIEW_CHARACTERS = 160
@@ -42,7 +43,7 @@ TURN_SHAPE = (
     '"observations":[{"tool":"VARCHAR","text":"VARCHAR","fault":"VARCHAR"}]}]'
 )
 
-# What `mcprl.episodes.succeeded` says, which costs the import of everything that plays episodes; a test compares them.
+# The same as `mcprl.episodes.succeeded`, without importing everything that plays episodes; a test compares them.
 SOLVED = """
     CASE WHEN parts.answer IS NULL AND parts.state IS NULL AND parts.rubric IS NULL
     THEN coalesce(parts.calls = 1, false)
@@ -56,7 +57,7 @@ _PARTS = """
         {answer: NULL::DOUBLE, state: NULL::DOUBLE, rubric: NULL::DOUBLE, calls: NULL::DOUBLE}
     ) AS parts
 """
-# The number in step-00012.parquet; a file belongs to the step of its name, whatever its rows claim.
+# The number in step-00012.parquet; a file belongs to the step of its name, even if its rows differ.
 _FILE = r"regexp_extract(filename, 'step-(\d+)\.parquet$', 1)::BIGINT AS file"
 
 LIGHT_ROWS = f"""
@@ -107,18 +108,27 @@ FULL_ROWS = rf"""
 _JOURNAL_NAME = re.compile(r"step-(\d+)\.jsonl")
 
 
-@dataclass(slots=True)
 class _Journal:
-    """What was read of one file: up to where, and the episodes by task and member."""
+    """The episodes of one journal by task and member; of several for one, the first."""
 
-    inode: int
-    offset: int = 0
-    episodes: dict[tuple[str, int], Trajectory] = field(default_factory=dict[tuple[str, int], Trajectory])
-    damaged: int = 0
+    def __init__(self, path: Path, step: int) -> None:
+        self.file = LineFile(path, lambda line: _episode(line, step))
+        self.episodes: dict[tuple[str, int], Trajectory] = {}
+        self._cursor = Cursor()
+
+    def refresh(self) -> bool:
+        """Read on; whether something changed."""
+        news = self.file.since(self._cursor)
+        self._cursor = news.cursor
+        if news.reset:
+            self.episodes = {}
+        for trajectory in news.entries:
+            self.episodes.setdefault((trajectory.task_id, trajectory.member), trajectory)
+        return news.reset or bool(news.entries)
 
 
 class LiveEpisodes:
-    """Follows the journals of a run. A line counts where it is whole and its checksum holds."""
+    """Follows the journals of a run. A line counts if it is complete and its checksum is right."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / "journal"
@@ -126,26 +136,26 @@ class LiveEpisodes:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for each journal with lines that are no episodes."""
+        """A sentence for each journal with lines that are not episodes."""
         return [
-            f"journal/step-{step:05d}.jsonl has {journal.damaged} damaged lines"
+            f"journal/step-{step:05d}.jsonl has {journal.file.damaged} damaged lines"
             for step, journal in sorted(dict(self._journals).items())
-            if journal.damaged
+            if journal.file.damaged
         ]
 
     def finished(self) -> dict[int, int]:
-        """How many episodes of each step under way have finished."""
+        """Number of finished episodes per unfinished step."""
         return {step: len(journal.episodes) for step, journal in sorted(dict(self._journals).items())}
 
     def refresh(self, recorded: Container[int]) -> bool:
-        """Read on; whether something changed. Steps that are recorded are no longer under way."""
+        """Read on; whether something changed. Recorded steps are left out."""
         paths = {step: path for step, path in self._files().items() if step not in recorded}
         changed = False
         for step in [step for step in self._journals if step not in paths]:
             del self._journals[step]
             changed = True
         for step, path in paths.items():
-            changed = self._read_on(step, path) or changed
+            changed = self._journals.setdefault(step, _Journal(path, step)).refresh() or changed
         return changed
 
     def row(self, step: int, task_id: str, member: int) -> dict[str, Any] | None:
@@ -170,32 +180,6 @@ class LiveEpisodes:
             return {}
         named = ((_JOURNAL_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
         return {int(name[1]): path for name, path in named if name is not None}
-
-    def _read_on(self, step: int, path: Path) -> bool:
-        try:
-            with path.open("rb") as file:
-                found = path.stat()
-                journal = self._journals.get(step)
-                anew = journal is None or journal.inode != found.st_ino or found.st_size < journal.offset
-                if anew or journal is None:
-                    journal = self._journals[step] = _Journal(found.st_ino)
-                if found.st_size == journal.offset:
-                    return anew
-                file.seek(journal.offset)
-                data = file.read()
-        except FileNotFoundError:  # a checkpoint covers the step by now
-            return self._journals.pop(step, None) is not None
-        whole, _, _torn = data.rpartition(b"\n")
-        if not whole:
-            return anew
-        journal.offset += len(whole) + 1
-        for line in whole.split(b"\n"):
-            trajectory = _episode(line, step)
-            if trajectory is None:
-                journal.damaged += 1
-            else:
-                journal.episodes.setdefault((trajectory.task_id, trajectory.member), trajectory)
-        return True
 
 
 def _episode(line: bytes, step: int) -> Trajectory | None:
@@ -237,7 +221,7 @@ def _index_row(trajectory: Trajectory) -> tuple[Any, ...]:
 
 
 def _succeeded(parts: Mapping[str, float]) -> bool:
-    """As the index says of recorded episodes; see episode_columns.SOLVED."""
+    """The same as SOLVED, for episodes that are not recorded yet."""
     least = {"answer": 1.0, "state": 1.0, "rubric": 0.5}
     checked = [parts[name] >= bar for name, bar in least.items() if name in parts]
     return all(checked) if checked else parts.get("calls") == 1.0
@@ -251,17 +235,17 @@ def _compact(arguments: Mapping[str, Any]) -> str:
 
 
 def _storable(text: str) -> str:
-    """Without halves of surrogate pairs, which no UTF-8 has."""
+    """Without lone surrogates, which UTF-8 does not have."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 _FILE_NAME = re.compile(r"step-(\d+)\.parquet")
-_FILES_AT_ONCE = 12  # some thousands of episodes: between two of them, others have their turn
+_FILES_AT_ONCE = 12  # some thousands of episodes; other queries run in between
 _FRESH_S = 0.25
 CLOSE_S = 2.0
 _MAX_COMPLETED_FILES = 4
 _Signature = tuple[int, int, int]
-"""Inode, size and time of a file: another where it was written anew."""
+"""Inode, size and time of a file, which change when it is written."""
 _SHOWN = (
     "step, task_id, member, reward, solved, stop, turns, calls, faults, tokens, sampled_tokens, duration_s, tools, "
     "preview, live"
@@ -269,17 +253,8 @@ _SHOWN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeKey:
-    """Which episode of a run. EpisodeKey(step=12, task_id="meet-ana", member=3)"""
-
-    step: int
-    task_id: str
-    member: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The episodes that a filter lets through: how many, a page of them, and how many could not be judged yet.
+    """The episodes that match a filter: how many, a page of them, and how many are not indexed yet.
 
     Found(total=812, rows=[{"step": 12, "task_id": "meet-ana", …}], pending=0)
     """
@@ -290,9 +265,9 @@ class Found:
 
 
 class EpisodeIndex:
-    """The episodes of one run. Any thread may ask; each question is answered from one state of the index.
+    """The episodes of one run. Any thread may query; each query sees one state of the index.
 
-    Once it is closed, every question raises Refusal, also one that was being answered.
+    Once it is closed, every query raises Refusal, also one that is running.
     """
 
     def __init__(self, run: Path) -> None:
@@ -315,9 +290,9 @@ class EpisodeIndex:
         self._fresh_until = 0.0
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """Interrupt what is asked and what is done in the background, and give the memory back.
+        """Interrupt queries and background work, and free the memory.
 
-        What cannot be interrupted is waited for no longer than `within_s`, and gives the memory back when it ends.
+        What cannot be interrupted is waited for at most `within_s`, and frees the memory when it ends.
         """
         until = time.monotonic() + within_s
         self._database.close(within_s)
@@ -326,11 +301,11 @@ class EpisodeIndex:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for each file that cannot be read. The others are there all the same."""
+        """A sentence for each file that cannot be read. All others are indexed."""
         return [self._problems[step] for step in sorted(self._problems)] + self._live.problems
 
     def refresh(self) -> None:
-        """Take in what the files have become since the last time, unless that was a moment ago."""
+        """Load changed files, unless that was done a moment ago."""
         with self._lock:
             if time.monotonic() < self._fresh_until:
                 return
@@ -356,20 +331,19 @@ class EpisodeIndex:
             filling.join()
 
     def find(self, wanted: Filter, page: Page) -> Found:
-        """A page of the episodes that a filter lets through."""
+        """A page of the episodes that match a filter."""
         condition, parameters = wanted.condition()
         with self._database.cursor() as cursor:
-            cursor.begin()  # so that all of this is about one state
+            cursor.begin()  # one state for all of this
             # Materialised, so that the texts are searched once for the page and the count.
             chosen = cursor.execute(
                 f"WITH found AS MATERIALIZED (SELECT {_SHOWN}, pending FROM episodes WHERE {condition}) "
-                f"SELECT *, (SELECT count(*) FROM found) AS total FROM found {page.clause()} "
-                "LIMIT $limit OFFSET $offset",
-                parameters | {"limit": page.limit, "offset": page.offset},
+                f"SELECT *, (SELECT count(*) FROM found) AS total FROM found {page.clause()}",
+                parameters,
             )
             rows = _dicts(chosen)
             totals = [row.pop("total") for row in rows]
-            if not rows and page.offset:  # behind the end
+            if not rows and page.offset:  # after the end
                 totals = [_count(cursor, f"SELECT count(*) FROM episodes WHERE {condition}", parameters)]
             needs_turns = wanted.needs_turns or page.sort in ("turns", "tokens")
             pending = _count(cursor, "SELECT count(*) FROM light") if needs_turns else 0
@@ -377,7 +351,7 @@ class EpisodeIndex:
         return Found(total=totals[0] if totals else 0, rows=rows, pending=pending)
 
     def facets(self) -> dict[str, Any]:
-        """What there is to filter by, with counts."""
+        """The values to filter by, with counts."""
         with self._database.cursor() as cursor:
             cursor.begin()
             summary = cursor.execute("SELECT count(*), min(step), max(step) FROM episodes").fetchone() or (0, 0, 0)
@@ -432,18 +406,18 @@ class EpisodeIndex:
         return found[0] | {"live": False} if found else None
 
     def _files(self) -> dict[int, _Signature]:
-        """The files by step, each with what changes when it is written anew."""
+        """The files by step, each with its signature."""
         if not self._folder.is_dir():
             return {}
         found: dict[int, _Signature] = {}
         for path in self._folder.iterdir():
             name = _FILE_NAME.fullmatch(path.name)
-            # Of two names for one step, only that which a run writes counts.
+            # Of two names for one step, only the one that a run writes counts.
             if name is None or path.name != f"step-{int(name[1]):05d}.parquet":
                 continue
             try:
                 seen = path.stat()
-            except FileNotFoundError:  # cut off since, by a run that is resumed
+            except FileNotFoundError:  # removed meanwhile, by a resumed run
                 continue
             found[int(name[1])] = (seen.st_ino, seen.st_size, seen.st_mtime_ns)
         return found
@@ -461,7 +435,7 @@ class EpisodeIndex:
         self._pending -= set(steps)
 
     def _load_light(self, steps: Sequence[int]) -> None:
-        """In one query where all files can be read, which is much faster; else one by one, to tell which cannot."""
+        """In one query if all files can be read, which is much faster; else in halves, to find those that cannot."""
         try:
             self._insert("light", LIGHT_ROWS, steps)
         except duckdb.Error as error:
@@ -475,7 +449,7 @@ class EpisodeIndex:
             self._pending |= set(steps)
 
     def _fill(self) -> None:
-        """In the background: read the turns of the files that wait, the newest first."""
+        """In the background: read the turns of pending files, newest first."""
         with contextlib.suppress(Refusal):  # closed meanwhile
             while True:
                 with self._lock:
@@ -489,7 +463,7 @@ class EpisodeIndex:
         try:
             self._insert("full_rows", FULL_ROWS, list(steps), unless_changed=steps)
         except duckdb.TransactionException:
-            return  # a file was forgotten meanwhile; what is still pending has its turn again
+            return  # a file was dropped meanwhile; the rest is tried again
         except duckdb.Error as error:
             if len(steps) > 1:
                 for step, signature in steps.items():
@@ -503,7 +477,7 @@ class EpisodeIndex:
     def _insert(
         self, table: str, rows: str, steps: Sequence[int], *, unless_changed: Mapping[int, _Signature] | None = None
     ) -> None:
-        """Load files into a table; with `unless_changed` in the place of their light rows, if they are still those."""
+        """Load files into a table. With `unless_changed` they replace their light rows, if still unchanged."""
         with self._database.cursor() as cursor:
             cursor.begin()
             cursor.execute(f"INSERT INTO {table} {rows}", {"files": self._paths(steps)})
@@ -528,7 +502,7 @@ class EpisodeIndex:
             cursor.commit()
 
     def _complete(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Fill in what only turns tell, for rows of a page whose files were not read yet, unless those are many."""
+        """Fill in the columns from turns for rows whose files are not indexed yet, unless those are many."""
         steps = sorted({row["step"] for row in rows})
         if not rows or len(steps) > _MAX_COMPLETED_FILES:
             return
@@ -536,7 +510,7 @@ class EpisodeIndex:
             with self._database.cursor() as cursor:
                 found = _dicts(cursor.execute(f"SELECT {_SHOWN} FROM ({FULL_ROWS})", {"files": self._paths(steps)}))
         except duckdb.Error:
-            return  # the reading in the background meets the same fault, and notes it
+            return  # the background thread meets the same error and notes it
         whole = {(row["step"], row["task_id"], row["member"]): row for row in found}
         for row in rows:
             row.update(whole.get((row["step"], row["task_id"], row["member"]), {}))

@@ -1,21 +1,24 @@
-"""Follows a file of JSON lines that another process appends to: only what is new is read, once."""
+"""Follows a file of lines that another process appends to: only what is new is read, once."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from mcprl.runs.folder import read_entry
 
-__all__ = ["Cursor", "LineFile", "News"]
+__all__ = ["Cursor", "JsonLines", "LineFile", "News"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Up to where somebody has read. A file that was cut or replaced is of another generation.
+    """How far a reader has read. A file that was cut or replaced is of another generation.
 
     Cursor(generation=0, entries=12)
     """
@@ -25,35 +28,38 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
-    """What a file has beyond a cursor. With `reset`, all that was read before is void, and these are all entries."""
+class News(Generic[T]):
+    """The entries after a cursor. With `reset`, everything read before is void, and these are all entries."""
 
-    entries: list[dict[str, Any]]
+    entries: list[T]
     cursor: Cursor
     reset: bool = False
 
 
-class LineFile:
-    """The entries of a file such as metrics.jsonl. A last line without its end waits until that is written.
+class LineFile(Generic[T]):
+    """The entries of a file, one per line, as `read` decodes them. A last line without its end is left for later.
 
-    A run that is resumed replaces the file by a shorter one, or one of another inode; then it is read anew.
+    Lines that `read` gives None for are skipped and counted as damaged. If a resumed run replaces the file by a shorter
+    one, or one of another inode, it is read from the start.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read: Callable[[bytes], T | None]) -> None:
         self.path = path
-        self._entries: list[dict[str, Any]] = []
+        self.damaged = 0
+        self._read = read
+        self._entries: list[T] = []
         self._generation = 0
         self._inode: int | None = None
         self._offset = 0
         self._torn = b""
         self._lock = Lock()
 
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[T]:
         """All entries that the file has now."""
         return self.since(Cursor(generation=-1)).entries
 
-    def since(self, cursor: Cursor) -> News:
-        """The entries that were added after those that the cursor covers."""
+    def since(self, cursor: Cursor) -> News[T]:
+        """The entries that were added after the cursor."""
         with self._lock:
             self._read_on()
             now = Cursor(generation=self._generation, entries=len(self._entries))
@@ -62,7 +68,7 @@ class LineFile:
             return News(entries=self._entries[cursor.entries :], cursor=now)
 
     def now(self) -> Cursor:
-        """A cursor behind all that the file has now."""
+        """A cursor at the present end of the file."""
         return self.since(Cursor(generation=-1)).cursor
 
     def _read_on(self) -> None:
@@ -70,20 +76,29 @@ class LineFile:
             with self.path.open("rb") as file:
                 found = os.fstat(file.fileno())
                 if self._inode != found.st_ino or found.st_size < self._offset:
-                    self._begin_anew(found.st_ino)
+                    self._start_over(found.st_ino)
                 if found.st_size == self._offset:
                     return
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
             if self._inode is not None:
-                self._begin_anew(None)
+                self._start_over(None)
             return
         self._offset += len(data)
         *lines, self._torn = (self._torn + data).split(b"\n")
-        self._entries += [entry for line in lines if (entry := read_entry(line)) is not None]
+        entries = [entry for line in lines if (entry := self._read(line)) is not None]
+        self.damaged += len(lines) - len(entries)
+        self._entries += entries
 
-    def _begin_anew(self, inode: int | None) -> None:
+    def _start_over(self, inode: int | None) -> None:
         if self._inode is not None or self._entries:
             self._generation += 1
-        self._inode, self._offset, self._torn, self._entries = inode, 0, b"", []
+        self._inode, self._offset, self._torn, self._entries, self.damaged = inode, 0, b"", [], 0
+
+
+class JsonLines(LineFile[dict[str, Any]]):
+    """JSON objects, as in metrics.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, read_entry)

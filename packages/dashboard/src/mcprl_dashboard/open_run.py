@@ -1,4 +1,4 @@
-"""A run as the dashboard has it open: its files followed, its episodes indexed, each when it is first asked for."""
+"""An open run: its files are followed and its episodes indexed, each when first needed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mcprl.secrets import SECRETS
 from mcprl.tasks import load_preamble, load_tasks
 from mcprl_dashboard.answers import Refusal, level
 from mcprl_dashboard.episode_index import CLOSE_S, EpisodeIndex
-from mcprl_dashboard.line_files import LineFile
+from mcprl_dashboard.line_files import JsonLines
 from mcprl_dashboard.shared_database import closed
 
 __all__ = ["OpenRun", "RunList", "TokenTexts", "file_signature", "find_tokenizer"]
 
 
 class TaskPrompts:
-    """The tasks of a file by their ids, read anew when the file changes."""
+    """The tasks of a file by id, read again when the file changes."""
 
     def __init__(self, task_file: str, preamble_file: str) -> None:
         self._task_file, self._preamble_file = Path(task_file), Path(preamble_file) if preamble_file else None
@@ -52,7 +52,6 @@ class TaskPrompts:
                 "difficulty": task.difficulty.value,
                 "tools": None if task.tools is None else list(task.tools),
                 "goal": asdict(task.goal),
-                "max_turns": task.max_turns,
             }, None
 
     def _refresh(self) -> None:
@@ -77,7 +76,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenTexts:
-    """Turns token ids into texts by the tokenizer.json of a model, of byte-level BPE or with bytes to fall back on."""
+    """Turns token ids into texts with a model's tokenizer.json, for byte-level BPE and for byte fallback."""
 
     def __init__(self, tokenizer_file: Path) -> None:
         from tokenizers import Tokenizer
@@ -113,7 +112,7 @@ class TokenTexts:
 
 
 def find_tokenizer(model: str) -> Path:
-    """The tokenizer.json of a model: in its folder, or in what the hub's client has stored. Nothing is downloaded."""
+    """The tokenizer.json of a model: in its folder, or in the hub's cache. Nothing is downloaded."""
     if model.startswith(("/", ".")):
         found = Path(model) / "tokenizer.json"
     elif _HUB_NAME.fullmatch(model):
@@ -125,7 +124,7 @@ def find_tokenizer(model: str) -> Path:
             404,
             "no-tokenizer",
             f"there is no tokenizer.json of the model {model} on this machine",
-            "put the model back where the run found it",
+            "restore the model's folder",
         )
     return found
 
@@ -141,14 +140,14 @@ def _in_hub_cache(model: str) -> Path | None:
 
 
 def _kinds(decoder: dict[str, Any]) -> list[str]:
-    """The types of a decoder and of those that it is put together from."""
+    """The types of a decoder and of its parts."""
     inner: list[dict[str, Any]] = decoder.get("decoders") or []
     return [str(decoder.get("type")), *(kind for each in inner for kind in _kinds(each))]
 
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, bytes]:
-    """The sign that stands for each byte in byte-level BPE: printable Latin-1 for itself, others from U+0100 on."""
+    """The character of each byte in byte-level BPE: printable Latin-1 as is, others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     signs = {chr(byte): bytes([byte]) for byte in printable}
@@ -160,14 +159,14 @@ _SIGNATURE = ("config.yaml", "metrics.jsonl", "health.jsonl", "summary.json", "l
 
 
 class OpenRun:
-    """Everything that is asked of one run."""
+    """Everything about one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.id = path.resolve().name
-        self.metrics = LineFile(path / "metrics.jsonl")
-        self.health = LineFile(path / "health.jsonl")
-        self.timeline = LineFile(path / "timeline.jsonl")
+        self.metrics = JsonLines(path / "metrics.jsonl")
+        self.health = JsonLines(path / "health.jsonl")
+        self.timeline = JsonLines(path / "timeline.jsonl")
         self._lock = RLock()
         self._index: EpisodeIndex | None = None
         self._index_lock = Lock()
@@ -180,7 +179,7 @@ class OpenRun:
         self._tokenizers: dict[Path, TokenTexts] = {}
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """End what is asked of its episodes, within that time. No index is opened after this."""
+        """End running queries within this time. No index is opened after this."""
         with self._index_lock:
             index, self._closed = self._index, True
         if index is not None:
@@ -188,7 +187,7 @@ class OpenRun:
 
     @property
     def index(self) -> EpisodeIndex:
-        """Raises Refusal where the run is closed."""
+        """Raises Refusal if the run is closed."""
         with self._index_lock:
             if self._closed:
                 raise closed()
@@ -197,13 +196,13 @@ class OpenRun:
             return self._index
 
     def prepare(self) -> None:
-        """Begin with what takes a while, in the background: whoever looks at a run looks at its episodes next."""
+        """Start slow work in the background: who opens a run will look at its episodes next."""
         if not self._prepared:
             self._prepared = True
             Thread(target=self._prepare, name="prepare-run", daemon=True).start()
 
     def tasks(self) -> TaskPrompts:
-        """The tasks that the run is set to."""
+        """The tasks of the run's settings."""
         files = self._named("tasks", "train"), self._named("tasks", "preamble")
         with self._lock:
             if files not in self._tasks:
@@ -211,7 +210,7 @@ class OpenRun:
             return self._tasks[files]
 
     def token_texts(self) -> TokenTexts:
-        """Raises Refusal where the tokenizer is not there."""
+        """Raises Refusal if the tokenizer is missing."""
         path = find_tokenizer(self._named("model", "path"))
         with self._token_lock:
             if path not in self._tokenizers:
@@ -219,7 +218,7 @@ class OpenRun:
             return self._tokenizers[path]
 
     def status(self) -> PastRun:
-        """Where the run stands. It is read again when one of its small files changes, or its process is gone."""
+        """The status of the run, read again when one of its small files changes or its process is gone."""
         with self._lock:
             signature = [file_signature(self.path / name) for name in _SIGNATURE]
             known = self._status
@@ -234,7 +233,7 @@ class OpenRun:
         return self.status().config
 
     def setting(self, *path: str) -> Any:
-        """A setting by the names on the way to it; None where the run does not have it."""
+        """A setting by its path; None if the run does not have it."""
         found: Any = self.settings()
         for name in path:
             found = cast("Mapping[str, Any]", found).get(name) if isinstance(found, Mapping) else None
@@ -257,7 +256,6 @@ class OpenRun:
             "why": run.why or None,
             "step": run.steps_done,
             "steps": run.steps_wanted,
-            "started": run.started,
             "updated": run.changed,
             "model": run.model,
             "engine": self.setting("engine"),
@@ -269,19 +267,14 @@ class OpenRun:
         }
 
     def details(self) -> dict[str, Any]:
-        """The run by itself: its settings, and what the figures are held against."""
+        """The run with its settings and limits."""
         run = self.status()
         text = SECRETS.redact(_read_text(self.path / "config.yaml"))
         return self.card() | {
             "config": level(SECRETS.redact_json(_as_json(run.config))),
             "config_yaml": text,
             "bounds": self.bounds(),
-            "episodes_per_step": self.episodes_per_step,
-            "group_size": self.setting("episodes", "group_size"),
-            "summary": _read_object(self.path / "summary.json"),
             "directory": str(self.path),
-            "pid": run.pid,
-            "size_bytes": run.size_bytes,
         }
 
     def _named(self, *path: str) -> str:
@@ -294,27 +287,18 @@ class OpenRun:
             self.token_texts()
 
     def bounds(self) -> dict[str, float | None]:
-        """What the figures of a step are held against; None where nothing holds them."""
-        clip_low, clip_high = self.setting("algorithm", "clip_low"), self.setting("algorithm", "clip_high")
-        gate: Any = self.setting("algorithm", "ratio_gate") or [None, None]
+        """The limits that the figures of a step are compared with; None for those that the run does not have."""
         return {
-            "clip_low": clip_low,
-            "clip_high": clip_high,
-            "ratio_low": 1 - clip_low if isinstance(clip_low, int | float) else None,
-            "ratio_high": 1 + clip_high if isinstance(clip_high, int | float) else None,
-            "gate_low": gate[0],
-            "gate_high": gate[1],
+            "clip_low": self.setting("algorithm", "clip_low"),
+            "clip_high": self.setting("algorithm", "clip_high"),
             "kl_target": self.setting("algorithm", "kl", "target"),
             "kl_cap": self.setting("algorithm", "kl", "cap"),
             "min_learnable_share": self.setting("algorithm", "min_learnable_share"),
-            "min_learnable_tokens": self.setting("algorithm", "min_learnable_tokens"),
-            "max_importance": self.setting("algorithm", "max_importance"),
-            "max_parity_error": self.setting("learner", "max_parity_error"),
         }
 
 
 def file_signature(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is written; None where there is none."""
+    """Changes when the file is written; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -334,29 +318,21 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
-    try:
-        found: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
-
-
 class RunList:
-    """The runs of a folder. New ones are found when they are asked for, and what is gone is let go."""
+    """The runs of a folder. New ones are found on each request, and removed ones are closed."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise NoRunError(
                 f"there is no folder {folder}",
-                fix="name the folder of a run or of your runs; mcprl train RECIPE starts the first one",
+                fix="give the folder of a run or of your runs; mcprl train RECIPE starts the first one",
             )
         self._folder = folder
         self._open: dict[str, OpenRun] = {}
         self._lock = Lock()
 
     def close(self) -> None:
-        """Close all of them, which together take no longer than one may."""
+        """Close all runs, together within the time for one."""
         until = time.monotonic() + CLOSE_S
         with self._lock:
             closing, self._open = list(self._open.values()), {}
@@ -370,11 +346,11 @@ class RunList:
         return [self._opened(path) for path in paths]
 
     def get(self, run_id: str) -> OpenRun:
-        """The run of a name. The name is compared with those there are, and never becomes part of a path."""
+        """A run by name. The name is compared with existing ones, and never becomes part of a path."""
         for path in self._paths():
             if path.resolve().name == run_id:
                 return self._opened(path)
-        raise Refusal(404, "no-run", f"there is no run {run_id[:100]!r} here", "choose one of the list of runs")
+        raise Refusal(404, "no-run", f"there is no run {run_id[:100]!r} here", "choose one from the list of runs")
 
     def cards(self) -> list[dict[str, Any]]:
         """The list of runs, the last changed first."""

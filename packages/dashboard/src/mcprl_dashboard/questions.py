@@ -1,67 +1,79 @@
-"""What the address of a request asks for: numbers, choices, the filter over episodes. All of it is checked."""
+"""The parameters of a request's address, checked: which episode, which of all episodes, in which order."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from mcprl_dashboard.answers import Refusal
 
-__all__ = ["Filter", "Order", "Page", "SortColumn", "choice", "number", "whole"]
+__all__ = ["EpisodeKey", "Filter", "OfStep", "OfTask", "Page", "SortColumn"]
 
 
 SortColumn = Literal["step", "reward", "turns", "tokens", "duration_s", "task_id"]
-Outcome = Literal["solved", "failed"]
-Order = Literal["asc", "desc"]
+Whole = Annotated[int, Field(ge=0, le=2**53)]
 _MAX_LIMIT = 500
-_MAX_SEARCH = 1000
-_MAX_WHOLE = 2**53
-
-C = TypeVar("C", bound=str)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Which episodes are asked for. What is None or empty filters nothing.
+class Question(BaseModel):
+    """Parameters of an address, of which any others are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @classmethod
+    def of(cls, asked: Mapping[str, str]) -> Self:
+        """Read parameters; an empty one counts as missing. Raises Refusal for a value that makes no sense."""
+        try:
+            return cls.model_validate({name: value for name, value in asked.items() if value})
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            name = str(problem["loc"][0])
+            raise Refusal(400, "bad-question", f"{name}: {problem['msg']}", f"correct {name}") from error
+
+
+class OfStep(Question):
+    """OfStep(since=7) is all after step 7, OfStep(step=7) that step only."""
+
+    since: Whole | None = None
+    step: Whole | None = None
+
+
+class OfTask(Question):
+    """OfTask(task="meet-ana")"""
+
+    task: str
+
+
+class EpisodeKey(Question):
+    """Which episode of a run. EpisodeKey(step=12, task_id="meet-ana", member=3)"""
+
+    step: Whole
+    task_id: str = Field(validation_alias=AliasChoices("task", "task_id"))
+    member: Whole
+
+
+class Filter(Question):
+    """Which episodes. Fields that are None or empty filter nothing.
 
     Filter(q="timeout", tool="get_quote", outcome="failed", step_from=100)
     """
 
-    q: str = ""
+    q: Annotated[str, Field(max_length=1000)] = ""
     task: str | None = None
     tool: str | None = None
     stop: str | None = None
-    outcome: Outcome | None = None
+    outcome: Literal["solved", "failed"] | None = None
     fault: bool = False
-    step_from: int | None = None
-    step_to: int | None = None
-    reward_min: float | None = None
-    reward_max: float | None = None
-
-    @classmethod
-    def of(cls, asked: Mapping[str, str]) -> Filter:
-        """The filter of an address. Raises Refusal where it makes no sense."""
-        q = asked.get("q", "")
-        if len(q) > _MAX_SEARCH:
-            raise _bad("q", f"is longer than {_MAX_SEARCH} characters")
-        return cls(
-            q=q,
-            task=asked.get("task") or None,
-            tool=asked.get("tool") or None,
-            stop=asked.get("stop") or None,
-            outcome=choice(asked, "outcome", get_args(Outcome)),
-            fault=choice(asked, "fault", ("0", "1")) == "1",
-            step_from=whole(asked, "step_from"),
-            step_to=whole(asked, "step_to"),
-            reward_min=number(asked, "reward_min"),
-            reward_max=number(asked, "reward_max"),
-        )
+    step_from: Whole | None = None
+    step_to: Whole | None = None
+    reward_min: FiniteFloat | None = None
+    reward_max: FiniteFloat | None = None
 
     @property
     def needs_turns(self) -> bool:
-        """Whether it asks for what only the turns of an episode tell."""
+        """Whether it depends on the turns of episodes."""
         return bool(self.q) or self.tool is not None or self.fault
 
     def condition(self) -> tuple[str, dict[str, Any]]:
@@ -82,62 +94,17 @@ class Filter:
         return " AND ".join(clauses) or "true", {name: value for name, (_, value) in used.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(Question):
     """Which part of the episodes found, in which order. Page(sort="reward", order="desc", offset=50, limit=50)"""
 
     sort: SortColumn = "step"
-    order: Order = "desc"
-    offset: int = 0
-    limit: int = 50
-
-    @classmethod
-    def of(cls, asked: Mapping[str, str]) -> Page:
-        sort: SortColumn = choice(asked, "sort", get_args(SortColumn)) or "step"
-        return cls(
-            sort=sort,
-            order=choice(asked, "order", get_args(Order)) or ("asc" if sort == "task_id" else "desc"),
-            offset=whole(asked, "offset") or 0,
-            limit=min(_MAX_LIMIT, whole(asked, "limit") or 50),
-        )
+    order: Literal["asc", "desc"] | None = None
+    offset: Whole = 0
+    limit: Annotated[Whole, Field(ge=1)] = 50
 
     def clause(self) -> str:
-        """As SQL. Both words are among those above, so they can stand in it."""
-        return f"ORDER BY {self.sort} {self.order} NULLS LAST, step DESC, task_id, member"
-
-
-def choice(asked: Mapping[str, str], name: str, known: Sequence[C]) -> C | None:
-    """One of some words, None where it is not asked for."""
-    value = asked.get(name)
-    if not value:
-        return None
-    if value not in known:
-        raise _bad(name, f"is none of {', '.join(known)}")
-    return cast("C", value)
-
-
-def whole(asked: Mapping[str, str], name: str) -> int | None:
-    """A whole number from 0 on."""
-    value = asked.get(name)
-    if not value:
-        return None
-    if not (value.isascii() and value.isdigit() and len(value) <= 16 and int(value) <= _MAX_WHOLE):
-        raise _bad(name, "is no whole number")
-    return int(value)
-
-
-def number(asked: Mapping[str, str], name: str) -> float | None:
-    value = asked.get(name)
-    if not value:
-        return None
-    try:
-        found = float(value)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise _bad(name, "is no number")
-    return found
-
-
-def _bad(name: str, problem: str) -> Refusal:
-    return Refusal(400, "bad-question", f"{name} {problem}", f"correct {name}, or leave it out")
+        """As SQL. Sort and order are literals of the types above, and the numbers are numbers."""
+        order = self.order or ("asc" if self.sort == "task_id" else "desc")
+        limit = min(_MAX_LIMIT, self.limit)
+        ordered = f"ORDER BY {self.sort} {order} NULLS LAST, step DESC, task_id, member"
+        return f"{ordered} LIMIT {limit} OFFSET {self.offset}"

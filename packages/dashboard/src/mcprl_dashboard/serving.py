@@ -27,7 +27,7 @@ _CLOSING_S = 2
 
 
 def serve(folder: Path, *, port: int = 0, open_browser: bool = True) -> None:
-    """Show the runs of a folder, or the run in it, at a link that is printed. Port 0 is any free one.
+    """Show the runs of a folder, or a single run, at a link that is printed. Port 0 is any free port.
 
     The link has a token, new at each start, without which nothing is shown.
     """
@@ -37,7 +37,7 @@ def serve(folder: Path, *, port: int = 0, open_browser: bool = True) -> None:
         address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}/?token={token}"
         print(f"mcprl dashboard: {folder} at {address}  (Ctrl-C ends it)", flush=True)
         if open_browser and _has_display():
-            # Every user can read the command line of a browser, but not this file.
+            # Other users can read the command line of the browser, but not this file.
             page = stack.enter_context(private_folder()) / "dashboard.html"
             page.write_text(f'<meta http-equiv="refresh" content="0; url={address}">\n')
             webbrowser.open(page.as_uri())
@@ -58,7 +58,7 @@ async def _serve(runs: RunList, listening: socket.socket, token: str) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Lets the streams of events end first: uvicorn waits for every answer, and those have no end of their own."""
+    """Ends the event streams first: uvicorn waits for every response, and these never end by themselves."""
 
     def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
         super().__init__(config)
@@ -78,7 +78,7 @@ def _listen(port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         raise BadValueError(
-            f"port {port} of {_LOOPBACK} cannot be used: {error}", fix="name another --port, or none for a free one"
+            f"port {port} of {_LOOPBACK} cannot be used: {error}", fix="give another --port, or none for a free one"
         ) from error
     return listening
 

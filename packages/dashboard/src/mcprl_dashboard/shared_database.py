@@ -1,4 +1,4 @@
-"""A database in memory that many threads ask at the same time, and that can be closed while they do."""
+"""A database in memory that many threads query at the same time, and that can be closed meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SETTINGS = {"autoinstall_known_extensions": False, "autoload_known_extensions":
 
 
 class SharedDatabase:
-    """Every question has a cursor of its own. DuckDB does not close under a query that runs, so they end first.
+    """Every query has its own cursor. DuckDB cannot close during a query, so queries are ended first.
 
     with database.cursor() as cursor:
         cursor.execute("SELECT 1")
@@ -34,9 +34,9 @@ class SharedDatabase:
 
     @contextmanager
     def cursor(self) -> Generator[duckdb.DuckDBPyConnection]:
-        """For one question. What it began and did not commit is undone.
+        """For one query. Uncommitted changes are rolled back.
 
-        Raises Refusal where the database is closed, before or during the question.
+        Raises Refusal if the database is closed, before or during the query.
         """
         with self._changed:
             if self._closing:
@@ -46,7 +46,7 @@ class SharedDatabase:
         try:
             yield cursor
         except duckdb.Error as error:
-            if self._closing:  # what an interrupted query says is about the interruption
+            if self._closing:  # the error is about the interruption
                 raise closed() from error
             raise
         finally:
@@ -57,7 +57,7 @@ class SharedDatabase:
                 self._changed.notify_all()
 
     def close(self, within_s: float) -> None:
-        """Refuse new questions, interrupt those that are asked, and wait for their end, for so long and no longer.
+        """Refuse new queries, interrupt running ones, and wait for their end at most this long.
 
         A query that waits for its disk cannot be interrupted; then the database is closed when that query ends.
         """
@@ -65,7 +65,7 @@ class SharedDatabase:
         with self._changed:
             self._closing = True
             while self._asking:
-                # More than once: between two queries of a question there is nothing to interrupt.
+                # More than once: between two statements there is nothing to interrupt.
                 for cursor in self._asking:
                     cursor.interrupt()
                 left_s = until - time.monotonic()
@@ -80,7 +80,7 @@ class SharedDatabase:
 
 
 def closed() -> Refusal:
-    """What whoever asks of a run that is closed is told."""
+    """The answer to queries of a run that is closed."""
     return Refusal(
         503,
         "closed",

@@ -1,7 +1,7 @@
-"""Tells browsers what happens in a run, within a moment of its files changing.
+"""Sends browsers the changes of a run, soon after its files change.
 
-A run that somebody listens to has one task that looks at its files a few times a second. A look is a few calls of the
-system where nothing changed; what did change is read once and sent to all who listen.
+A run that anyone listens to has one task that polls its files a few times per second. A poll without changes takes a
+few system calls; changes are read once and sent to all listeners.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, cast
 from mcprl.errors import McprlError
 from mcprl_dashboard.answers import encoded
 from mcprl_dashboard.episode_index import LiveEpisodes
-from mcprl_dashboard.line_files import Cursor, LineFile
+from mcprl_dashboard.line_files import Cursor, JsonLines
 from mcprl_dashboard.open_run import OpenRun, RunList, file_signature
 
 __all__ = ["Broadcast", "Event", "ListLook", "RunLook", "event_stream", "read_tool_figures"]
@@ -30,11 +30,11 @@ _BUCKET_GROWTH = 1.01
 
 
 def read_tool_figures(run: Path, settings: Any) -> list[dict[str, Any]]:
-    """One entry a server. `settings` are those of servers.settings, for the budgets."""
+    """One entry per server. `settings` is servers.settings of the run, for the budgets."""
     try:
         document: object = json.loads((run / TOOL_FIGURES_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return []  # no step has ended yet, or a hand has been here
+        return []  # no step has ended yet, or the file was edited
     servers = _mapping(_mapping(document).get("servers"))
     return [_server(name, _mapping(found), _mapping(_mapping(settings).get(name))) for name, found in servers.items()]
 
@@ -56,8 +56,6 @@ def _server(name: str, found: Mapping[str, Any], settings: Mapping[str, Any]) ->
         "p50_s": _percentile_s(buckets, 50),
         "p95_s": _percentile_s(buckets, 95),
         "restarts": _number(found, "restarts"),
-        "breaker_openings": _number(found, "breaker_openings"),
-        "usd": _number(found, "usd"),
         "budget": _budget(found, _mapping(settings.get("budget"))),
         "tools": [_tool(tool, figures) for tool, figures in tools.items()],
     }
@@ -70,15 +68,10 @@ def _tool(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
         "tool": name,
         "calls": calls,
         "errors": errors,
-        "policy_faults": _number(figures, "policy_faults"),
-        "failures": _mapping(figures.get("failures")),
         "error_rate": errors / calls if calls else 0.0,
         "cache_rate": _number(figures, "cached") / calls if calls else 0.0,
-        "retries": _number(figures, "retries"),
-        "truncated": _number(figures, "truncated"),
         "p50_s": _number(latency, "p50") / 1000 if latency else None,
         "p95_s": _number(latency, "p95") / 1000 if latency else None,
-        "max_s": _number(latency, "max") / 1000 if latency else None,
     }
 
 
@@ -88,7 +81,7 @@ def _errors(figures: Mapping[str, Any]) -> float:
 
 
 def _budget(found: Mapping[str, Any], budget: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What limits the server: its calls, or the money they cost where that is nearer to its limit."""
+    """The budget of the server: of calls or of money, whichever is nearer to its limit."""
     limits = {"calls": budget.get("calls"), "usd": budget.get("usd")}
     parts: list[dict[str, Any]] = [
         {"unit": unit, "used": _number(found, unit), "limit": limit}
@@ -130,7 +123,7 @@ _MAX_WAITING = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something to tell a browser. Event(name="metrics", data={"steps": [{"step": 3, "reward": 0.25}]})"""
+    """An event for a browser. Event(name="metrics", data={"steps": [{"step": 3, "reward": 0.25}]})"""
 
     name: str
     data: dict[str, Any]
@@ -140,11 +133,11 @@ class Event:
 
 
 Look = Callable[[], list[Event]]
-"""Finds out what is new since it was last called. It is called in a thread, never twice at once."""
+"""Finds what is new since the last call. It is called in a thread, never twice at once."""
 
 
 class Broadcast:
-    """Looks again and again while anybody listens, and tells all of them."""
+    """Polls while anyone listens, and sends events to all listeners."""
 
     def __init__(self, make_look: Callable[[], Look], *, every_s: float = _LOOK_S) -> None:
         self._make_look = make_look
@@ -154,11 +147,11 @@ class Broadcast:
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncGenerator[asyncio.Queue[Event]]:
-        """A queue of events from now on; whoever listens hears all of what changes after this was entered."""
+        """A queue of all events from now on."""
         queue: asyncio.Queue[Event] = asyncio.Queue(_MAX_WAITING)
         if not self._listeners:
             look = await asyncio.to_thread(self._make_look)
-            if not self._listeners:  # nobody else began meanwhile
+            if not self._listeners:  # no other listener came meanwhile
                 self._task = asyncio.create_task(self._watch(look))
         self._listeners.add(queue)
         try:
@@ -175,7 +168,7 @@ class Broadcast:
             try:
                 events = await asyncio.to_thread(look)
                 lost = False
-            except (McprlError, OSError) as error:  # the run was removed, or the disk is away; it may come back
+            except (McprlError, OSError) as error:  # the run was removed, or the disk is not mounted; it may come back
                 events = [] if lost else [Event(name="lost", data={"what": str(error)})]
                 lost = True
             for event in events:
@@ -185,7 +178,7 @@ class Broadcast:
 
 
 def _tell(queue: asyncio.Queue[Event], event: Event) -> None:
-    """One who is too slow to hear everything is told to ask for everything anew."""
+    """Send an event; a listener that is too slow gets `reset` and has to load everything again."""
     if queue.full():
         while not queue.empty():
             queue.get_nowait()
@@ -196,7 +189,7 @@ def _tell(queue: asyncio.Queue[Event], event: Event) -> None:
 async def event_stream(
     hello: Event | None, queue: asyncio.Queue[Event], closing: asyncio.Event
 ) -> AsyncGenerator[bytes]:
-    """What goes over the wire, until the server closes."""
+    """The bytes of the stream, until the server closes."""
     yield b"retry: 1000\n\n"
     if hello is not None:
         yield hello.encoded()
@@ -217,16 +210,16 @@ async def event_stream(
 
 @dataclass(slots=True)
 class _Followed:
-    """A file of lines and what its entries are called in an event."""
+    """A file of lines, and the names of its event and entries."""
 
     event: str
     entries_name: str
-    file: LineFile
+    file: JsonLines
     cursor: Cursor
 
 
 class RunLook:
-    """What is new in one run. What there is when it is made is not new."""
+    """Finds what is new in one run since it was created."""
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
@@ -283,7 +276,7 @@ class RunLook:
 
 
 class ListLook:
-    """The list of runs, whenever something in it is another."""
+    """Sends the list of runs when something in it changes."""
 
     def __init__(self, runs: RunList) -> None:
         self._runs = runs

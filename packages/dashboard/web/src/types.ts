@@ -18,7 +18,6 @@ export interface RunCard {
   step: number;
   steps: number;
   updated: number | null;
-  started: number | null;
   model: string;
   engine: string | null;
   /** What is wrong with a run that cannot be read, or that did not start. */
@@ -33,12 +32,9 @@ export interface RunCard {
 export interface Bounds {
   clip_low?: Figure;
   clip_high?: Figure;
-  ratio_low?: Figure;
-  ratio_high?: Figure;
   kl_target?: Figure;
   kl_cap?: Figure;
   min_learnable_share?: Figure;
-  [name: string]: Figure | undefined;
 }
 
 export interface Run {
@@ -47,15 +43,11 @@ export interface Run {
   state: string;
   step: number;
   steps: number;
-  started: number | null;
   updated: number | null;
   config: Record<string, unknown>;
   config_yaml: string;
   bounds: Bounds;
   why?: string | null;
-  episodes_per_step: number | null;
-  group_size: number | null;
-  summary: Record<string, unknown> | null;
   directory: string;
 }
 

@@ -1,4 +1,4 @@
-"""Tasks made from the offline world, each with an answer that can be checked and a solution that is known to work."""
+"""Tasks about the offline world, each with a checkable answer and a working solution."""
 
 from mcprl_market.generation.assembly import SHARES, generate
 from mcprl_market.generation.families import FAMILIES

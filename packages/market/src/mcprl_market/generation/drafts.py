@@ -1,4 +1,4 @@
-"""What the families are written with: a share of the world to draw from, drafts of tasks, and parts of drafts."""
+"""The building blocks of families: a share of the world to draw from, drafts of tasks, and parts of drafts."""
 
 from __future__ import annotations
 

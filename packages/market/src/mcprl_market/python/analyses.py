@@ -1,12 +1,12 @@
 """Standard analyses of a table of prices, run inside the sandbox: this file is sent there as code.
 
-It takes what policies send: a list of records, a list of numbers, columns by name, or one of these under some key.
+It accepts what policies send: a list of records, a list of numbers, columns by name, or one of these under a key.
 """
 
 from __future__ import annotations
 
 # pyright: basic
-# (pandas leaves most of its types unsaid.)
+# (pandas does not declare most of its types.)
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ def summary(data: Any) -> dict[str, Any]:
 
 
 def trend(data: Any) -> dict[str, Any]:
-    """Where each column of numbers goes, from its first row to its last: change, slope a row, and how straight."""
+    """The trend of each column of numbers: change from first to last row, slope per row, and R²."""
     table = _table(data)
     found: dict[str, Any] = {}
     for name in table:
@@ -63,7 +63,7 @@ def correlation(data: Any) -> dict[str, Any]:
 
 
 def _table(data: Any) -> pd.DataFrame:
-    """The columns of numbers, in the order of time where a column has the time."""
+    """The columns of numbers, sorted by time if there is a column of times."""
     if isinstance(data, dict) and len(data) == 1:
         only = next(iter(data.values()))
         data = only if isinstance(only, list) and only and isinstance(only[0], dict) else data

@@ -1,4 +1,4 @@
-"""How a worker is started: in the sandbox, or without one where the user insists."""
+"""Starting a worker: in the sandbox, or as a plain process if the user allows that."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "LD_LIBRARY_PATH": "/lib",
     "PYTHONHOME": "/python",
-    "PYTHONHASHSEED": "0",  # sets of texts come in the same order in every run
-    "MALLOC_ARENA_MAX": "2",  # an arena reserves 64 MiB of addresses, which count as memory
+    "PYTHONHASHSEED": "0",  # sets of strings have the same order in every run
+    "MALLOC_ARENA_MAX": "2",  # an arena reserves 64 MiB of addresses, which count towards RLIMIT_AS
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
 
 
 class Isolation(StrEnum):
-    """How the worker loses its rights."""
+    """How the worker gives up its rights."""
 
     OWN_USER = "own_user"
     USER_NAMESPACE = "user_namespace"
 
 
 def likely_isolation() -> Isolation:
-    """A user of its own where we are root and such users exist here: not so in a container that maps only some."""
+    """A fresh user id if we are root and the ids exist here, which they do not in a container that maps only some."""
     if os.geteuid() != 0:
         return Isolation.USER_NAMESPACE
     for line in Path("/proc/self/uid_map").read_text().splitlines():
@@ -66,7 +66,7 @@ def fresh_user() -> int:
 
 
 def find_bubblewrap() -> str:
-    """The path of `bwrap`. Raises SandboxMissingError where there can be no sandbox at all."""
+    """The path of `bwrap`. Raises SandboxMissingError if this machine cannot have a sandbox."""
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         raise SandboxMissingError(
             f"the Python sandbox runs on Linux on {' and '.join(MACHINES)}, not on {sys.platform} {platform.machine()}",
@@ -91,8 +91,8 @@ def sandbox_command(
 ) -> list[str]:
     """The command line of one worker.
 
-    Without --die-with-parent, on purpose: bubblewrap ended by it while it is still at work leaves behind the first
-    process of the sandbox, which then waits for ever to be told that it may go on.
+    Without --die-with-parent, on purpose: if that ends bubblewrap during setup, the sandbox's first process stays
+    behind and waits forever.
     """
     command = [bubblewrap, *_NAMESPACES, "--hostname", "sandbox", "--new-session", "--clearenv"]
     command += ["--info-fd", str(info_file), "--cap-drop", "ALL"]
@@ -101,14 +101,14 @@ def sandbox_command(
     else:
         command += ["--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"]
     for folder in runtime.folders:
-        # Made beforehand: bubblewrap would make them for its own user only.
+        # Created first: bubblewrap would create them for its own user only.
         command += ["--perms", "0755", "--dir", folder]
     for inside, outside in runtime.shown.items():
         command += ["--ro-bind", str(outside), inside]
     for folder in runtime.hidden:
         command += ["--perms", "0555", "--tmpfs", folder]
     for device in DEVICES:
-        # bubblewrap cannot show a device read-only. One that the code would own it could chmod for the whole machine.
+        # bubblewrap cannot bind a device read-only. If the code owned it, it could chmod it for the whole machine.
         if isolation is Isolation.OWN_USER or Path(device).stat().st_uid != os.geteuid():
             command += ["--dev-bind", device, device]
     command += ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"]
@@ -126,7 +126,7 @@ _PROBE_S = 30.0
 
 
 class Kind(StrEnum):
-    """What a worker has imported before it is given a program. It changes how soon a program runs, not what it can."""
+    """What a worker imports in advance. It changes how soon a program runs, not what it can do."""
 
     PLAIN = "plain"
     PANDAS = "pandas"
@@ -136,13 +136,13 @@ _PRELOAD = {Kind.PLAIN: {}, Kind.PANDAS: {"np": "numpy", "pd": "pandas"}}
 
 
 def framed(message: bytes) -> bytes:
-    """A message to a worker, after its length in four bytes."""
+    """A message to a worker: its length in four bytes, then its bytes."""
     return len(message).to_bytes(4, "big") + message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How to start workers. Without `bubblewrap` they are plain processes, held by limits alone.
+    """How to start workers. Without `bubblewrap` they are plain processes with nothing but limits.
 
     Launch(limits=Limits(), bubblewrap="/usr/bin/bwrap", isolation=Isolation.OWN_USER)
     """
@@ -160,8 +160,8 @@ class Launch:
     ) -> subprocess.Popen[bytes]:
         """Start a worker with these ends of its pipes. They stay open here.
 
-        It carries the marks of `mcprl.processes`, which the code inside never sees: by them the guard finds it when we
-        are gone. A worker that waits for a program ends by itself then.
+        Its environment has the marks of `mcprl.processes`, which the code inside never sees: the guard finds it by them
+        when we are gone. A worker that waits for a program ends by itself then.
         """
         if self.bubblewrap is None:
             command = _plain_command(result_pipe)
@@ -186,7 +186,7 @@ class Launch:
         )
 
     def setup(self, kind: Kind) -> bytes:
-        """The first message to a worker: what to confine itself to, and what to import."""
+        """The first message to a worker: its limits and filter, and what to import."""
         limits = self.limits
         bounds = {
             "RLIMIT_CPU": limits.cpu_s,
@@ -209,7 +209,7 @@ class Launch:
 
 
 def choose_launch(limits: Limits, *, allow_unsafe: bool) -> Launch:
-    """The sandbox, tried once; where it cannot be had, plain processes if the user allows those, else an error."""
+    """The sandbox, after a trial start. If it does not work: plain processes if the user allows them, else an error."""
     try:
         launch = Launch(limits=limits, bubblewrap=find_bubblewrap(), isolation=likely_isolation())
         find_runtime()
@@ -228,7 +228,7 @@ def choose_launch(limits: Limits, *, allow_unsafe: bool) -> Launch:
 
 
 def _probe(launch: Launch) -> None:
-    """Start one worker and wait until it is ready. Raises SandboxMissingError with what it said where it is not."""
+    """Start one worker and wait until it is ready. Raises SandboxMissingError with its error output otherwise."""
     result_read, result_write = os.pipe()
     with open(os.devnull, "wb") as nowhere, os.fdopen(result_read, "rb") as result:
         process = launch.start(
@@ -241,7 +241,7 @@ def _probe(launch: Launch) -> None:
         )
         os.close(result_write)
         try:
-            # Its input then ends, and with it the worker.
+            # Then its input ends, and so does the worker.
             _, said = process.communicate(launch.setup(Kind.PLAIN), timeout=_PROBE_S)
         except subprocess.TimeoutExpired:
             process.kill()

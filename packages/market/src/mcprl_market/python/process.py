@@ -29,9 +29,9 @@ _READ_BYTES = 1 << 16
 
 
 class Inlet:
-    """Reads a pipe to its end, and keeps the first `bound` bytes. Calls `on_data` after each read with something in it.
+    """Reads a pipe to its end and keeps the first `bound` bytes. Calls `on_data` after each read.
 
-    What is beyond the bound is read and dropped: a writer must not wait for us.
+    Bytes beyond the bound are read and dropped, so that the writer never blocks.
     """
 
     def __init__(self, fd: int, bound: int, on_data: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class Inlet:
         self._loop.add_reader(fd, self._read)
 
     def read_what_is_there(self) -> None:
-        """Catch up, at most to the bound: for a writer that goes on writing for ever."""
+        """Read what is in the pipe, at most up to the bound: the writer may never stop."""
         while self._fd is not None and not self.is_over and self._read():
             pass
 
@@ -72,7 +72,7 @@ class Inlet:
 
 
 class Outlet:
-    """Writes messages to a pipe as it takes them. A reader that is gone is no error here: others notice its end."""
+    """Writes messages to a pipe as it accepts them. A reader that is gone is not an error: others notice its end."""
 
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
@@ -119,7 +119,7 @@ _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What a worker left behind: a report where it gave one, the limit it broke where we ended it, else its status.
+    """The result of a worker: its report, or the limit that it broke, or else its exit status.
 
     Ending(report=b'{"value": 6}', broken=None, status=None, stdout=b"", stderr=b"")
     """
@@ -150,7 +150,7 @@ class WorkerProcess:
             ours.append(read_end)
             theirs.append(write_end)
         program_read, program_write = os.pipe()
-        # A file, and no pipe: bubblewrap writes to it half-way, and would die there if we were gone by then.
+        # A file, not a pipe: bubblewrap writes to it during setup, and would die there if we were gone by then.
         self._info = os.open(os.devnull, os.O_RDWR) if not launch.is_sandboxed else os.memfd_create("worker")
         try:
             self._process = launch.start(
@@ -165,7 +165,7 @@ class WorkerProcess:
             for fd in (*ours, program_write, self._info):
                 os.close(fd)
             raise SandboxLostError(
-                f"a worker of the Python sandbox does not start: {error}", fix="see that bubblewrap is still installed"
+                f"a worker of the Python sandbox does not start: {error}", fix="check that bubblewrap is installed"
             ) from error
         finally:
             for fd in (*theirs, program_read):
@@ -189,7 +189,7 @@ class WorkerProcess:
         return self._ended.is_set()
 
     def is_alive(self) -> bool:
-        """Ask the kernel, which knows before the event loop has been told."""
+        """Ask the kernel, which knows before the event loop does."""
         if self.has_ended:
             return False
         poll = select.poll()
@@ -197,7 +197,7 @@ class WorkerProcess:
         return not poll.poll(0)
 
     async def ready(self, deadline_s: float) -> None:
-        """Wait until the worker can take a program. Raises SandboxLostError where it does not get there."""
+        """Wait until the worker can take a program. Raises SandboxLostError if it does not become ready."""
         try:
             async with asyncio.timeout(deadline_s):
                 while bytes(self._result.kept) != _READY:
@@ -208,20 +208,20 @@ class WorkerProcess:
             raise self._lost(f"was not ready after {deadline_s:g} s") from None
         if self._launch.is_sandboxed:
             try:
-                # The first process of the sandbox: with it the kernel ends all others in there.
+                # The first process of the sandbox: when it ends, the kernel ends all others inside.
                 first = json.loads(os.pread(self._info, 4096, 0))["child-pid"]
                 self._init_pidfd = os.pidfd_open(first)
                 self._disk = os.open(f"/proc/{first}/root/tmp", os.O_PATH)
             except (OSError, ValueError, KeyError) as error:
                 raise self._lost(f"ended as soon as it was ready ({error})") from error
-            if self.has_ended:  # the outer process; what is inside may have gone on without it
+            if self.has_ended:  # the outer process; the inner ones may still run
                 raise self._lost("ended as soon as it was ready")
 
     async def run(self, program: bytes) -> Ending:
-        """Run the program, and end the worker whatever comes of it.
+        """Run the program, then always end the worker.
 
-        Raises SandboxLostError only for what the program cannot bring about: bubblewrap's outer process, which it
-        cannot reach, was killed, or the kernel counted an out-of-memory kill. Any other end is the program's own.
+        Raises SandboxLostError only for failures that the program cannot cause: bubblewrap's outer process, which it
+        cannot reach, was killed, or the kernel counted an out-of-memory kill. Any other end is the program's fault.
         """
         self._result.kept.clear()
         oom_kills = _oom_kills()
@@ -251,23 +251,23 @@ class WorkerProcess:
         )
 
     def kill(self) -> None:
-        """End everything in the sandbox now; `gone` tells when it is over. Safe to call again."""
+        """End everything in the sandbox now; `gone` waits for that. Safe to call again."""
         with contextlib.suppress(ProcessLookupError):
             if self._init_pidfd is not None:
-                # Also where the outer process has ended: the first one inside waits for whatever the code left there.
+                # Also if the outer process has ended: the first one inside waits for what the code left behind.
                 signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
             elif not self.has_ended:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def gone(self) -> None:
-        """Wait until nothing of the worker is left, and close what we hold of it."""
+        """Wait until nothing of the worker is left, and close its files."""
         await self._ended.wait()
         if self._init_pidfd is not None:
             await _readable(self._init_pidfd)
             os.close(self._init_pidfd)
             self._init_pidfd = None
         else:
-            # Ended while bubblewrap was at work: what it had started does not know yet with whom to end.
+            # Ended during bubblewrap's setup: its children may not be tied to it yet.
             await asyncio.to_thread(kill_marked, f"{CHILD_MARK}={self._mark}")
         if self._disk is not None:
             os.close(self._disk)
@@ -279,7 +279,7 @@ class WorkerProcess:
             self._info = -1
 
     async def _finish(self) -> FailureKind | None:
-        """Wait for a report or an end. Gives the limit where one was broken first."""
+        """Wait for a report or the end. Returns the limit if one was broken first."""
         try:
             async with asyncio.timeout(self._launch.limits.deadline_s):
                 while self._report() is None:
@@ -299,11 +299,11 @@ class WorkerProcess:
         return None
 
     def _report_size(self) -> int:
-        """How large the first message is to be, by its header."""
+        """The size of the first message, by its header."""
         return int.from_bytes(self._result.kept[:_HEADER_BYTES], "big")
 
     def _report(self) -> bytes | None:
-        """The first whole message, of a size that is allowed. What else the code may have written there is ignored."""
+        """The first complete message. Anything that the code wrote after it is ignored."""
         kept = self._result.kept
         size = self._report_size()
         if len(kept) < _HEADER_BYTES or not size <= len(kept) - _HEADER_BYTES:
@@ -311,7 +311,7 @@ class WorkerProcess:
         return bytes(kept[_HEADER_BYTES : _HEADER_BYTES + size])
 
     def _has_too_many_files(self) -> bool:
-        """Files are counted from outside: their number costs the kernel memory that no limit of a process bounds."""
+        """Counted from outside: files take kernel memory that no limit of a process bounds."""
         if self._disk is None:
             return False
         usage = os.fstatvfs(self._disk)
@@ -337,12 +337,12 @@ class WorkerProcess:
         said = bytes(self._stderr.kept).decode(errors="replace").strip()[-_STDERR_TAIL_CHARS:]
         return SandboxLostError(
             f"a worker of the Python sandbox {what}{': ' if said else ''}{said}",
-            fix="see that the machine has memory left and that bubblewrap still works: run `bwrap --ro-bind / / true`",
+            fix="check that the machine has free memory and that bubblewrap works: run `bwrap --ro-bind / / true`",
         )
 
 
 def _oom_kills() -> int:
-    """How many processes the kernel has killed because memory ran out, in our cgroup if it counts them there."""
+    """How many processes the kernel's out-of-memory killer has killed, in our cgroup if it counts them there."""
     counter = _oom_counter()
     return 0 if counter is None else int(_OOM_KILLS.findall(counter.read_text())[0])
 

@@ -1,4 +1,4 @@
-"""What is run, and what came of it: the records that every engine shares."""
+"""Programs and their outcomes: the records that the engines share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one run. What goes beyond one ends, and the policy reads which.
+    """Limits of one run. A program that breaks one is ended, and the policy reads which.
 
-    Processor time is what a program is judged by, because it does not depend on what else the machine does. The
-    deadline, by the clock, is for programs that wait.
+    Processor time is the main limit, because it does not depend on the load of the machine. The deadline, in wall-clock
+    time, is for programs that wait.
 
     Limits(cpu_s=10, deadline_s=20.0)
     """
@@ -37,9 +37,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Code with a name. An error in it is reported with the line, and with the name where there are several steps.
+    """Code with a name. Errors are reported with the line, and with the name if there are several steps.
 
-    A step of ours `is_ours`: its lines would tell the policy nothing.
+    With `is_ours` the code is the server's, and its lines are not reported.
 
     Step(name="double", code="data * 2")
     """
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Code and the names it sees. Each step finds the value of the one before it under the name `data`.
+    """Code and the names it sees. Each step finds the value of the previous one as `data`.
 
     Program(steps=(Step(name="code", code="sum(data)"),), names={"data": [1, 2, 3], "context": {}})
     """
@@ -62,7 +62,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """The program ended by itself. `value` is JSON; `shown` is how it reads, and None where there is no value.
+    """The program ended by itself. `value` is JSON; `shown` is its text, None if there is no value.
 
     Ran(value=6, shown="6", stdout="", stderr="")
     """
@@ -74,7 +74,7 @@ class Ran:
 
 
 class FailureKind(StrEnum):
-    """What ended a program that did not end well. Each is the program's own fault."""
+    """Why a program failed. Each is the program's fault."""
 
     RAISED = "raised"
     ENDED = "ended"

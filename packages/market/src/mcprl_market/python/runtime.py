@@ -1,7 +1,7 @@
-"""What of this machine the sandbox shows: the interpreter, its standard library, numpy, pandas and what they load.
+"""The files that the sandbox sees: the interpreter, its standard library, numpy, pandas and the libraries they load.
 
-Nothing else is there: not mcprl, not the other packages of this environment, no home folder and no /etc. So the list is
-one of single files and folders, and the shared libraries in it are those that a process with all of this has loaded.
+Nothing else: not mcprl, no other packages of this environment, no home folder and no /etc. The shared libraries are
+those that a process has loaded after importing all of this.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ __all__ = ["DEVICES", "INTERPRETER", "PACKAGES", "Runtime", "find_runtime", "pac
 
 
 PACKAGES = "/packages"
-"""Where numpy, pandas and what they need are inside."""
+"""Path of numpy, pandas and their dependencies inside."""
 INTERPRETER = "/python/bin/python"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 _OFFERED = ("numpy", "pandas")
 _LIBRARIES = "/lib"
 _SURVEY_S = 120.0
-# Needs a display, a network or a terminal: of no use inside, and each would draw in a dozen libraries.
+# They need a display, a network or a terminal, and each would pull in a dozen libraries.
 _LEFT_OUT = ("_tkinter", "nis", "readline", "_curses", "_curses_panel", "_dbm", "_gdbm")
 _SURVEY = """
 import ctypes, importlib, pathlib, sys
 
 class Only:
-    # What is not shown inside must not be found here either, or its libraries would be.
+    # Packages that are not shown inside must not be found here, or their libraries would be shown.
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] not in {*sys.stdlib_module_names, *sys.argv[3].split(",")}:
             raise ModuleNotFoundError(name=name)
@@ -66,7 +66,7 @@ ctypes.CDLL(None).dl_iterate_phdr(show, None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What is bound where, the folders that must look empty, and what the interpreter is to run.
+    """The binds of the sandbox, the folders that must look empty, and the script that the interpreter runs.
 
     Runtime(worker="/python/worker.pyc",
             shown={"/python/lib/python3.11": Path("/usr/lib/python3.11"), "/packages/numpy": Path(…), …},
@@ -82,14 +82,14 @@ class Runtime:
 
 @functools.cache
 def find_runtime() -> Runtime:
-    """Look once what the running interpreter needs. Raises MissingExtraError where numpy or pandas is missing."""
+    """Find out once what this interpreter needs. Raises MissingExtraError if numpy or pandas is missing."""
     standard_library = Path(sysconfig.get_path("stdlib"))
     inside = f"/python/{sys.platlibdir}/{standard_library.name}"
     packages = {f"{PACKAGES}/{path.name}": path for path in _packages()}
-    # Compiled where Python has been able to keep that: it saves a sixth of the start of every worker.
+    # The compiled file, if there is one: it saves a sixth of the start of every worker.
     worker, compiled = Path(worker_module.__file__), Path(worker_module.__cached__ or "")
     stat = worker.stat()
-    # An old one stays there if Python must not write: it would be another worker, with other limits.
+    # Only if it is up to date: an old one would be another worker, with other limits.
     if compiled.is_file() and compiled.read_bytes()[8:16] == struct.pack("<II", int(stat.st_mtime), stat.st_size):
         worker = compiled
     shown = {
@@ -101,7 +101,7 @@ def find_runtime() -> Runtime:
     roots = (standard_library, *packages.values())
     for library in _loaded_libraries(standard_library, [path.stem for path in packages.values()]):
         if not any(library.is_relative_to(root) for root in roots):
-            # The loader is named in the interpreter itself; all others are looked for by their name.
+            # The interpreter has the loader's path in it; all others are looked up by name.
             is_loader = library.name.startswith("ld-")
             shown[str(library) if is_loader else f"{_LIBRARIES}/{library.name}"] = library.resolve()
     hidden = tuple(
@@ -113,7 +113,7 @@ def find_runtime() -> Runtime:
 
 
 def _parents(paths: list[str]) -> tuple[str, ...]:
-    """Every folder above the paths but the root, upper ones first."""
+    """Every parent folder of the paths except the root, upper ones first."""
     return tuple(sorted({str(parent) for path in paths for parent in PurePosixPath(path).parents} - {"/"}))
 
 
@@ -123,7 +123,7 @@ def package_folders() -> tuple[str, ...]:
 
 
 def _packages() -> Iterator[Path]:
-    """The folders and modules of numpy, of pandas, and of what they cannot do without."""
+    """The folders and modules of numpy, pandas and their dependencies."""
     wanted, seen = list(_OFFERED), set[str]()
     while wanted:
         name = wanted.pop()
@@ -144,7 +144,7 @@ def _packages() -> Iterator[Path]:
 
 
 def _time_zones() -> Iterator[Path]:
-    """Python's own names of time zones: there is no /usr/share/zoneinfo inside."""
+    """The time zones of the tzdata package: there is no /usr/share/zoneinfo inside."""
     try:
         yield Path(str(distribution("tzdata").locate_file("tzdata")))
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Runs programs in the sandbox, and says in words what came of them."""
+"""Runs programs in the sandbox, and describes their outcomes to the policy."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _TRIES = 3
 
 
 class WorkerPool:
-    """Keeps so many `spares` of each kind ready, and starts the next when one is taken.
+    """Keeps `spares` workers of each kind ready, and starts the next when one is taken.
 
-    No more than `at_once` programs run at a time, and no more than `starts_at_once` workers start: each start is work
-    for a processor. Use it as an asynchronous context manager; leaving it ends every worker.
+    At most `at_once` programs run and at most `starts_at_once` workers start at the same time. An asynchronous context
+    manager; leaving it ends every worker.
     """
 
     def __init__(self, launch: Launch, *, spares: Mapping[Kind, int], at_once: int, starts_at_once: int) -> None:
@@ -66,7 +66,7 @@ class WorkerPool:
 
     @contextlib.asynccontextmanager
     async def worker(self, kind: Kind) -> AsyncGenerator[WorkerProcess]:
-        """A ready worker for one program. It is ended on the way out, with everything in its sandbox."""
+        """A ready worker for one program. It is ended on exit, with everything in its sandbox."""
         async with self._slots:
             worker = await self._take(kind)
             try:
@@ -138,13 +138,13 @@ class WorkerPool:
                 turn.set_result(worker)
                 return
         ready = self._ready[worker.kind]
-        if self._is_closing or len(ready) >= self._spares[worker.kind]:  # who waited for it has given up
+        if self._is_closing or len(ready) >= self._spares[worker.kind]:  # its requester has given up
             self._end(worker)
         else:
             ready.append(worker)
 
     def _note_failure(self, kind: Kind, error: SandboxLostError) -> None:
-        """After some failures in a row, tell those who wait; the next who asks tries again."""
+        """After some failures in a row, fail those who wait; the next request tries again."""
         self._failures[kind] += 1
         if not self._is_closing:
             _logger.warning("%s", error)
@@ -172,7 +172,7 @@ _ONLY_THESE = "Only the standard library, numpy and pandas are installed."
 
 
 class Sandbox:
-    """Runs each program in a process of its own that is used once. An asynchronous context manager.
+    """Runs each program in a new process. An asynchronous context manager.
 
     `spares` workers of each kind are kept ready; by default as many as the machine has processors.
     """
@@ -185,19 +185,18 @@ class Sandbox:
             launch,
             spares=dict.fromkeys(Kind, count),
             at_once=max(4, 2 * processors),
-            starts_at_once=2 * processors,  # a start also waits for the kernel: one for each would leave it idle
+            starts_at_once=2 * processors,  # a start also waits for the kernel
         )
-        self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Sandbox:
-        await self._stack.enter_async_context(self.pool)
+        await self.pool.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        await self.pool.__aexit__()
 
     async def run(self, program: Program) -> Outcome:
-        """Run a program. Raises SandboxLostError if the sandbox failed in a way that no program can bring about."""
+        """Run a program. Raises SandboxLostError if the sandbox failed in a way that no program can cause."""
         kind = Kind.PANDAS if any(_USES_PANDAS.search(step.code) for step in program.steps) else Kind.PLAIN
         message = marshal.dumps(
             {
@@ -245,7 +244,7 @@ def limit_message(kind: FailureKind, limits: Limits) -> str:
 
 
 def outcome_of_report(report: Any, program: Program, limits: Limits, *, stdout: str, stderr: str) -> Outcome | None:
-    """Read a report, which the code may have forged: None where it has not the form of one."""
+    """Read a report, which the code may have forged; None if it is malformed."""
     if not isinstance(report, dict):
         return None
     fields = cast("dict[str, Any]", report)
@@ -287,7 +286,7 @@ def _line(step: Step, number: int) -> str:
 
 
 def _ended_early(status: int | None, limits: Limits, stdout: str) -> Failed:
-    """No report: the code ended the interpreter, or was ended by a limit that the kernel keeps."""
+    """No report: the code ended the interpreter, or a limit of the kernel did."""
     assert status is not None, "without a report or a broken limit, the worker has ended"
     number = -status if status < 0 else status - _SIGNALLED
     if number == signal.SIGXCPU:

@@ -1,8 +1,8 @@
-"""The system calls that code in the sandbox may make: a filter that denies all others, assembled here for the kernel.
+"""The seccomp filter of the sandbox: the system calls that code may make. All others are denied.
 
-The code is one process: it can start threads but no process and no program, open no socket, and trace, signal or look
-into nobody. What is denied fails with EPERM, so that an honest program gets a `PermissionError` that it can read. The
-worker installs the filter itself, as its last step before it takes a job; so not even `execve` need be allowed.
+The code is one process: it can start threads but no processes or programs, open no sockets, and trace, signal or
+inspect no other process. Denied calls fail with EPERM, so an honest program gets a `PermissionError`. The worker
+installs the filter as its last step before it takes a program, so not even `execve` need be allowed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["KILLED_STATUS", "MACHINES", "SYSTEM_CALLS", "make_filter"]
 
 
 KILLED_STATUS: Final = 137
-"""What bubblewrap ends with if SIGKILL ended the code: the out-of-memory killer sends it, and the kernel to code that
-ignores the end of its processor time. Inside nobody can send that signal or end with this status."""
+"""bubblewrap's exit status if SIGKILL ended the code: from the out-of-memory killer, or from the kernel to code that
+ignores SIGXCPU. The code itself can neither send that signal nor exit with this status."""
 
 MACHINES: Final[tuple[str, ...]] = ("x86_64", "aarch64")
 _AUDIT_ARCHITECTURE: Final[Mapping[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -48,11 +48,11 @@ eventfd2 290 19, epoll_create1 291 20, dup3 292 24, pipe2 293 59, preadv 295 69,
 renameat2 316 276, getrandom 318 278, statx 332 291, rseq 334 293, close_range 436 436, faccessat2 439 439
 """
 
-# Callers fall back to an older call, or go on without, when told that there is none.
+# Callers fall back to an older call, or continue without, if there is none.
 _ABSENT: Final = "clone3 435 435, openat2 437 437"
 _UNSUPPORTED: Final = "listxattr 194 11, llistxattr 195 12, flistxattr 196 13"
-# Does nothing and says that it did, for `shutil.copy2` and others. Anybody may set the times of /dev/null to now, and
-# all runs see the same /dev/null: they could leave each other messages there.
+# Reports success without effect, for `shutil.copy2` and others. All programs share /dev/null and could leave each other
+# messages in its times.
 _IGNORED: Final = "utimensat 280 88"
 
 # Allowed with some arguments only: see `_conditional`.
@@ -91,16 +91,10 @@ _DENY: Final = _ERRNO | errno.EPERM
 _CLONE_THREAD: Final = 0x00010000
 # CLONE_NEWTIME, _PTRACE, _NEWNS, and cgroup, uts, ipc, user, pid, net.
 _CLONE_FORBIDDEN: Final = 0x00000080 | 0x00002000 | 0x00020000 | 0x7E000000
-_IOCTL_REQUESTS: Final = (
-    0x5401,
-    0x5413,
-    0x541B,
-    0x5421,
-    0x5450,
-    0x5451,
-)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FI[ON]CLEX
+# TCGETS TIOCGWINSZ FIONREAD FIONBIO FI[ON]CLEX
+_IOCTL_REQUESTS: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # F_DUPFD F_GETFD F_SETFD F_GETFL F_GETLK F_SETLK F_SETLKW F_DUPFD_CLOEXEC. The others send signals of any number
-# (F_SETSIG, F_NOTIFY), delay whoever opens a file (F_SETLEASE), or take memory that the kernel counts by user.
+# (F_SETSIG, F_NOTIFY), delay other openers of a file (F_SETLEASE), or take memory that the kernel counts per user.
 _FCNTL_COMMANDS: Final = (0, 1, 2, 3, 5, 6, 7, 1030)
 _F_SETFL: Final = 4
 _O_ASYNC: Final = 0x2000
@@ -111,9 +105,9 @@ _SIGKILL: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class _Instruction:
-    """One step of the filter. A jump counts the steps to leave out where its condition holds, or does not.
+    """One instruction of the filter. A jump has the number of instructions to skip if its condition holds, or not.
 
-    _Instruction(_EQUAL, 39, 0, 1)     # is it 39? then go on, else leave out the next step
+    _Instruction(_EQUAL, 39, 0, 1)     # if it is 39, continue; else skip the next instruction
     """
 
     code: int
@@ -149,7 +143,7 @@ def make_filter(machine: str) -> bytes:
 
 
 def _conditional(name: str) -> list[_Instruction]:
-    """The steps that judge a call by its arguments. They end in a verdict on every path."""
+    """The instructions that check the arguments of a call. Every path ends in a verdict."""
     allow, deny = _Instruction(_RETURN, _ALLOW), _Instruction(_RETURN, _DENY)
     if name == "clone":  # a thread of this process, in this process's namespaces
         return [

@@ -12,12 +12,13 @@ from typing import Annotated, Any, Literal, cast
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, CallToolResult, TextContent, ToolAnnotations
+from mcp_types import INTERNAL_ERROR, CallToolResult, ToolAnnotations
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from mcprl.errors import SandboxLostError
 from mcprl.servers.episode_state import EPISODIC, EpisodeStates
+from mcprl_market.making import answer, read_only
 from mcprl_market.python.launch import choose_launch
 from mcprl_market.python.monty import MontyEngine
 from mcprl_market.python.programs import Failed, Limits, Outcome, Program, Step
@@ -62,9 +63,6 @@ class EpisodeContext:
     def values(self) -> dict[str, Any]:
         return {key: stored.value for key, stored in self._stored.items()}
 
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self._stored)
-
     def get(self, key: str) -> Stored | None:
         return self._stored.get(key)
 
@@ -105,7 +103,6 @@ def steps_of(pipeline: Any) -> tuple[Step, ...]:
 
 _OUTPUT_SHOWN_CHARS = 4000
 _ANALYSES = Path(__file__).with_name("analyses.py")
-_READ_ONLY = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 _STORES = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 
 EngineName = Literal["sandbox", "monty"]
@@ -182,7 +179,7 @@ class PythonTools:
         """Store data under a key, for later code to find in `context[key]`."""
         value = _value_of(data)
         self._states.of(context).store(context_key, value, description)
-        return _result(
+        return answer(
             {"context_key": context_key, "data": value, "description": description}, f"Stored {context_key!r}."
         )
 
@@ -193,10 +190,10 @@ class PythonTools:
         kept = self._states.of(context)
         stored = kept.get(context_key)
         if stored is None:
-            there = ", ".join(kept.keys()) or "none"
+            there = ", ".join(kept.values) or "none"
             raise ToolError(f"Nothing is stored under {context_key!r}. Stored: {there}.")
         text = json.dumps(stored.value, ensure_ascii=False)
-        return _result({"context_key": context_key, "data": stored.value, "description": stored.description}, text)
+        return answer({"context_key": context_key, "data": stored.value, "description": stored.description}, text)
 
     async def _run(self, context: Context[Any, Any], steps: tuple[Step, ...], data: Any) -> CallToolResult:
         engine = cast("Sandbox | MontyEngine", context.request_context.lifespan_context)
@@ -233,7 +230,7 @@ def make_server(*, world: int | None, engine: EngineName = "sandbox", allow_unsa
         tools.get_execution_context,
     )
     for tool in reading:
-        server.add_tool(tool, annotations=_READ_ONLY, meta=EPISODIC)
+        server.add_tool(tool, annotations=read_only(is_live=False), meta=EPISODIC)
     server.add_tool(tools.store_execution_result, annotations=_STORES, meta=EPISODIC)
     return server
 
@@ -253,8 +250,4 @@ def _shown(outcome: Outcome) -> CallToolResult:
     if outcome.shown is not None:
         parts.append(f"Result: {outcome.shown}" if "\n" not in outcome.shown else f"Result:\n{outcome.shown}")
     text = "\n".join(parts) or "The code ran, printed nothing and has no result. Print it, or end with an expression."
-    return _result({"stdout": outcome.stdout, "result": outcome.value}, text)
-
-
-def _result(structured: Execution | StoredResult, text: str) -> CallToolResult:
-    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=dict(structured))
+    return answer({"stdout": outcome.stdout, "result": outcome.value}, text)

@@ -1,4 +1,4 @@
-"""JSON that a policy or its code wrote, read so that whatever comes of it can be sent on."""
+"""JSON that a policy or its code wrote, read so that the result can always be sent on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mcprl_market.python.worker import MAX_DEPTH
 __all__ = ["json_value", "read_json"]
 
 
-# Without a loop over the values, of which a report may have half a million: others wait for the answers to their calls.
+# Without a loop over the values: a report may have half a million, and other calls wait meanwhile.
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _ROUND = bytes.maketrans(b"[]{}", b"()()")
@@ -34,7 +34,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def json_value(data: Any) -> Any:
-    """The value that an argument stands for: policies send JSON as it is, or as a text.
+    """The value of an argument: policies send JSON as it is, or as a text.
 
     Raises ValueError if a value is nested too deep; a text like that stays a text.
 

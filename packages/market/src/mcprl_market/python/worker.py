@@ -1,8 +1,8 @@
 """Runs inside the sandbox: confines itself, waits for one program, runs it, reports, and ends.
 
-Imports nothing but the standard library, and little of that, because it is started anew for every program. It takes two
-messages on its standard input (what to confine itself to, then the program) and gives two on a pipe of its own
-("ready", then the report). The program can write to that pipe too; so it can forge its own report, and nothing else.
+Imports only a little of the standard library, because it is started for every program. It reads two messages from its
+standard input (its limits, then the program) and writes two to a result pipe ("ready", then the report). The program
+can write to that pipe too, so it can forge its own report, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_DEPTH", "main", "report_of_value"]
 
 MAX_DEPTH = 64
-"""How deep a report may be nested, its value inside it. Far below where libraries that read or write JSON give up."""
+"""Most levels of nesting in a report, far below the limits of JSON libraries."""
 
 _HEADER_BYTES = 4
 _SOURCE_CHARS = 160
@@ -49,7 +49,7 @@ def main(result_pipe: int) -> None:
             stream.flush()
     message = report.encode(errors="replace")
     _send(result_pipe, message if len(message) <= setup["result_bytes"] else _TOO_LARGE.encode())
-    # Without the program's threads and exit handlers, which might never end.
+    # Skips the program's threads and exit handlers, which might never end.
     os._exit(0)
 
 
@@ -63,7 +63,7 @@ def _read_exactly(size: int) -> bytes:
     while size:
         part = os.read(0, min(size, 1 << 20))
         if not part:
-            os._exit(0)  # nobody wants a program run any more
+            os._exit(0)  # the server is gone
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
@@ -76,10 +76,10 @@ def _send(pipe: int, message: bytes) -> None:
 
 
 def _confine(setup: dict[str, Any]) -> None:
-    """Limits first, then the user, then the filter: each step needs what the next one takes away."""
+    """Limits first, then the user, then the filter: each step needs rights that the next one removes."""
     for name, bound in setup["limits"].items():
         kind = getattr(resource, name)
-        # At the end of its processor time code gets SIGXCPU, which says why; a second later SIGKILL.
+        # At the limit of processor time the code gets SIGXCPU, which says why, and SIGKILL a second later.
         resource.setrlimit(kind, (bound, bound + 1 if name == "RLIMIT_CPU" else bound))
     if setup["user"] is not None:
         os.setgroups([])
@@ -88,7 +88,7 @@ def _confine(setup: dict[str, Any]) -> None:
     if setup["filter"] is not None:
         _install_filter(setup["filter"])
     elif sys.platform == "linux":
-        # Without a sandbox to be ended with, at least this process ends with the one that started it.
+        # Without a sandbox, at least this process ends with its parent.
         _call_libc("prctl", _SET_DEATH_SIGNAL, 9, 0, 0, 0)
 
 
@@ -97,17 +97,17 @@ def _install_filter(instructions: bytes) -> None:
 
     code = array("B", instructions)
     address, _ = code.buffer_info()
-    # struct sock_fprog: how many instructions, padding, where they are.
+    # struct sock_fprog: number of instructions, padding, address.
     length = (len(instructions) // 8).to_bytes(2, sys.byteorder)
     program = length + bytes(6) + address.to_bytes(8, sys.byteorder)
     if _call_libc("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
-        raise OSError("the kernel does not take away privileges for good (PR_SET_NO_NEW_PRIVS)")
+        raise OSError("the kernel does not support PR_SET_NO_NEW_PRIVS")
     if _call_libc("syscall", _SECCOMP_NUMBER[os.uname().machine], *_SECCOMP_FILTER_ALL_THREADS, program) != 0:
-        raise OSError("the kernel does not take the filter of system calls (seccomp)")
+        raise OSError("the kernel does not accept the seccomp filter")
 
 
 def _call_libc(function: str, *arguments: int | bytes) -> int:
-    """Call a function of the C library, as ctypes does, but without the time that importing all of ctypes takes."""
+    """Call a function of the C library like ctypes, without the time to import all of ctypes."""
     import _ctypes
 
     libc = _ctypes.dlopen(None, os.RTLD_NOW)  # pyright: ignore[reportArgumentType] - None: this very process
@@ -115,7 +115,7 @@ def _call_libc(function: str, *arguments: int | bytes) -> int:
 
 
 class _Attempt:
-    """Takes whatever the program raises, as a report. Nothing that it raises is a fault of the worker."""
+    """Turns any exception of the program into a report. None of them is the worker's fault."""
 
     report: str | None = None
 
@@ -133,7 +133,7 @@ class _Attempt:
 
 
 def _run(steps: list[dict[str, str]], names: dict[str, Any], bound: int) -> str:
-    """Run the steps one after the other, each on the value of the one before; the report is JSON."""
+    """Run the steps in order, each on the value of the one before. Returns the report as JSON."""
     value: Any = None
     for index, step in enumerate(steps):
         module = type(sys)("__main__")
@@ -148,13 +148,13 @@ def _run(steps: list[dict[str, str]], names: dict[str, Any], bound: int) -> str:
         if attempt.report is not None:
             return attempt.report
     with _Attempt() as attempt:
-        # A text is measured before it is written out, which takes long where it is huge.
+        # A text is measured before it is encoded, because encoding a huge one takes long.
         return _TOO_LARGE if isinstance(value, str) and len(value) > bound else report_of_value(value)
     return attempt.report or "{}"
 
 
 def _value_of(code: str, file: str, namespace: dict[str, Any]) -> Any:
-    """The value of a last expression; where that is None or there is none, of the variable `result`."""
+    """The value of the last expression, or of the variable `result` if that is None or missing."""
     tree: Any = compile(code, file, "exec", _ONLY_AST, dont_inherit=True)
     value = None
     if tree.body and isinstance(tree.body[-1], _ast.Expr):
@@ -167,7 +167,7 @@ def _value_of(code: str, file: str, namespace: dict[str, Any]) -> Any:
 
 
 def _described(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
-    """What the policy needs to mend its code: what was raised, and in which of its lines."""
+    """What the policy needs to fix its code: the exception, and its line."""
     file, line = "", 0
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
@@ -182,7 +182,7 @@ def _described(error: BaseException, trace: TracebackType | None) -> dict[str, A
 
 
 def report_of_value(value: Any) -> str:
-    """The report of a program that ended well: its value as JSON, and how it reads where that is something else."""
+    """The report of a program that ended normally: its value as JSON, and its text if that differs."""
     if value is None:
         return "{}"
     if isinstance(value, (bool, int, float, dict, list, tuple, set, frozenset)):
@@ -191,7 +191,7 @@ def report_of_value(value: Any) -> str:
 
 
 def _json(value: Any, within: frozenset[int] | None) -> str:
-    """Any value as JSON. What JSON has no form for becomes the nearest there is, and at last its text."""
+    """Any value as JSON. A value that JSON does not have becomes the nearest that it has, or its text."""
     if value is None or value is True or value is False:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -214,7 +214,7 @@ def _json(value: Any, within: frozenset[int] | None) -> str:
 
 
 def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """`isinstance`, without a checker of types concluding that it does not know what is in the container."""
+    """`isinstance` without narrowing to a container of unknown types."""
     return isinstance(value, kinds)
 
 
@@ -223,7 +223,7 @@ def _key(key: Any) -> str:
 
 
 def _nearest(value: Any) -> Any:
-    """A value of the kinds that JSON has, for sets, dates, numbers of numpy, and tables of pandas."""
+    """The JSON form of sets, dates, numpy numbers and pandas tables."""
     if _is(value, (set, frozenset)):
         return sorted(value, key=repr)
     if hasattr(value, "isoformat"):

@@ -1,4 +1,4 @@
-"""The companies of a world: who they are, and the size of their business that prices and statements grow from."""
+"""The companies of a world: their profiles, and the size of the business behind prices and statements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# An onset with an r or l of its own is followed by a coda without one: "Skand…" can be said, "Krerl…" cannot.
+# An onset with an r or l is followed by a coda without one: "Skand…" can be said, "Krerl…" cannot.
 _PLAIN_ONSETS = _words("B C D F G H J K L M N P Qu R S T V W Z Sk St Sw Th")
 _LIQUID_ONSETS = _words("Br Cr Dr Fr Gl Gr Kl Kr Pl Pr Sl Tr")
 _LIQUID_CODAS = _words("l lk ld lm lv r rb rd rk rm rn rv")
@@ -27,7 +27,7 @@ _TAILS = _words(
 )
 
 _VOWELS = "AEIOUY"
-# Tickers that people know and abbreviations that appear in prose or code, as far as they have no vowel: ours have none.
+# Well-known tickers and abbreviations in prose or code. Only those without vowels: our tickers have none.
 _TAKEN = frozenset(
     _words(
         "MSFT JPM WMT CVX MRK CRM KHC NFLX PLTR TGT CVS MDT LRCX SNPS CDNS FTNT CRWD TXN BLK SCHW TMUS NKE DKNG RBLX "
@@ -57,7 +57,7 @@ _LAST_NAMES = _words(
 
 
 def invent_ticker(stem: str, length: int) -> str:
-    """The first consonants of a name. Without a vowel it is no English word, so that prose never holds it by chance.
+    """The first consonants of a name. Without vowels it is not an English word, so prose never contains it by chance.
 
     >>> invent_ticker("Valdixen", 4)
     'VLDX'
@@ -73,7 +73,7 @@ def _invent_stem(draws: Draws) -> str:
 
 def invent_stems(draws: Draws, count: int) -> list[tuple[str, str]]:
     """`count` names with their tickers, such as ("Valdixen", "VLDX"). No two tickers start with the same three letters,
-    so that one is never the start of another and a slip of the pen rarely turns one into another.
+    so none is a prefix of another, and a typo rarely turns one into another.
     """
     found: dict[str, tuple[str, str]] = {}
     while len(found) < count:
@@ -88,7 +88,7 @@ def invent_stems(draws: Draws, count: int) -> list[tuple[str, str]]:
 def invent_people(draws: Draws, count: int) -> list[str]:
     """`count` full names, all of them different."""
     firsts, lasts = draws.shuffled(_FIRST_NAMES), draws.shuffled(_LAST_NAMES)
-    # The lists have 47 and 46 names, so that going round in both at once repeats no pair for a long time.
+    # The lists have 47 and 46 names, so cycling through both repeats no pair for a long time.
     return [f"{firsts[i % len(firsts)]} {lasts[i % len(lasts)]}" for i in range(count)]
 
 
@@ -205,7 +205,7 @@ _REVENUES = (400_000_000, 1_000_000_000, 1_000_000_000, 3_000_000_000, 3_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Business:
-    """A company and what its prices, statements and news are made from.
+    """A company and the inputs of its prices, statements and news.
 
     Business(company=Company(symbol="VLDX", …), stem="Valdixen", short_name="Valdixen Systems", products=("cranes",),
     customers="factories", sector=…, revenue=3_100_000_000, operating_margin=0.14, growth=0.06, fiscal_month=3,
@@ -230,7 +230,7 @@ class Business:
 
     @property
     def named(self) -> str:
-        """As texts introduce it: "Valdixen Systems Inc. (VLDX)"."""
+        """Name and ticker: "Valdixen Systems Inc. (VLDX)"."""
         return f"{self.company.name} ({self.company.symbol})"
 
 

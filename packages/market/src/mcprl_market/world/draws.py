@@ -1,7 +1,7 @@
-"""Streams of random numbers that are the same on every machine and every Python.
+"""Random streams that are the same on every machine and every version of Python.
 
-Only `Random.random()` is promised to stay the same over versions of Python, and only + − × ÷ over machines (a
-logarithm or a sine may differ in its last digit). So every draw here is made of these, and nothing else.
+Only `Random.random()` is guaranteed across versions of Python, and only + − × ÷ across machines (a logarithm or a sine
+may differ in its last digit). So every draw uses nothing else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What tools state about markets, and about a team's chat: one record a fact, whoever states it.
+"""The facts that tools state about markets and a team's chat: one kind of record per fact.
 
-The live servers read these out of an upstream's JSON, the offline world out of its SQLite market. So a tool has one
-text and one structured answer, wherever the fact comes from. Money is in dollars, times are in New York.
+The live servers read them from an upstream's JSON, the offline servers from a seeded market. So a tool has one text and
+one structured answer for both. Money is in dollars, times are in New York.
 """
 
 from __future__ import annotations

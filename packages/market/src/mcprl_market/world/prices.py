@@ -1,7 +1,7 @@
-"""Prices: daily bars by a random walk, and the minutes within a day, drawn so that they add up to its bar exactly.
+"""Prices: daily bars by a random walk, and the minutes within a day, which add up to its bar exactly.
 
-All prices here are whole cents. The one rule of rounding for the whole world: prices and changes are whole cents, and
-a change in per cent is rounded to two decimals once, from the cents, by `percent_change`.
+The one rounding rule of the world: prices and changes are whole cents, and a change in per cent is rounded to two
+decimals once, from the cents, by `percent_change`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TRADING_DAYS = _last_trading_days(NUM_TRADING_DAYS)
 
 
 def trading_days(start: date, end: date) -> tuple[date, ...]:
-    """The days from `start` to `end`, both included, that the world has prices of."""
+    """The trading days from `start` to `end`, both included."""
     return tuple(day for day in TRADING_DAYS if start <= day <= end)
 
 
@@ -135,7 +135,7 @@ def daily_prices(seed: int, businesses: Sequence[Business]) -> Iterator[tuple[st
 
 
 def _day(draws: Draws, previous: int, change: float, volatility: float, usual_volume: float) -> Prices:
-    # A stock never falls under a dollar, so that a cent stays a small part of its price.
+    # A stock never falls below a dollar, so a cent stays a small part of its price.
     close = max(100, round(previous * (1 + change)))
     opening = max(100, round(previous * (1 + 0.3 * change + 0.2 * volatility * draws.bell())))
     reach = previous * volatility * 0.7
@@ -182,7 +182,7 @@ def _busyness(minute: int) -> float:
 
 def _split(total: int, weights: Sequence[float]) -> list[int]:
     """Whole numbers in proportion to the weights, with exactly this sum."""
-    # Not sum(): how that adds up floats differs between versions of Python.
+    # Not sum(): its rounding of floats differs between versions of Python.
     heights = list(accumulate(weights))
     bounds = [0, *(int(total * (height / heights[-1])) for height in heights)]
     return [after - before for before, after in pairwise(bounds)]

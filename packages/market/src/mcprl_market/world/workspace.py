@@ -1,4 +1,4 @@
-"""The chat workspace of a world: channels with a history, and what one episode posts to them."""
+"""The chat workspace of a world: channels with a history, and the posts of one episode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHANNELS = (
     ("portfolio", "Positions, risk and rebalancing"),
     ("engineering", "Data feeds, tools and outages"),
 )
-# Channels without market talk; no message stands twice in one.
+# Channels without market talk; no message is twice in one.
 _SMALL_TALK = {
     "general": (
         "Please fill in the travel form before the end of the month.",
@@ -79,12 +79,8 @@ _NUM_DAYS = 5
 
 
 def _make_id(prefix: str, draws: Draws) -> str:
-    return prefix + "".join(draws.choice(_ID_LETTERS) for _ in range(10))
-
-
-def make_user_id(draws: Draws) -> str:
     """Such as "U7K2M0Q9ZT1"."""
-    return _make_id("U", draws)
+    return prefix + "".join(draws.choice(_ID_LETTERS) for _ in range(10))
 
 
 def make_channels(seed: int) -> tuple[Channel, ...]:
@@ -114,7 +110,7 @@ def _messages(ledger: Ledger, channel: Channel, people: Sequence[str]) -> list[C
             channel_id=channel.id,
             user=draws.choice(people),
             text=text,
-            # The serial number grows with the messages, so that two of one second stay in order.
+            # The serial number grows, so two messages of the same second stay in order.
             timestamp=f"{int(at.timestamp())}.{number * 1000 + draws.integer(1, 9) * 100:06d}",
         )
         for number, (at, text) in enumerate(zip(times, texts, strict=True))
@@ -128,7 +124,7 @@ def _working_time(draws: Draws) -> datetime:
 
 
 def _market_talk(ledger: Ledger, draws: Draws, channel: str, at: datetime) -> str:
-    """A remark on a company. What it states was known, and is true, at that time."""
+    """A remark on a company that is true at that time."""
     company = draws.choice(ledger.companies)
     symbol = company.symbol
     if channel == "earnings-watch":
@@ -157,10 +153,9 @@ _NOW_S = int(NOW.timestamp())
 
 @dataclass(frozen=True, slots=True)
 class _Seeded:
-    """What all workspaces of a seed start from; never written to."""
+    """The start of every workspace of a seed; never written to."""
 
     channels: tuple[Channel, ...]
-    by_name: Mapping[str, Channel]
     history: Mapping[str, tuple[ChatMessage, ...]]
     bot: str
 
@@ -170,17 +165,16 @@ def _seeded(seed: int) -> _Seeded:
     channels = make_channels(seed)
     return _Seeded(
         channels=channels,
-        by_name={key.lower(): channel for channel in channels for key in (channel.id, channel.name)},
         history=make_history(open_market(seed), channels),
-        bot=make_user_id(Draws(seed, "bot")),
+        bot=_make_id("U", Draws(seed, "bot")),
     )
 
 
 class Workspace:
-    """The chat of one episode: the history of its seed, which all share, and its own posts, which nobody else sees.
+    """The chat of one episode: the history of its seed, which all share, and its posts, which no other episode sees.
 
     >>> workspace = open_workspace(7)
-    >>> general = workspace.find("#general")
+    >>> general = workspace.channels()[0]
     >>> workspace.post(general.id, "hello") == workspace.history(general.id, 1)[0]
     True
     """
@@ -192,20 +186,16 @@ class Workspace:
 
     @property
     def posts(self) -> tuple[ChatMessage, ...]:
-        """What this episode posted, oldest first."""
+        """The posts of this episode, oldest first."""
         return tuple(self._posts)
 
     def channels(self) -> tuple[Channel, ...]:
         return self._seeded.channels
 
-    def find(self, channel: str) -> Channel | None:
-        """A channel by its id, its name or its #name, in any case."""
-        return self._seeded.by_name.get(channel.strip().removeprefix("#").lower())
-
     def post(self, channel_id: str, text: str) -> ChatMessage:
-        """Add a message of the bot, after all others. An id that no channel has is a KeyError: ask `find` first."""
+        """Add a message of the bot after all others. Raises KeyError for an unknown id."""
         self._seeded.history[channel_id]
-        # The episode's clock ticks a second a post, so that timestamps are unique and in order.
+        # The episode's clock advances one second per post, so timestamps are unique and in order.
         message = ChatMessage(
             channel_id=channel_id,
             user=self._seeded.bot,
@@ -216,7 +206,7 @@ class Workspace:
         return message
 
     def history(self, channel_id: str, limit: int) -> tuple[ChatMessage, ...]:
-        """The newest messages of a channel, newest first. An id that no channel has is a KeyError."""
+        """The newest messages of a channel, newest first. Raises KeyError for an unknown id."""
         own = tuple(message for message in self._posts if message.channel_id == channel_id)
         return tuple(reversed(self._seeded.history[channel_id] + own))[: max(0, limit)]
 
