@@ -20,13 +20,13 @@ from mcprl_market.making import (
     add_tools,
     answer,
     checked_symbol,
+    known,
     labelled,
     live_or_offline,
     money,
     percent,
     read_only,
     shortened,
-    unknown_symbol,
     whole,
 )
 from mcprl_market.upstream import (
@@ -398,9 +398,7 @@ class _Tools:
     async def fmp_get_company_profile(self, symbol: _Symbol) -> Annotated[CallToolResult, ProfileAnswer]:
         """Industry, sector, CEO, market cap and description of a company."""
         symbol = checked_symbol(symbol)
-        profile = await self._source.profile(symbol)
-        if profile is None:
-            raise unknown_symbol(symbol)
+        profile = known(symbol, await self._source.profile(symbol))
         return answer(profile, profile_text(profile))
 
     async def fmp_get_income_statement(
@@ -464,10 +462,7 @@ class _Tools:
 
     async def _quote(self, symbol: str) -> Quote:
         symbol = checked_symbol(symbol)
-        quote = await self._source.quote(symbol)
-        if quote is None:
-            raise unknown_symbol(symbol)
-        return quote
+        return known(symbol, await self._source.quote(symbol))
 
 
 def make_server(*, world: int | None = None) -> MCPServer:

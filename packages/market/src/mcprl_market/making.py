@@ -18,6 +18,7 @@ __all__ = [
     "add_tools",
     "answer",
     "checked_symbol",
+    "known",
     "labelled",
     "live_or_offline",
     "live_server",
@@ -26,10 +27,11 @@ __all__ = [
     "percent",
     "read_only",
     "shortened",
-    "unknown_symbol",
     "whole",
 ]
 
+S = TypeVar("S")
+T = TypeVar("T")
 
 _SYMBOL = re.compile(r"[A-Z0-9^][A-Z0-9.:=^-]{0,19}")
 _MAX_DESCRIPTION_CHARS = 300
@@ -43,8 +45,11 @@ def checked_symbol(text: str) -> str:
     return symbol
 
 
-def unknown_symbol(symbol: str) -> ToolError:
-    return ToolError(f"There is no stock with the symbol {symbol!r}. Search for the company to find its symbol.")
+def known(symbol: str, found: T | None) -> T:
+    """What was found for a symbol. Raises ToolError if that is None."""
+    if found is None:
+        raise ToolError(f"There is no stock with the symbol {symbol!r}. Search for the company to find its symbol.")
+    return found
 
 
 def labelled(title: str, fields: Mapping[str, str]) -> str:
@@ -78,9 +83,6 @@ def _decimals(number: float) -> str:
     while text.endswith("0") and text[-3] != ".":
         text = text[:-1]
     return "0.00" if text == "-0.00" else text
-
-
-S = TypeVar("S")
 
 
 def answer(structured: Any, text: str) -> CallToolResult:

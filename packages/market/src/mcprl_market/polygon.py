@@ -20,12 +20,12 @@ from mcprl_market.making import (
     add_tools,
     answer,
     checked_symbol,
+    known,
     labelled,
     live_or_offline,
     money,
     read_only,
     shortened,
-    unknown_symbol,
     whole,
 )
 from mcprl_market.upstream import (
@@ -384,17 +384,13 @@ class _Tools:
     async def polygon_get_ticker_details(self, ticker: _Ticker) -> Annotated[CallToolResult, DetailsAnswer]:
         """Name, exchange, market cap and description of a stock."""
         ticker = checked_symbol(ticker)
-        details = await self._source.details(ticker)
-        if details is None:
-            raise unknown_symbol(ticker)
+        details = known(ticker, await self._source.details(ticker))
         return answer(details, details_text(details))
 
     async def polygon_get_previous_close(self, ticker: _Ticker) -> Annotated[CallToolResult, BarAnswer]:
         """Open, high, low, close and volume of a stock on the last full trading day."""
         ticker = checked_symbol(ticker)
-        bar = await self._source.previous_close(ticker)
-        if bar is None:
-            raise unknown_symbol(ticker)
+        bar = known(ticker, await self._source.previous_close(ticker))
         return answer(bar, previous_close_text(bar))
 
     async def polygon_get_market_status(self) -> Annotated[CallToolResult, StatusAnswer]:
