@@ -84,7 +84,7 @@ Route = Any | Callable[[SeenRequest], Any]
 
 @dataclass(frozen=True)
 class Status:
-    """A JSON answer with a status, and perhaps headers, of its own."""
+    """A JSON answer with a status and optional headers."""
 
     status: int
     value: Any
@@ -221,7 +221,7 @@ def _response(status: int, body: bytes, **headers: str) -> bytes:
 
 
 def _told(status: int, what: str, **headers: str) -> Callable[[SeenRequest], tuple[int, dict[str, str], bytes]]:
-    """An error that quotes the request, and the header that holds the key where there is one."""
+    """An error that quotes the request, and the header with the key if there is one."""
 
     def answer(request: SeenRequest) -> tuple[int, dict[str, str], bytes]:
         quoted = f"{what} (request was {request.target}, {request.headers.get('authorization', '')})"
@@ -287,7 +287,7 @@ _FLAGS = frozenset({"status", "ok"})
 
 
 def _hollow(value: Any) -> Any:
-    """A JSON value with its objects and lists, but without what stands in them, except flags that say all is well."""
+    """A JSON value with empty objects and lists, except for flags of success."""
     if isinstance(value, dict):
         return {name: _hollow(item) for name, item in value.items() if isinstance(item, dict | list) or name in _FLAGS}
     if isinstance(value, list):

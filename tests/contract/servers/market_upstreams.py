@@ -185,7 +185,7 @@ POLYGON_CALLS = (
 
 @dataclass(frozen=True)
 class Live:
-    """A live server: its key and where that goes, its upstream, and the calls of its tools."""
+    """A live server: its key and how it is sent, its upstream, and the calls of its tools."""
 
     name: str
     key: str
@@ -194,7 +194,7 @@ class Live:
     disguise: Any
     calls: tuple[Said, ...]
     refused: tuple[tuple[str, dict[str, Any], str], ...]
-    """Calls that are the caller's mistake, and what each is told."""
+    """Calls that are the caller's mistake, and the error of each."""
 
     def environment(self, upstream: LocalUpstream) -> dict[str, str]:
         variable = self.name.upper()

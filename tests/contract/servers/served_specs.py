@@ -11,7 +11,7 @@ NO_PATIENCE = RetrySettings(attempts=1, max_wait_s=0.0)
 
 
 def served_spec(name, transport, *options, env, retry=NO_PATIENCE):
-    """The server `mcprl serve NAME OPTIONS` over "stdio" or "http", in a process of its own."""
+    """The server `mcprl serve NAME OPTIONS` over "stdio" or "http", in its own process."""
     serve = ("-m", "mcprl", "serve", name, *options)
     if transport == "stdio":
         settings = ServerSettings(retry=retry, **PATIENT)

@@ -1,4 +1,4 @@
-"""The Python server as the tool runtime sees it: real processes, both transports, episodes, faults told apart."""
+"""The Python server as the tool runtime sees it: processes, both transports, episodes, whose fault a failure is."""
 # R14, R15, R17
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The chat server as a real process before a local Slack: what it reads, where posts go, and whose fault a fault is."""
+"""The chat server as a real process before a local Slack: what it reads, where posts go, whose fault a failure is."""
 # R14
 
 import json

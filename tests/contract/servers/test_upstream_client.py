@@ -1,4 +1,4 @@
-"""The HTTP client of the live sources: each failure is told as what it is, in time, and without the key."""
+"""The HTTP client of the live sources: each failure is reported as what it is, in time, and without the key."""
 # R15
 
 import asyncio

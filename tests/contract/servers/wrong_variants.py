@@ -1,4 +1,4 @@
-"""Ways to get a task wrong: variants of its solution, each with a flaw of its own. None may be worth as much as it."""
+"""Ways to get a task wrong: variants of its solution, each with a different flaw. None may score as much."""
 
 from __future__ import annotations
 

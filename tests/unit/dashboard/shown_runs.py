@@ -42,7 +42,7 @@ def make_episode(
     parts: Mapping[str, float] | None = None,
     tokens: int = 4,
 ) -> Trajectory:
-    """Two turns: a call where there is a tool, and an answer."""
+    """Two turns: a call if there is a tool, and an answer."""
     observed = Observation(
         tool=tool or "", server="directory", text="Ana: Lima", fault=Fault.POLICY if fault else None, latency_s=0.25
     )

@@ -130,7 +130,7 @@ def test_closing_waits_no_longer_than_it_may_and_the_last_to_leave_closes(index,
         slow.connections[0].execute("SELECT 1")
 
 
-def test_a_page_that_loads_when_the_dashboard_ends_is_told_so(folder, slow, monkeypatch):
+def test_a_page_that_loads_when_the_dashboard_ends_gets_an_error(folder, slow, monkeypatch):
     runs: list[RunList] = []
     client = client_of(folder.path.parent, runs)
     assert get(client, "/api/runs/shown/episodes")["total"] == 8

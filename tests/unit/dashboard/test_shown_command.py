@@ -1,4 +1,4 @@
-"""The command that serves the dashboard, where it cannot."""
+"""Errors of the command that serves the dashboard."""
 # R29
 
 from __future__ import annotations

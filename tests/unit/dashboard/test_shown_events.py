@@ -1,4 +1,4 @@
-"""The dashboard as a process: what it tells a listener while a run goes on, and how it ends."""
+"""The dashboard as a process: its events while a run continues, and its end."""
 # R29
 
 from __future__ import annotations

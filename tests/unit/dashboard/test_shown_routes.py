@@ -24,7 +24,7 @@ def test_the_list_shows_each_run_with_its_course_and_its_worst_verdict(client, f
     assert get(client, "/api/runs")["runs"][0]["state"] == "stopped"
 
 
-def test_a_run_by_itself_has_its_settings_and_what_its_figures_are_held_against(client, folder):
+def test_a_run_has_its_settings_and_the_limits_of_its_figures(client, folder):
     run = get(client, RUN)
     assert run["config"]["training"]["steps"] == 5
     assert run["config_yaml"] == folder.config_file.read_text()
@@ -38,7 +38,7 @@ def test_a_key_in_the_settings_is_not_shown(client, folder):
     assert key not in client.get(RUN).text
 
 
-def test_metrics_verdicts_and_spans_are_those_of_the_files_with_null_for_what_is_no_number(client):
+def test_metrics_verdicts_and_spans_are_those_of_the_files_with_null_for_nan(client):
     assert [step["loss"] for step in get(client, f"{RUN}/metrics")["steps"]] == [None, 0.1]
     assert [step["step"] for step in get(client, f"{RUN}/metrics", since=0)["steps"]] == [1]
     assert [verdict["severity"] for verdict in get(client, f"{RUN}/health")["verdicts"]] == ["ok", "bad"]

@@ -38,7 +38,7 @@ def test_the_texts_of_the_tokens_of_a_text_are_that_text(tokenizer, text: str):
 
 
 @given(data=st.data())
-def test_any_row_of_tokens_gives_what_the_tokenizer_gives_where_that_is_text(tokenizer, data: st.DataObject):
+def test_any_tokens_give_the_text_that_the_tokenizer_gives(tokenizer, data: st.DataObject):
     plain, shown = tokenizer
     ids = data.draw(st.lists(st.integers(0, plain.get_vocab_size() - 1), max_size=12))
     together, decoded = "".join(shown.texts(ids)), plain.decode(ids, skip_special_tokens=False)
@@ -48,7 +48,7 @@ def test_any_row_of_tokens_gives_what_the_tokenizer_gives_where_that_is_text(tok
         assert together == decoded
 
 
-def test_a_character_over_several_tokens_stands_with_the_last_and_half_of_one_is_shown_as_bytes(tokenizer):
+def test_a_character_of_several_tokens_comes_with_the_last_and_half_of_one_is_shown_as_bytes(tokenizer):
     plain, shown = tokenizer
     ids = plain.encode("\N{CUNEIFORM NUMERIC SIGN NINE SHAR2}", add_special_tokens=False).ids
     assert len(ids) > 1, "the sign must be none of the vocabulary's own"

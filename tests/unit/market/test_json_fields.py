@@ -62,7 +62,7 @@ def test_what_may_be_missing_is_none_for_null_and_absent_alike():
         (lambda made: json_objects("up", "root", {}), "root should be a list"),
     ],
 )
-def test_what_is_not_there_or_of_another_kind_is_named_with_its_place(read, told):
+def test_a_missing_or_wrong_field_is_named_with_its_place(read, told):
     made = fields(t="text", n=2, yes=True, inner={"a": 1}, items=[{"a": 2}, {}], mixed=[{}, 1], vast=10**400)
     with pytest.raises(MCPError) as caught:
         read(made)
@@ -71,7 +71,7 @@ def test_what_is_not_there_or_of_another_kind_is_named_with_its_place(read, told
 
 
 def told(read) -> str:
-    """What a reader says is wrong; nothing where all is well."""
+    """The error message of a reader, or nothing."""
     try:
         read()
     except MCPError as error:

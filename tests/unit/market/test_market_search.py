@@ -188,5 +188,5 @@ def test_a_company_is_found_by_its_symbol_its_name_and_the_start_of_either(chose
     assert market.search(company.symbol, 0) == ()
 
 
-def test_a_search_for_a_name_that_nobody_has_finds_no_company():
+def test_a_search_for_an_unknown_name_finds_no_company():
     assert open_market(7).search("Apple", 10) == ()

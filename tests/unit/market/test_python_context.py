@@ -35,7 +35,7 @@ def test_a_value_and_its_text_mean_the_same(value):
 
 
 @pytest.mark.parametrize("text", ["", "plain words", "{'single': 1}", "[" * 100_000, "$213.88"])
-def test_a_text_that_is_no_json_stays_a_text(text):
+def test_a_text_that_is_not_json_stays_a_text(text):
     assert json_value(text) == text
 
 
@@ -107,6 +107,6 @@ def test_steps_are_codes_or_objects_and_have_names_that_differ():
         (None, "Step 1 has no code"),
     ],
 )
-def test_what_is_no_pipeline_is_refused_with_the_form_it_needs(pipeline, message):
+def test_a_bad_pipeline_is_refused_with_the_expected_form(pipeline, message):
     with pytest.raises(ToolError, match=message):
         steps_of(pipeline)

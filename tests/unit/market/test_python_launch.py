@@ -1,4 +1,4 @@
-"""Where the sandbox cannot be built the server does not start; where it is built it shows what it should, no more."""
+"""Without a working sandbox the server does not start; with one it shows only what it should."""
 # R14, R25, R32
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_without_bubblewrap_the_server_does_not_start_and_says_how_to_get_it(eng
 
 
 @pytest.mark.process
-def test_where_namespaces_are_forbidden_the_server_does_not_start_and_says_what_bubblewrap_said(tmp_path, monkeypatch):
+def test_without_namespaces_the_server_does_not_start_and_quotes_bubblewrap(tmp_path, monkeypatch):
     fake_bubblewrap(tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1", monkeypatch)
     with pytest.raises(SandboxMissingError, match="No permissions to create new namespace") as refused:
         make_server(world=None)
@@ -66,9 +66,7 @@ def test_a_missing_package_is_refused_by_name(monkeypatch):
 
 
 @pytest.mark.process
-async def test_without_a_sandbox_code_runs_only_where_that_is_allowed_and_with_a_loud_warning(
-    tmp_path, monkeypatch, caplog
-):
+async def test_without_a_sandbox_code_runs_only_if_allowed_and_with_a_loud_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.WARNING):
         launch = choose_launch(Limits(deadline_s=60.0), allow_unsafe=True)

@@ -96,7 +96,7 @@ async def test_steps_share_no_variables(sandbox):
         ("10 ** 5000", "ValueError: Exceeds the limit"),
     ],
 )
-async def test_an_exception_is_told_with_the_line_of_the_code(sandbox, code, message):
+async def test_an_exception_is_reported_with_its_line(sandbox, code, message):
     outcome = await sandbox.run(program(code))
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.RAISED

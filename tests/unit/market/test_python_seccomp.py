@@ -1,4 +1,4 @@
-"""The filter of system calls: its numbers are the kernel's, and it says no to whatever it does not know."""
+"""The seccomp filter: its numbers are the kernel's, and it denies every unknown call."""
 # R14
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def test_newer_calls_are_said_to_be_absent_so_that_callers_use_the_older(machine
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_setting_the_times_of_files_does_nothing_and_is_no_error(machine):
+def test_setting_file_times_has_no_effect_and_is_not_an_error(machine):
     assert call(machine, "utimensat") == 0x00050000
 
 

@@ -1,4 +1,4 @@
-"""The pool of workers: ready before they are needed, used once, replaced when lost; a loss is nobody's code's fault."""
+"""The pool of workers: ready in advance, used once, replaced when lost; a loss is not blamed on the code."""
 # R14, R15
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ async def test_a_call_given_up_while_it_waits_for_a_worker_loses_none():
         assert await sandbox.run(program("1 + 1")) == TWO
 
 
-async def test_a_broken_sandbox_is_told_to_those_who_wait_and_works_again_once_mended(tmp_path, caplog):
+async def test_a_broken_sandbox_fails_those_who_wait_and_works_again_once_fixed(tmp_path, caplog):
     bubblewrap = tmp_path / "bwrap"
     bubblewrap.write_text("#!/bin/sh\necho 'bwrap: out of order' >&2\nexit 1\n")
     bubblewrap.chmod(0o755)

@@ -33,13 +33,13 @@ def test_an_answer_that_is_well_gives_its_fields():
 
 
 @pytest.mark.parametrize("code", POLICY_CODES)
-def test_what_the_caller_can_mend_is_a_readable_tool_error_that_names_slacks_code(code):
+def test_a_mistake_of_the_caller_is_a_readable_tool_error_with_slacks_code(code):
     with pytest.raises(ToolError, match=rf"\w+ \w+.*\. \(Slack: {code}\)$"):
         checked_answer("chat.postMessage", failed(code))
 
 
 @pytest.mark.parametrize("code", [*TOKEN_CODES, *SLACKS_OWN_CODES, "a_code_of_next_year"])
-def test_what_the_caller_cannot_mend_is_a_protocol_error_that_names_the_method_and_the_code(code):
+def test_any_other_failure_is_a_protocol_error_with_the_method_and_the_code(code):
     with pytest.raises(MCPError, match=rf"chat\.postMessage: {code}") as caught:
         checked_answer("chat.postMessage", failed(code))
     assert caught.value.code != INVALID_PARAMS  # clients take that one for a fault of the caller

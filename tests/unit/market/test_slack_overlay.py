@@ -1,4 +1,4 @@
-"""Posts beside a real workspace: merged into what is read, refused where Slack would refuse, told apart by time."""
+"""The overlay of an episode's posts: merged into the history, refused like Slack does, ordered by time."""
 
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
@@ -54,7 +54,7 @@ async def test_a_post_carries_the_bots_own_id_and_its_channel():
     assert await chat.history(RANDOM, 1) == (sent,)
 
 
-async def test_posts_of_one_moment_keep_their_order_even_where_the_clock_goes_back():
+async def test_posts_of_one_moment_keep_their_order_even_if_the_clock_goes_back():
     moments = iter([500.0, 500.0, 499.0, 0.0, 501.0])
     chat = OverlayChat(Workspace(), clock=lambda: next(moments))
     sent = [await chat.post(GENERAL, text) for text in "abcde"]

@@ -65,7 +65,7 @@ async def test_tools_have_the_contracts_names_and_arguments_and_say_what_they_do
     assert all(len(tool.description) < 70 for tool in tools.values())
 
 
-async def test_all_tools_work_on_the_state_of_an_episode_and_only_posting_is_no_reading():
+async def test_all_tools_use_the_state_of_an_episode_and_all_but_posting_are_read_only():
     async with slack() as client:
         for tool in (await client.list_tools()).tools:
             assert tool.meta[SCOPE] == EPISODE_SCOPE

@@ -38,7 +38,7 @@ def test_a_symbol_is_written_in_capitals(text, symbol):
 @pytest.mark.parametrize(
     "text", ["", " ", "A B", "A,B", "..", "../A", "A/B", "A?x=1", "A#", "é", "A" * 21, "-A", "A\n B"]
 )
-def test_what_is_no_symbol_is_refused_in_a_sentence(text):
+def test_a_bad_symbol_is_refused_in_a_sentence(text):
     with pytest.raises(ToolError, match="is not a ticker symbol"):
         checked_symbol(text)
 

@@ -58,7 +58,7 @@ async def test_without_a_number_at_most_five_pages_are_given():
     assert 1 <= len(result.structured_content["results"]) <= 5
 
 
-async def test_a_search_that_finds_nothing_says_so_and_is_no_error():
+async def test_a_search_that_finds_nothing_says_so_and_is_not_an_error():
     async with tavily() as client:
         result = await client.call_tool("tavily_search", {"query": "zzqqxxv"})
     assert not result.is_error

@@ -62,7 +62,7 @@ def test_an_unknown_channel_is_not_found(seed, text):
 
 
 @given(seeds, st.lists(st.tuples(st.integers(0, 7), st.text()), max_size=20))
-def test_posts_come_after_everything_else_in_order_and_nobody_else_sees_them(seed, posts):
+def test_posts_come_last_and_in_order_and_no_other_episode_sees_them(seed, posts):
     workspace, other = open_workspace(seed), open_workspace(seed)
     before = every_message(other)
     channels = workspace.channels()
@@ -90,7 +90,7 @@ def test_the_same_posts_get_the_same_timestamps_in_every_episode():
 
 
 @pytest.mark.parametrize("use", [lambda w: w.post("C0000000000", "x"), lambda w: w.history("general", 5)])
-def test_posting_to_and_reading_from_what_is_no_id_is_an_error_of_the_caller(use):
+def test_posting_to_or_reading_from_an_unknown_id_is_an_error_of_the_caller(use):
     workspace = open_workspace(7)
     with pytest.raises(KeyError):
         use(workspace)

@@ -1,4 +1,4 @@
-"""A world is a function of its seed: on every machine, in every process, whatever the order of the questions."""
+"""A world is a function of its seed: on every machine, in every process, and for any order of questions."""
 # R14
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mcprl_market.world.draws import FORMAT
 from mcprl_market.world.market import Market
 from processor_time import least_s
 
-# The worlds that tasks were made from stay what they were. Where a change to them is meant, raise FORMAT in
-# mcprl/world/draws.py and write the new digest here.
+# The worlds behind published tasks must not change. If a change is intended, raise FORMAT in world/draws.py and write
+# the new digest here.
 KNOWN_FORMAT, KNOWN_DIGEST = 1, "53f4ae97bbfcdc1da157d83095d7429bb0fd6785fda763cda28cc7184664370d"
 
 
