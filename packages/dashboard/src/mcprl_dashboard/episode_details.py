@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,13 +10,13 @@ from typing import Any, cast
 import duckdb
 
 from mcprl_dashboard.answers import Refusal, level
+from mcprl_dashboard.line_files import step_files
 from mcprl_dashboard.open_run import OpenRun
 from mcprl_dashboard.questions import EpisodeKey
 
 __all__ = ["TokenNoteFiles", "course_of_task", "episode_details", "episode_tokens"]
 
 
-_FILE_NAME = re.compile(r"step-(\d{5,})\.parquet")
 _BINS = 64
 _LEAST_REACH, _REACH_IN_CLIPS = 0.4, 3.0
 
@@ -29,10 +28,7 @@ class TokenNoteFiles:
         self._folder = run / "tokens"
 
     def steps(self) -> list[int]:
-        if not self._folder.is_dir():
-            return []
-        names = (_FILE_NAME.fullmatch(path.name) for path in self._folder.iterdir())
-        return sorted(int(name[1]) for name in names if name is not None)
+        return sorted(step_files(self._folder, "parquet"))
 
     def histogram(self, step: int | None, *, clip_low: float, clip_high: float) -> dict[str, Any]:
         """The ratios of the tokens that carried loss, by the sign of their advantage."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ import duckdb
 from mcprl.records import Trajectory
 from mcprl.runs.trajectories import decode_trajectory
 from mcprl_dashboard.answers import Refusal
-from mcprl_dashboard.line_files import Cursor, LineFile
+from mcprl_dashboard.line_files import Cursor, LineFile, Signature, file_signature, step_files
 from mcprl_dashboard.questions import EpisodeKey, Filter, Page
 from mcprl_dashboard.shared_database import SharedDatabase
 
@@ -105,9 +104,6 @@ FULL_ROWS = rf"""
 """
 
 
-_JOURNAL_NAME = re.compile(r"step-(\d+)\.jsonl")
-
-
 class _Journal:
     """The episodes of one journal by task and member; of several for one, the first."""
 
@@ -149,7 +145,7 @@ class LiveEpisodes:
 
     def refresh(self, recorded: Container[int]) -> bool:
         """Read on; whether something changed. Recorded steps are left out."""
-        paths = {step: path for step, path in self._files().items() if step not in recorded}
+        paths = {step: path for step, path in step_files(self._folder, "jsonl").items() if step not in recorded}
         changed = False
         for step in [step for step in self._journals if step not in paths]:
             del self._journals[step]
@@ -174,12 +170,6 @@ class LiveEpisodes:
     def index_rows(self) -> list[tuple[Any, ...]]:
         """All of them as rows of the index."""
         return [_index_row(t) for journal in dict(self._journals).values() for t in journal.episodes.values()]
-
-    def _files(self) -> dict[int, Path]:
-        if not self._folder.is_dir():
-            return {}
-        named = ((_JOURNAL_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
-        return {int(name[1]): path for name, path in named if name is not None}
 
 
 def _episode(line: bytes, step: int) -> Trajectory | None:
@@ -239,13 +229,10 @@ def _storable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-_FILE_NAME = re.compile(r"step-(\d+)\.parquet")
 _FILES_AT_ONCE = 12  # some thousands of episodes; other queries run in between
 _FRESH_S = 0.25
 CLOSE_S = 2.0
 _MAX_COMPLETED_FILES = 4
-_Signature = tuple[int, int, int]
-"""Inode, size and time of a file, which change when it is written."""
 _SHOWN = (
     "step, task_id, member, reward, solved, stop, turns, calls, faults, tokens, sampled_tokens, duration_s, tools, "
     "preview, live"
@@ -282,7 +269,7 @@ class EpisodeIndex:
                 "CREATE VIEW episodes AS SELECT *, false AS pending FROM full_rows "
                 "UNION ALL SELECT *, true AS pending FROM light"
             )
-        self._known: dict[int, _Signature] = {}
+        self._known: dict[int, Signature] = {}
         self._pending: set[int] = set()
         self._problems: dict[int, str] = {}
         self._lock = Lock()
@@ -405,22 +392,10 @@ class EpisodeIndex:
             return None
         return found[0] | {"live": False} if found else None
 
-    def _files(self) -> dict[int, _Signature]:
+    def _files(self) -> dict[int, Signature]:
         """The files by step, each with its signature."""
-        if not self._folder.is_dir():
-            return {}
-        found: dict[int, _Signature] = {}
-        for path in self._folder.iterdir():
-            name = _FILE_NAME.fullmatch(path.name)
-            # Of two names for one step, only the one that a run writes counts.
-            if name is None or path.name != f"step-{int(name[1]):05d}.parquet":
-                continue
-            try:
-                seen = path.stat()
-            except FileNotFoundError:  # removed meanwhile, by a resumed run
-                continue
-            found[int(name[1])] = (seen.st_ino, seen.st_size, seen.st_mtime_ns)
-        return found
+        files = step_files(self._folder, "parquet").items()
+        return {step: found for step, path in files if (found := file_signature(path)) is not None}
 
     def _forget(self, steps: Sequence[int]) -> None:
         with self._database.cursor() as cursor:
@@ -459,7 +434,7 @@ class EpisodeIndex:
                     return
                 self._load_full(steps)
 
-    def _load_full(self, steps: Mapping[int, _Signature]) -> None:
+    def _load_full(self, steps: Mapping[int, Signature]) -> None:
         try:
             self._insert("full_rows", FULL_ROWS, list(steps), unless_changed=steps)
         except duckdb.TransactionException:
@@ -475,7 +450,7 @@ class EpisodeIndex:
             self._pending -= {step for step, signature in steps.items() if self._known.get(step) == signature}
 
     def _insert(
-        self, table: str, rows: str, steps: Sequence[int], *, unless_changed: Mapping[int, _Signature] | None = None
+        self, table: str, rows: str, steps: Sequence[int], *, unless_changed: Mapping[int, Signature] | None = None
     ) -> None:
         """Load files into a table. With `unless_changed` they replace their light rows, if still unchanged."""
         with self._database.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Follows a file of lines that another process appends to: only what is new is read, once."""
+"""Files of a run that another process writes: those of a step, and lines of which only the new ones are read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,30 @@ from typing import Any, Generic, TypeVar
 
 from mcprl.runs.folder import read_entry
 
-__all__ = ["Cursor", "JsonLines", "LineFile", "News"]
+__all__ = ["Cursor", "JsonLines", "LineFile", "News", "Signature", "file_signature", "step_files"]
 
 T = TypeVar("T")
+Signature = tuple[int, int, int]
+"""Inode, size and time of a file, which change when it is written."""
+
+
+def file_signature(path: Path) -> Signature | None:
+    """None if there is no file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def step_files(folder: Path, ending: str) -> dict[int, Path]:
+    """The files of a folder by step, such as step-00012.parquet. Other spellings of a number do not count."""
+    found: dict[int, Path] = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        digits = path.stem.removeprefix("step-")
+        if digits.isascii() and digits.isdecimal() and path.name == f"step-{int(digits):05d}.{ending}":
+            found[int(digits)] = path
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,10 +22,10 @@ from mcprl.secrets import SECRETS
 from mcprl.tasks import load_preamble, load_tasks
 from mcprl_dashboard.answers import Refusal, level
 from mcprl_dashboard.episode_index import CLOSE_S, EpisodeIndex
-from mcprl_dashboard.line_files import JsonLines
+from mcprl_dashboard.line_files import JsonLines, file_signature
 from mcprl_dashboard.shared_database import closed
 
-__all__ = ["OpenRun", "RunList", "TokenTexts", "file_signature", "find_tokenizer"]
+__all__ = ["OpenRun", "RunList", "TokenTexts", "find_tokenizer"]
 
 
 class TaskPrompts:
@@ -295,15 +295,6 @@ class OpenRun:
             "kl_cap": self.setting("algorithm", "kl", "cap"),
             "min_learnable_share": self.setting("algorithm", "min_learnable_share"),
         }
-
-
-def file_signature(path: Path) -> tuple[int, int, int] | None:
-    """Changes when the file is written; None if there is no file."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _as_json(config: Mapping[str, Any]) -> Any:

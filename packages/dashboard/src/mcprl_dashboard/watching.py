@@ -19,8 +19,8 @@ from typing import Any, cast
 from mcprl.errors import McprlError
 from mcprl_dashboard.answers import encoded
 from mcprl_dashboard.episode_index import LiveEpisodes
-from mcprl_dashboard.line_files import Cursor, JsonLines
-from mcprl_dashboard.open_run import OpenRun, RunList, file_signature
+from mcprl_dashboard.line_files import Cursor, JsonLines, file_signature, step_files
+from mcprl_dashboard.open_run import OpenRun, RunList
 
 __all__ = ["Broadcast", "Event", "ListLook", "RunLook", "event_stream", "read_tool_figures"]
 
@@ -263,9 +263,7 @@ class RunLook:
         return events
 
     def _recorded(self) -> set[int]:
-        folder = self._run.path / "trajectories"
-        names = (path.stem.removeprefix("step-") for path in folder.glob("step-*.parquet"))
-        return {int(name) for name in names if name.isdigit()}
+        return set(step_files(self._run.path / "trajectories", "parquet"))
 
     def _standing(self) -> dict[str, Any] | None:
         """The first step under way; with a pipeline there may be several."""

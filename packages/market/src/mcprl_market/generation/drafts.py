@@ -22,6 +22,7 @@ __all__ = [
     "Draft",
     "Family",
     "Material",
+    "Step",
     "asked",
     "bars_step",
     "call",
@@ -246,7 +247,7 @@ def family(difficulty: Difficulty, *wordings: str) -> Callable[[Callable[[Materi
     return made
 
 
-def named(company: Company, other: Company | None = None, **slots: str) -> dict[str, str]:
+def named(company: Company, other: Company | None = None, /, **slots: str) -> dict[str, str]:
     """Slots with the name and symbol of one company or two."""
     others = {} if other is None else {"other_name": other.name, "other": other.symbol}
     return {"name": company.name, "symbol": company.symbol, **others, **slots}

@@ -377,7 +377,7 @@ class PageIndex:
         # In quotes a word is never an operator of the query language.
         match = " OR ".join(f'"{word}"' for word in words[:_MAX_WORDS])
         with self._lock:
-            rows = self._connection.execute(
+            rows: list[tuple[int, float]] = self._connection.execute(
                 "SELECT rowid, -bm25(pages, 1.5, 1.0) FROM pages WHERE pages MATCH ?", (match,)
             ).fetchall()
         scored = sorted((-_score(relevance), number) for number, relevance in rows)

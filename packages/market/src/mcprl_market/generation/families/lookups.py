@@ -11,6 +11,7 @@ from mcprl_market.generation.drafts import (
     OF_BAR,
     Draft,
     Material,
+    Step,
     asked,
     call,
     choice,
@@ -43,7 +44,7 @@ def _headline(material: Material, tool: str, argument: str) -> Draft | None:
     return Draft(
         entities=(company.symbol, _ARTICLES[place]),
         slots=named(company, place=_ARTICLES[place]),
-        steps=(call(tool, **{argument: company.symbol}),),
+        steps=(Step(tool=tool, matters={argument: company.symbol}),),
         answer=choice(titles[place], titles),
         says=f"The headline is: {titles[place]}",
     )
@@ -246,11 +247,11 @@ def earnings(material: Material) -> Draft:
     company, (what, read), (period, when) = material.company(), material.one(_OF_STATEMENT), material.one(_PERIODS)
     value = read(material.statements(company, period)[0])
     # Annual is the tool's default, so a call without the period is right, too.
-    matters = {} if period is Period.ANNUAL else {"period": period.value}
+    matters = {"symbol": company.symbol} | ({} if period is Period.ANNUAL else {"period": period.value})
     return Draft(
         entities=(company.symbol, what, when),
         slots=named(company, what=what, when=when),
-        steps=(call("fmp_get_income_statement", symbol=company.symbol, **matters),),
+        steps=(Step(tool="fmp_get_income_statement", matters=matters),),
         answer=asked(value, 0),
         says=f"The {what} of {company.symbol} in its {when} was ${value}.",
     )
