@@ -1,8 +1,8 @@
 """Rate limits and budgets of tool servers, for one process or shared by several.
 
-A route asks its `Limits` before each call. If one process plays the run, it keeps the limits itself. If several play it,
-each with a toolbox, a vendor still counts all calls together: one `SharedLimits` then holds the limits of every server,
-and every route asks it through `RemoteLimits`.
+A route asks its `Limits` before each call. If one process plays the run, it keeps the limits itself. If several do, a
+vendor still counts all calls together: one `SharedLimits` then holds the limits of every server, and every route asks
+it through `RemoteLimits`.
 
     service = SharedLimits(limit_settings(config))         # once per run
     open_toolbox(config, log_dir=logs, limits=service)     # in each process, through a LimitsService
@@ -138,7 +138,7 @@ class RateLimit:
             await self._places.acquire()
         try:
             # In a loop: the pause may be extended meanwhile, and a timer may fire a little early.
-            while (delay_s := self._paused_until - loop.time()) > 0:  # noqa: ASYNC110 - it waits for a time, not an event
+            while (delay_s := self._paused_until - loop.time()) > 0:  # noqa: ASYNC110 - it waits for a time
                 await asyncio.sleep(delay_s)
         except asyncio.CancelledError:
             if self._places is not None:

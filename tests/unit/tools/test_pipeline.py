@@ -226,13 +226,13 @@ async def test_a_budget_holds_over_toolboxes_that_share_a_service_and_their_figu
 async def test_a_lost_limits_service_is_not_a_fault_of_the_policy_nor_of_the_server(tmp_path):
     class Lost(SharedLimits):
         async def take_place(self, server: str) -> int | None:
-            raise ConnectionResetError("peer is gone")
+            raise WorkerLostError("the driver is gone", fix="resume the run")
 
     market, settings = Market(), ServerSettings(rate=RateSettings(calls=9), breaker=BreakerSettings(failures=1))
     spec, service = ServerSpec(name="market", make=market.make, settings=settings), Lost({"market": settings})
     async with Toolbox([spec], log_dir=tmp_path, limits=service) as box, box.lease(None) as lease:
         for _ in range(2):
-            with pytest.raises(WorkerLostError, match="limits of server 'market'"):
+            with pytest.raises(WorkerLostError, match="the driver is gone"):
                 await lease.call(call("quote", symbol="A"))
         figures = box.stats()["servers"]["market"]
     assert figures["tools"]["quote"]["failures"] == {"E-WORK-011": 2}
