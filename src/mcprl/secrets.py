@@ -1,15 +1,15 @@
-"""Secrets: which there are, and what strikes them out of every text that leaves the process or stays on a disk.
+"""Secrets: the registry of their values, and redaction of every text that leaves the process or is written to disk.
 
-Two searches follow each other. The first (values.py) finds the values that were registered, however they are written:
-quoted for a URL, escaped for JSON or HTML, in base64. The second (shapes.py) finds what looks like a key though nobody
-registered it: parameters of URLs, authorization headers, passwords in URLs, the formats of well-known services. It
-prefers to miss a doubtful thing over spoiling ordinary text, because the policy reads and learns from what is left.
+Two searches follow each other. The first finds registered values in any common encoding: quoted for a URL, escaped for
+JSON or HTML, in base64. The second finds what looks like a key though nobody registered it: parameters of URLs,
+authorization headers, passwords in URLs, the key formats of well-known services. In doubt it leaves text alone, because
+the policy reads and learns from it.
 
     SECRETS.add("FMP_API_KEY", "3f9a…")
     SECRETS.redact("GET /quote?apikey=3f9a…")     # 'GET /quote?apikey=[redacted FMP_API_KEY]'
 
-Redacting twice is the same as redacting once, and the time is linear in the length of the text. What no search of this
-kind finds: a value that was reversed, encrypted, taken to pieces, or cut at its beginning.
+Redacting twice is the same as redacting once, and takes time linear in the length of the text. It cannot find a value
+that was reversed, encrypted, split, or cut at its beginning.
 """
 
 from __future__ import annotations
@@ -30,20 +30,18 @@ from urllib.parse import quote
 
 __all__ = ["MIN_SECRET_CHARACTERS", "SECRETS", "SecretRegistry", "looks_secret"]
 
-
 _PRIVATE_KEY = r"(?:[ +]|%20)?(?:[A-Z]{1,12}(?:[ +]|%20)){0,3}PRIVATE(?:[ +]|%20)?KEY-----"
-PRIVATE_KEY_BEGIN = "-----BEGIN" + _PRIVATE_KEY
-PRIVATE_KEY_END = "-----END" + _PRIVATE_KEY
-"""The lines around a private key, as patterns."""
+_KEY_BEGIN = "-----BEGIN" + _PRIVATE_KEY
+_KEY_END = "-----END" + _PRIVATE_KEY
 
-SHAPE_NAMES = ("header", "key", "password", "private key", "token")
-"""What stands in `[redacted …]` where there is no registered name."""
+_SHAPE_NAMES = ("header", "key", "password", "private key", "token")
+"""The names in `[redacted …]` for values that are not registered."""
 
 _SECRET_WORDS = re.compile(
     r"(?:auth|authorization|bearer|cookie|credentials?|key|keys|pass|passphrase|pat|pwd|sig|signature"
     r"|\w*(?:apikey|accesskey|secretkey|privatekey|token|secret|secrets|password|passwd))\Z"
 )
-# SSL_KEY_FILE, SSH_AUTH_SOCK, AUTH_MODE and the like tell where a secret is or how it is used, not what it is.
+# SSL_KEY_FILE, SSH_AUTH_SOCK, AUTH_MODE etc. hold the place or the use of a secret, not the secret.
 _HARMLESS_END = re.compile(
     r"algorithm|count|dir|enabled|endpoint|file|folder|header|host|limit|method|mode|name|path|port|prefix|provider"
     r"|region|required|server|sock|timeout|ttl|type|uri|url|user|username|version"
@@ -60,13 +58,13 @@ def looks_secret(name: str) -> bool:
     return any(_SECRET_WORDS.match(word) for word in words)
 
 
-# Every rule ends a match before a character that is not of a word, and those without a name before them begin after
-# such a character. So a replacement creates no place where another rule could begin: redacting again changes nothing.
-# Each pattern begins with one of few characters, which the search skips to, and has no repetition inside a repetition.
+# Every match ends before a non-word character, and a match without a name in front begins after one. So a replacement
+# creates no new match: redacting again changes nothing. Each pattern begins with one of few characters, which the
+# search skips to, and has no nested repetition.
 _VALUE = r"[A-Za-z0-9_.~%+/=:*!|@-]"
 _HEADER_VALUE = r"[A-Za-z0-9_.~+/=-]"
 _HAS_DIGIT = r"(?=[A-Za-z_.~%+/=:*!|@-]{0,80}[0-9])"
-# Stands after the first character. An escape before it, as in '%20sk-…' or '\\nsk-…', is no part of a word.
+# Goes after the first character. An escape before it, as in '%20sk-…' or '\\nsk-…', is not part of a word.
 _NOT_IN_WORD = r"(?:(?<![A-Za-z0-9_-].)|(?<=\\[nrtbf].)|(?<=%[0-9A-Fa-f]{2}.)|(?<=\\u[0-9A-Fa-f]{4}.))"
 _SURE_NAME = (
     r"(?:[a-z]{1,12}[_-])?api[_-]?key|(?:access|auth|refresh|id|security)[_-]?token|client[_-]?secret"
@@ -86,25 +84,25 @@ _SURE_END = re.compile(rf"(?:\A|[^A-Za-z0-9])(?:{_SURE_NAME})\Z", re.IGNORECASE)
 _LONGEST_NAME = 32
 
 
-def _strike_parameter(match: re.Match[str]) -> str:
+def _redact_parameter(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"]
     if _SURE.fullmatch(name):
-        struck = not _NO_KEY.fullmatch(value)
+        found = not _NO_KEY.fullmatch(value)
     else:
         # '?key=name' sorts; '?key=8f3a…' opens.
-        struck = _POSSIBLE.fullmatch(name) is not None and _KEY_VALUE.match(value) is not None
-    return f"{match['before']}[redacted key]" if struck else match[0]
+        found = _POSSIBLE.fullmatch(name) is not None and _KEY_VALUE.match(value) is not None
+    return f"{match['before']}[redacted key]" if found else match[0]
 
 
-def _strike_assigned(match: re.Match[str]) -> str:
-    # Anchored at the end of the name, which is quick to find; "next_token" and "cache_key" end like names of secrets.
+def _redact_assigned(match: re.Match[str]) -> str:
+    # Anchored at the end of the name, which is fast to find. "next_token" and "cache_key" end like names of secrets.
     name_end = match.end("word")
     name = match.string[max(0, name_end - _LONGEST_NAME) : name_end]
     return f"{match['before']}[redacted key]" if _SURE_END.search(name) else match[0]
 
 
-def _strike_basic(match: re.Match[str]) -> str:
-    # 'Basic JavaScript' is prose. Credentials are base64 of 'user:password'.
+def _redact_basic(match: re.Match[str]) -> str:
+    # Credentials are base64 of 'user:password'; 'Basic JavaScript' is not.
     value = match["value"]
     try:
         decoded = base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_" if "_" in value else None)
@@ -115,7 +113,7 @@ def _strike_basic(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A pattern, and groups of texts: where it could match, the lower-cased text holds one of each group."""
+    """A pattern. It can match only if the lower-cased text contains one string of each group in `needs`."""
 
     needs: tuple[tuple[str, ...], ...]
     pattern: re.Pattern[str]
@@ -124,14 +122,14 @@ class _Rule:
 
 _STEMS = ("key", "token", "auth", "sig", "secret", "passw", "pwd")
 
-# Rules that go by a name; the text holds one of _STEMS wherever one of them could match.
+# Rules that look for a name. They can match only if the text contains one of _STEMS.
 _NAMED_RULES = (
-    _Rule(  # ?apikey=…, &amp;token=…, also where the URL stands in JSON
+    _Rule(  # ?apikey=…, &amp;token=…, also if the URL is in JSON
         (("=",), ("?", "&", "\\u0026")),
         re.compile(rf"(?P<before>(?:\?|&|&amp;|\\u0026)(?P<name>[A-Za-z][A-Za-z0-9_-]{{1,31}})=)(?P<value>{_VALUE}+)"),
-        _strike_parameter,
+        _redact_parameter,
     ),
-    _Rule(  # the same where the whole URL is quoted: %3Fapikey%3D…
+    _Rule(  # the same if the whole URL is quoted: %3Fapikey%3D…
         (("%3d",),),
         re.compile(rf"(%(?i:(?:3f|26)(?:{_SURE_NAME}|{_POSSIBLE_NAME})%3d))[A-Za-z0-9_.~+/=:*!|@-]{{8,}}"),
         r"\1[redacted key]",
@@ -142,7 +140,7 @@ _NAMED_RULES = (
             rf"(?P<before>(?P<word>[KkTtSsPp](?i:ey|oken|ecret|assword|asswd|wd|ignature))(?:{_QUOTE})?"
             rf"\s{{0,4}}[:=]\s{{0,4}}{_QUOTE}(?=[A-Za-z_.~+/=-]{{0,80}}[0-9]))[A-Za-z0-9_.~+/=-]{{16,}}"
         ),
-        _strike_assigned,
+        _redact_assigned,
     ),
     _Rule(
         (("x-", "api-key"),),
@@ -164,9 +162,9 @@ _NAMED_RULES = (
     _Rule(
         (("-----begin",),),
         re.compile(
-            rf"{PRIVATE_KEY_BEGIN}(?:{_BREAK}++(?:Proc-Type|DEK-Info): ?[^\s\\]++)*+"
+            rf"{_KEY_BEGIN}(?:{_BREAK}++(?:Proc-Type|DEK-Info): ?[^\s\\]++)*+"
             rf"(?:{_BREAK}*+[A-Za-z0-9+/=]{{16,}}+)*+"
-            rf"(?:(?:{_BREAK}*+[A-Za-z0-9+/=]{{1,15}}+)?{_BREAK}*+{PRIVATE_KEY_END})?"
+            rf"(?:(?:{_BREAK}*+[A-Za-z0-9+/=]{{1,15}}+)?{_BREAK}*+{_KEY_END})?"
         ),
         "[redacted private key]",
     ),
@@ -185,7 +183,7 @@ _OTHER_RULES = (
     _Rule(
         (("basic",),),
         re.compile(rf"(?P<before>[Bb]{_NOT_IN_WORD}(?i:asic){_SPACE}{{1,4}})(?P<value>[A-Za-z0-9+/=_-]{{8,}})"),
-        _strike_basic,
+        _redact_basic,
     ),
     _Rule(
         (("@",), ("://",)),
@@ -221,25 +219,12 @@ _OTHER_RULES = (
 )
 
 
-def strike_key_like(text: str) -> str:
-    """The text without what looks like a key. Most texts hold nothing that a rule needs, and no pattern is tried."""
+def _redact_shapes(text: str) -> str:
+    """The text without anything that looks like a key. Most texts contain nothing that a rule needs."""
     lower = text.lower()
-    for stem in _STEMS:
-        if stem in lower:
-            text = _apply(_NAMED_RULES, text, lower)
-            break
-    return _apply(_OTHER_RULES, text, lower)
-
-
-def _apply(rules: tuple[_Rule, ...], text: str, lower: str) -> str:
+    rules = (*_NAMED_RULES, *_OTHER_RULES) if any(stem in lower for stem in _STEMS) else _OTHER_RULES
     for rule in rules:
-        for group in rule.needs:
-            for needed in group:
-                if needed in lower:
-                    break
-            else:
-                break
-        else:
+        if all(any(needed in lower for needed in group) for group in rule.needs):
             text = rule.pattern.sub(rule.replacement, text)
     return text
 
@@ -250,10 +235,10 @@ _BASE64_EDGE = "[A-Za-z0-9+/_-]?"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """One way to write a value. `core` is in every text that `pattern` matches, and much faster to look for.
+class _Form:
+    """One encoding of a value. `core` is in every text that `pattern` matches, and much faster to find.
 
-    Form(name="DB_PASSWORD", core="horse", pattern="(?:correct(?: |%20|…)horse)", length=13)
+    _Form(name="DB_PASSWORD", core="horse", pattern="(?:correct(?: |%20|…)horse)", length=13)
     """
 
     name: str
@@ -262,21 +247,21 @@ class Form:
     length: int
 
 
-def forms_of(name: str, value: str) -> list[Form]:
-    """The value with each of its characters plain or escaped, and its base64 inside a longer text such as `user:value`.
+def _forms_of(name: str, value: str) -> list[_Form]:
+    """The value with each character plain or escaped, and its base64 inside a longer text such as `user:value`.
 
-    Base64 has three forms, one for each place that the value can have among groups of three bytes.
+    Base64 has three forms, one for each offset of the value within groups of three bytes.
     """
-    forms = [Form(name, _longest_plain_run(value), "".join(map(_character_forms, value)), len(value))]
+    forms = [_Form(name, _longest_plain_run(value), "".join(map(_character_forms, value)), len(value))]
     for core in _base64_cores(value.encode("utf-8", "surrogatepass")):
         inside = "".join(_BASE64_FORMS.get(character, character) for character in core)
         pattern = f"{_BASE64_EDGE}{inside}{_BASE64_EDGE}(?:=|%3[Dd]){{0,2}}"
-        forms.append(Form(name, _longest_plain_run(core), pattern, len(core)))
+        forms.append(_Form(name, _longest_plain_run(core), pattern, len(core)))
     return forms
 
 
-def written_forms(value: str) -> set[str]:
-    """The value as whole texts in the common encodings, for a search that cannot use patterns."""
+def _written_forms(value: str) -> set[str]:
+    """The value in the common encodings, for a search without patterns."""
     quoted = quote(value, safe="", errors="surrogatepass")
     forms = {value, quoted, quote(value, errors="surrogatepass"), quoted.replace("%20", "+"), html.escape(value)}
     forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
@@ -286,14 +271,14 @@ def written_forms(value: str) -> set[str]:
 
 
 @lru_cache(maxsize=256)
-def alternation(forms: tuple[Form, ...]) -> re.Pattern[str]:
-    """One pattern for all the forms; the number of the group that matched tells which."""
+def _alternation(forms: tuple[_Form, ...]) -> re.Pattern[str]:
+    """One pattern for all forms; the number of the matching group identifies the form."""
     return re.compile("|".join(f"({form.pattern})" for form in forms))
 
 
 @cache
 def _character_forms(character: str) -> str:
-    """A pattern for one character: as it stands, quoted for a URL, escaped for HTML, JSON or Python (once or twice)."""
+    """A pattern for one character: plain, quoted for a URL, escaped for HTML, JSON or Python (once or twice)."""
     if character in _NEVER_ESCAPED:
         return re.escape(character)
     code, encoded = ord(character), character.encode("utf-8", "surrogatepass")
@@ -309,7 +294,7 @@ def _character_forms(character: str) -> str:
 
 
 def _base64_cores(value: bytes) -> list[str]:
-    # A character of base64 carries six bits. Those at the ends that mix in bits of the neighbours are left off.
+    # A base64 character has six bits. Those at the ends that contain bits of neighboring bytes are left out.
     cores: list[str] = []
     for offset, mixed in ((0, 0), (1, 2), (2, 3)):
         encoded = base64.b64encode(bytes(offset) + value).decode("ascii")
@@ -318,17 +303,17 @@ def _base64_cores(value: bytes) -> list[str]:
 
 
 def _longest_plain_run(text: str) -> str:
-    # Letters and digits are written the same in every one of the encodings.
+    # Letters and digits are the same in all encodings.
     return max(re.findall(r"[A-Za-z0-9]+", text), key=len, default="")
 
 
-_BEGIN, _END = re.compile(PRIVATE_KEY_BEGIN), re.compile(PRIVATE_KEY_END)
+_BEGIN, _END = re.compile(_KEY_BEGIN), re.compile(_KEY_END)
 _KEY_LINE = re.compile(r"\s*(?:[A-Za-z0-9+/=]*|Proc-Type:.*|DEK-Info:.*)\s*")
 _MIN_EDGE = 6
 _MIN_INSIDE = 8
 _REMEMBERED = 400
 _WIDEST_PLACE = 80
-# Handlers that break long lines fill them up with spaces, and may put more columns beside the message.
+# Log handlers that wrap long lines pad them with spaces, and may print columns beside the message.
 _COLUMN = re.compile(r"\S+(?: \S+)*")
 _PLACE = re.compile(r" \S+\.\w+:\d+\s*\Z")
 _CONTINUED = re.compile(r" {4,}(?=\S)")
@@ -336,11 +321,11 @@ _LAST_MARK = re.compile(r"\[redacted [^\[\]]*\]\Z")
 
 
 class LineCleaner:
-    """Takes the lines of one log in their order, and gives each back without secrets.
+    """Redacts the lines of one log, in their order.
 
-    Besides what `redact` finds in a line, it strikes out what only several lines together show: the lines of a private
-    key, and the parts of what a log handler broke to fit its width. What was broken is seen when the next line comes,
-    so the beginning of a secret that nobody registered may be left, and five characters of one that is registered.
+    Besides what `redact` finds in a line, it redacts secrets that span lines: private keys, and secrets that a log
+    handler wrapped to fit its width. A wrapped secret is recognized at the next line, so the beginning of an
+    unregistered one may be left, and five characters of a registered one.
     """
 
     def __init__(self, redact: Callable[[str], str], values: Callable[[], Iterable[tuple[str, str]]]) -> None:
@@ -358,13 +343,13 @@ class LineCleaner:
             self._in_key = True
         place = match[0] if (match := _PLACE.search(line, max(0, len(line) - _WIDEST_PLACE))) else ""
         message = line.removesuffix(place)
-        clean = self._strike_parts(self._strike_continued(message))
+        clean = self._redact_parts(self._redact_continued(message))
         indent = _CONTINUED.match(message)
         self._before = (self._before + message.strip() if indent else message.rstrip())[-_REMEMBERED:]
         return clean + self._redact(place)
 
-    def _strike_continued(self, message: str) -> str:
-        """The line without the rest of what began in the lines before it."""
+    def _redact_continued(self, message: str) -> str:
+        """The line without the rest of a secret that began in an earlier line."""
         indent = _CONTINUED.match(message)
         if indent is None or not self._before:
             return self._redact(message)
@@ -380,10 +365,10 @@ class LineCleaner:
                 return f"{indent[0]}{mark[0]}{same}{padding}"
         return f"{indent[0]}{clean}{padding}"
 
-    def _strike_parts(self, message: str) -> str:
+    def _redact_parts(self, message: str) -> str:
         for name, value in self._values():
             if _may_hold_part(message, value):
-                message = _COLUMN.sub(partial(_strike_parts, name, value), message)
+                message = _COLUMN.sub(partial(_redact_parts, name, value), message)
         return message
 
 
@@ -401,8 +386,8 @@ def _may_hold_part(line: str, value: str) -> bool:
     return len(first) >= _MIN_INSIDE and first in value
 
 
-def _strike_parts(name: str, value: str, match: re.Match[str]) -> str:
-    """A column without the beginning of the value at its end, the end of the value at its beginning, or its middle."""
+def _redact_parts(name: str, value: str, match: re.Match[str]) -> str:
+    """Redact a column that ends with the start of the value, begins with its end, or is a part of it."""
     column, mark = match[0], f"[redacted {name}]"
     if len(column) >= _MIN_INSIDE and column in value:
         return mark
@@ -416,13 +401,13 @@ def _strike_parts(name: str, value: str, match: re.Match[str]) -> str:
 
 
 MIN_SECRET_CHARACTERS = 8
-"""A shorter value would be found inside ordinary words and numbers, so it is never searched for."""
+"""Shorter values are not searched for: they would be found inside ordinary words and numbers."""
 
 _log = logging.getLogger(__name__)
 
 
 class SecretRegistry:
-    """Values that no text may show, each with the name that stands in its place. One is enough for a process."""
+    """Secret values, each with the name that replaces it. A process needs one."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -430,18 +415,18 @@ class SecretRegistry:
         self._lock = Lock()
 
     def add(self, name: str, value: str) -> None:
-        """Strike out `value` from now on, as `[redacted NAME]`. A value known already keeps its first name.
+        """Redact `value` from now on, as `[redacted NAME]`. A known value keeps its first name.
 
-        A value of fewer than MIN_SECRET_CHARACTERS is not registered, because texts would be spoiled: `UTC` or `1` is
-        no secret. Where the name says that it is one all the same, the log warns.
+        A value of fewer than MIN_SECRET_CHARACTERS, such as `UTC` or `1`, is not registered, because that would spoil
+        ordinary text. If its name is that of a secret, a warning is logged.
         """
         value = value.strip()
         if len(value) < MIN_SECRET_CHARACTERS:
             if value and looks_secret(name):
-                _log.warning("%s is too short to be found in texts, so it is not struck out of them", name)
+                _log.warning("%s is too short to be found in texts, so it is not redacted", name)
             return
         with self._lock:
-            # Part of a marker, such as the password 'redacted', is struck out already and would tear up the markers.
+            # A part of the marker itself, such as the password 'redacted', would break up the markers.
             if value not in self._names and value not in "[redacted ":
                 self._names[value] = re.sub(r"[^\w.-]", "_", name)
                 self._search = _Search(dict(self._names))
@@ -449,12 +434,12 @@ class SecretRegistry:
     def redact(self, text: str) -> str:
         """The text without secrets. A text that holds none is returned as it is.
 
-        A text may have been cut before it came here, so the beginning of a registered value at its end goes too.
+        The start of a registered value at the end of the text is redacted too, because the text may have been cut.
         """
-        return strike_key_like(self._search.strike(text))
+        return _redact_shapes(self._search.redact(text))
 
     def redact_json(self, value: Any) -> Any:
-        """A JSON value whose texts, keys of objects included, hold no secrets."""
+        """The JSON value with all strings, including keys of objects, redacted."""
         if isinstance(value, str):
             return self.redact(value)
         if isinstance(value, Mapping):
@@ -464,15 +449,15 @@ class SecretRegistry:
         return value
 
     def line_cleaner(self) -> LineCleaner:
-        """What redacts the lines of one log in their order, also what is spread over several; see `LineCleaner`."""
+        """A function that redacts the lines of one log in their order; see `LineCleaner`."""
         return LineCleaner(self.redact, lambda: self._search.written)
 
     def install_in_logging(self) -> None:
-        """Pass each record that this process logs from now on through `redact`. Calling it again changes nothing.
+        """Redact each record that this process logs from now on. Calling it again changes nothing.
 
-        Records are changed where they are made. A filter would have to sit on every handler, also on those that other
-        libraries add later, and one on a logger does not see the records of its children. Message, arguments, exception
-        and stack are covered; attributes given as `extra` are not, because logging adds them afterwards.
+        Records are redacted when they are made. A filter would have to be added to every handler, including those that
+        libraries add later, and a logger's filter does not see the records of child loggers. Message, arguments,
+        exception and stack are covered; `extra` attributes are not, because logging adds them afterwards.
         """
         inner = logging.getLogRecordFactory()
         if not (isinstance(inner, _RecordFactory) and inner.registry is self):
@@ -483,7 +468,7 @@ class SecretRegistry:
         for key, item in value.items():
             clean = name = self.redact(str(key))
             count = 1
-            while name in result:  # two keys that were secrets: neither entry may be lost
+            while name in result:  # two keys that were secrets: keep both entries
                 count += 1
                 name = f"{clean} {count}"
             result[name] = self.redact_json(item)
@@ -491,47 +476,47 @@ class SecretRegistry:
 
 
 class _Search:
-    """What `redact` looks for, made once for a set of values and never changed, so threads need no lock."""
+    """The search for a fixed set of values. Never changed, so threads need no lock."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
-        forms = [form for value, name in names.items() for form in forms_of(name, value)]
-        # The longest first: of two secrets of which one begins the other, the whole of the longer one must go.
+        forms = [form for value, name in names.items() for form in _forms_of(name, value)]
+        # The longest first: if one secret is a prefix of another, all of the longer one must be redacted.
         self._forms = sorted(forms, key=lambda form: form.length, reverse=True)
         self._cores = tuple({form.core for form in forms})
         self._heads = tuple({value[:MIN_SECRET_CHARACTERS] for value in names})
         self._values = dict(names)
         self._tail = max(map(len, names), default=0)
-        # Only names that exist: a server must not hide a secret from us by writing '[redacted …]' around it.
-        labels = "|".join(map(re.escape, {*SHAPE_NAMES, *names.values()}))
+        # Only existing names: a server must not hide a secret by writing '[redacted …]' around it.
+        labels = "|".join(map(re.escape, {*_SHAPE_NAMES, *names.values()}))
         self._markers = re.compile(rf"(\[redacted (?:{labels})\])")
 
     @cached_property
     def written(self) -> list[tuple[str, str]]:
-        """Names and values, these in each of the common encodings."""
-        return [(name, form) for value, name in self._values.items() for form in written_forms(value)]
+        """Names and values, each value in the common encodings."""
+        return [(name, form) for value, name in self._values.items() for form in _written_forms(value)]
 
-    def strike(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         cores = [core for core in self._cores if core in text]
         if cores:
-            text = self._strike_whole(text, tuple(form for form in self._forms if form.core in cores))
+            text = self._redact_whole(text, tuple(form for form in self._forms if form.core in cores))
         tail = text[-self._tail :]
         heads = [head for head in self._heads if head in tail]
-        return self._strike_cut(text, heads) if heads else text
+        return self._redact_cut(text, heads) if heads else text
 
-    def _strike_whole(self, text: str, forms: tuple[Form, ...]) -> str:
-        pattern = alternation(forms)
+    def _redact_whole(self, text: str, forms: tuple[_Form, ...]) -> str:
+        pattern = _alternation(forms)
 
-        def strike(match: re.Match[str]) -> str:
+        def replacement(match: re.Match[str]) -> str:
             assert match.lastindex is not None
             return f"[redacted {forms[match.lastindex - 1].name}]"
 
         if "[redacted " not in text:
-            return pattern.sub(strike, text)
-        # What an earlier redaction put in is kept apart, so that no value is found across its borders.
+            return pattern.sub(replacement, text)
+        # Markers of an earlier redaction are kept apart, so that no value is found across them.
         pieces = self._markers.split(text)
-        return "".join(piece if index % 2 else pattern.sub(strike, piece) for index, piece in enumerate(pieces))
+        return "".join(piece if index % 2 else pattern.sub(replacement, piece) for index, piece in enumerate(pieces))
 
-    def _strike_cut(self, text: str, heads: list[str]) -> str:
+    def _redact_cut(self, text: str, heads: list[str]) -> str:
         for head in heads:
             start = text.rfind(head)
             for value, name in self._values.items():
@@ -541,7 +526,7 @@ class _Search:
 
 
 class _RecordFactory:
-    """Makes log records as the factory before it did, then takes the secrets out."""
+    """Makes log records with the previous factory, then redacts them."""
 
     def __init__(self, inner: Callable[..., logging.LogRecord], registry: SecretRegistry) -> None:
         self._inner = inner
@@ -553,10 +538,10 @@ class _RecordFactory:
         if record.stack_info:
             record.stack_info = redact(record.stack_info)
         if record.exc_info and record.exc_info[1] is not None:
-            told = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
-            clean = redact(told)
-            if clean != told:
-                # Some handlers format the exception themselves, so it has to go.
+            text = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
+            clean = redact(text)
+            if clean != text:
+                # Some handlers format the exception themselves, so it is removed.
                 record.exc_info, record.exc_text = None, clean
         _redact_message(record, redact)
         return record
@@ -564,7 +549,7 @@ class _RecordFactory:
 
 def _redact_message(record: logging.LogRecord, redact: Callable[[str], str]) -> None:
     message = _message(record)
-    # Arguments one by one as well, because some formatters take them out of the record, and by their places.
+    # Each argument too, because some formatters read them from the record.
     arguments: Any = record.args
     if isinstance(arguments, Mapping):
         record.args = {key: _printable(item, redact) for key, item in cast("Mapping[str, Any]", arguments).items()}
@@ -579,7 +564,7 @@ def _redact_message(record: logging.LogRecord, redact: Callable[[str], str]) -> 
 
 
 def _message(record: logging.LogRecord) -> str | None:
-    """The message with its arguments; None where they do not fit, which the handler will say, and print both."""
+    """The formatted message; None if the arguments do not match, which the handler will report with both."""
     try:
         return record.getMessage()
     except (TypeError, ValueError, KeyError):
@@ -587,7 +572,7 @@ def _message(record: logging.LogRecord) -> str | None:
 
 
 def _printable(argument: Any, redact: Callable[[str], str]) -> Any:
-    """An argument as it is, or as redacted text where printing it would show a secret."""
+    """The argument, or redacted text if printing it would show a secret."""
     if argument is None or isinstance(argument, int | float):
         return argument
     for text in (argument,) if isinstance(argument, str) else (str(argument), repr(argument)):

@@ -255,7 +255,7 @@ async def test_a_cleaned_log_cuts_long_lines_and_is_bounded_and_its_child_never_
     assert await child.wait() == 0
     lines = (tmp_path / "log").read_text().splitlines()
     assert lines[0] == "a" * 65536 + " [line cut]"
-    assert lines[-1] == "[log full: what follows is dropped]"
+    assert lines[-1] == "[log full: the rest is dropped]"
     assert set(lines[1:-1]) == {"b" * 60_000}
     assert 16_000_000 < (tmp_path / "log").stat().st_size <= 16 * 1024 * 1024 + 100
     await child.stop()

@@ -1,4 +1,4 @@
-"""One child process of ours: its start, its pipes, its log, its end."""
+"""A child process: start, pipes, log, end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 class CleanedLog:
-    """Appends a child's output to a file, line by line, cleaned and bounded. Never lets the child wait."""
+    """Appends a child's output to a file, line by line, cleaned and bounded. Never blocks the child."""
 
     def __init__(self, path: Path, clean: Callable[[str], str]) -> None:
         self._clean = clean
@@ -46,18 +46,18 @@ class CleanedLog:
         self._is_full = False
 
     def take_write_end(self) -> int:
-        """The end for the child. Whoever takes it closes it."""
+        """The child's end of the pipe. The caller closes it."""
         return self._write_end
 
     def close(self) -> None:
         if not self._file.closed:
-            self.read_what_is_there()
+            self.read_rest()
             self._loop.remove_reader(self._read_end)
             os.close(self._read_end)
             self._file.close()
 
-    def read_what_is_there(self) -> None:
-        """Catch up with a child that has ended, its last line without an end included."""
+    def read_rest(self) -> None:
+        """Read the rest of the output of a child that has ended, including an unfinished last line."""
         while self._read():
             pass
         if self._line:
@@ -79,7 +79,7 @@ class CleanedLog:
         return bool(data)
 
     def _extend(self, part: bytes) -> None:
-        # A little more than is kept, so that what `clean` looks for is not cut in two before it is seen.
+        # A little more than is kept, so that `clean` sees a secret at the cut as a whole.
         self._line += part[: _MAX_LINE_CHARS + _CUT_SLACK_BYTES - len(self._line)]
 
     def _end_line(self) -> None:
@@ -93,7 +93,7 @@ class CleanedLog:
             return
         if self._room < 0:
             self._is_full = True
-            data = b"[log full: what follows is dropped]\n"
+            data = b"[log full: the rest is dropped]\n"
         try:
             self._file.write(data)
         except OSError as error:
@@ -102,8 +102,8 @@ class CleanedLog:
 
 
 _LONGEST_FOLDER_BYTES = 40
-"""The path of a Unix socket has at most 107 bytes on Linux, 103 on macOS: this leaves about 60 for its name, as many as
-Ray needs."""
+"""The path of a Unix socket has at most 107 bytes on Linux, 103 on macOS. This leaves about 60 for its name, as Ray
+needs."""
 
 
 @contextmanager
@@ -137,21 +137,15 @@ _PR_SET_PDEATHSIG = 1
 _INPUT_END_S = 1.0
 _POLL_S = 0.01
 _TAIL_BYTES = 65536
-
-
-def _load_prctl() -> ctypes.CDLL | None:
-    # Loaded before any fork: between fork and exec a child must not allocate or import.
-    return ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-_LIBC = _load_prctl()
+# Loaded before any fork: between fork and exec a child must not allocate or import.
+_LIBC: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def _die_with(parent: int) -> Callable[[], None]:
     def between_fork_and_exec() -> None:
         if _LIBC is not None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            # The parent may have died before the line above: then no signal comes.
+            # If the parent died before the line above, no signal comes.
             if os.getppid() != parent:
                 os._exit(1)
 
@@ -166,7 +160,7 @@ def free_port() -> int:
 
 
 def search_path() -> str:
-    """PATH for children, with the folder of the running Python in front: `mcprl serve` is found without activation."""
+    """PATH for children, with the folder of this Python first, so that `mcprl serve` is found without activation."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
@@ -183,7 +177,7 @@ class ChildProcess:
         self._loop = asyncio.get_running_loop()
         if sys.platform == "linux":
             self._pidfd = os.pidfd_open(process.pid)
-            self._loop.add_reader(self._pidfd, self._note_end)
+            self._loop.add_reader(self._pidfd, self._on_end)
         else:
             self._poll()
 
@@ -198,11 +192,11 @@ class ChildProcess:
         pipes: bool = False,
         clean: Callable[[str], str] | None = None,
     ) -> ChildProcess:
-        """Start `argv` with `env`, plus our two marks, as its whole environment.
+        """Start `argv`. Its environment is exactly `env` plus our two marks.
 
-        With `pipes` its standard input and output are ours, and only its errors are logged. With `clean` every line of
-        the log passes through it first, and the log is bounded; without, the child writes into the file by itself.
-        Raises OSError where the program cannot be executed.
+        With `pipes` its stdin and stdout are ours, and only stderr is logged. With `clean` every line of the log passes
+        through it, and the log is bounded; otherwise the child writes to the file directly. Raises OSError if the
+        program cannot be executed.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         owner, mark = GUARD.start(), secrets.token_hex(16)
@@ -211,7 +205,7 @@ class ChildProcess:
             if cleaned is not None:
                 on_failure.callback(cleaned.close)
             with log.open("ab") if cleaned is None else os.fdopen(cleaned.take_write_end(), "wb") as output:
-                process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own would do the same, and take note of its end too early
+                process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's would reap the child too early
                     list(argv),
                     env={**env, OWNER_MARK: owner, CHILD_MARK: mark},
                     cwd=cwd,
@@ -232,17 +226,17 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while the process runs; minus the signal where one ended it."""
+        """None while the process runs; the negative signal number if a signal ended it."""
         return self._exit_code
 
     @property
     def stdin(self) -> IO[bytes] | None:
-        """Our end of the child's standard input, where it was started with pipes. Unbuffered; `stop` closes it."""
+        """Our end of the child's stdin, if it was started with pipes. Unbuffered; `stop` closes it."""
         return self._process.stdin
 
     @property
     def stdout(self) -> IO[bytes] | None:
-        """Our end of the child's standard output, where it was started with pipes. Unbuffered; `stop` closes it."""
+        """Our end of the child's stdout, if it was started with pipes. Unbuffered; `stop` closes it."""
         return self._process.stdout
 
     async def wait(self) -> int:
@@ -253,7 +247,7 @@ class ChildProcess:
     async def stop(self, *, grace_s: float = 5.0) -> None:
         """End the child and all its descendants. Safe to call again.
 
-        A child with pipes is first told by the end of its input, as MCP asks. Then SIGTERM, SIGKILL after `grace_s`.
+        For a child with pipes stdin is closed first, as MCP requires. Then SIGTERM, and SIGKILL after `grace_s`.
         """
         try:
             with _dropped_output(self._process.stdout):
@@ -282,7 +276,7 @@ class ChildProcess:
         await self.ends_within(grace_s)
 
     async def ends_within(self, seconds: float) -> bool:
-        """Whether it has ended, now or after so many seconds at most."""
+        """Wait for its end at most this long. Returns whether it has ended."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._exited.wait(), seconds)
         return self._exited.is_set()
@@ -291,10 +285,10 @@ class ChildProcess:
         if self._process.poll() is None:
             self._loop.call_later(_POLL_S, self._poll)
         else:
-            self._note_end()
+            self._on_end()
 
-    def _note_end(self) -> None:
-        """End the child's group, and only then let the kernel give its number to another process."""
+    def _on_end(self) -> None:
+        """End the child's group, and only then reap the child, which frees its process id."""
         self._signal_group(signal.SIGKILL)
         GUARD.forget(self._process.pid)
         if sys.platform == "linux":
@@ -302,7 +296,7 @@ class ChildProcess:
             os.close(self._pidfd)
         self._exit_code = self._process.wait()
         if self._cleaned is not None:
-            self._cleaned.read_what_is_there()
+            self._cleaned.read_rest()
         self._exited.set()
 
     def _signal_group(self, signal_number: signal.Signals) -> None:
@@ -313,7 +307,7 @@ class ChildProcess:
 
 @contextlib.contextmanager
 def _dropped_output(pipe: IO[bytes] | None) -> Generator[None]:
-    """Read and drop what comes: a child that waits for its output to be read could not end."""
+    """Read and drop output: a child blocked on a full pipe could not end."""
     if pipe is None or pipe.closed:
         yield
         return

@@ -1,4 +1,4 @@
-"""MCP servers of mcprl and of installed packages, by name. Importing this is cheap: a server is imported when made."""
+"""MCP servers of mcprl and of installed packages, by name. A server is imported only when it is made."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["make_server", "run"]
 
-# Servers of packages that may not be installed, and the extra that brings them.
+# Servers of packages that may not be installed, and the extra that installs them.
 _EXTRAS = {**dict.fromkeys(("fmp", "polygon", "python", "slack", "tavily"), "market"), "bfcl": "suites"}
 
 
 def make_server(name: str, **options: Any) -> MCPServer:
-    """A server, not yet running. Options are those of its own `make_server`: make_server("fmp", world=7).
+    """A server, not yet running. `options` go to its own `make_server`: make_server("fmp", world=7).
 
     Packages add servers through the entry point group `mcprl.servers`.
     """
@@ -32,20 +32,20 @@ def make_server(name: str, **options: Any) -> MCPServer:
     if name in _EXTRAS:
         raise MissingExtraError(f"the server {name!r} is not installed", fix=f"pip install 'mcprl[{_EXTRAS[name]}]'")
     raise BadValueError(
-        f"there is no server {name!r}{did_you_mean(name, servers)}", fix=f"choose one of: {', '.join(sorted(servers))}"
+        f"unknown server {name!r}{did_you_mean(name, servers)}", fix=f"choose one of: {', '.join(sorted(servers))}"
     )
 
 
 def run(
     server: MCPServer, transport: Literal["stdio", "http"] = "stdio", port: int = 8000, host: str = "127.0.0.1"
 ) -> None:
-    """Run a server until it is told to stop: on the standard streams, or over streamable HTTP at /mcp.
+    """Run a server until it is stopped, over stdio or over streamable HTTP at /mcp.
 
-    Only this machine can reach it over HTTP unless `host` says otherwise. If MCPRL_SERVER_TOKEN is set, as it is if
-    mcprl starts the server for a run, only requests with that token in the header x-mcprl-token are answered: every
-    user of a machine can connect to its loopback ports.
+    Over HTTP only this machine can reach it, unless `host` is changed. If MCPRL_SERVER_TOKEN is set, as mcprl does when
+    it starts a server for a run, requests need that token in the header x-mcprl-token: every user of a machine can
+    connect to its loopback ports.
     """
-    # The libraries below log requests, and some hold a key in their URL.
+    # The libraries below log requests, and some URLs contain a key.
     SECRETS.install_in_logging()
     if transport == "stdio":
         server.run("stdio")
@@ -59,7 +59,7 @@ def run(
 
 
 def _with_token(app: ASGIApp, token: str) -> ASGIApp:
-    """The application for those who have the token; others are answered 401."""
+    """The application for requests with the token; others get 401."""
     from starlette.datastructures import Headers
     from starlette.responses import PlainTextResponse
 

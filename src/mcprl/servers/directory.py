@@ -1,4 +1,4 @@
-"""A demo MCP server: a small, fixed office directory. It says who works where and in which time zone."""
+"""A demo MCP server: a small, fixed office directory with the city and time zone of each colleague."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def list_people(city: str) -> Annotated[CallToolResult, _Names]:
 
 def make_server() -> MCPServer:
     """The directory as an MCP server, not yet running."""
-    # Logged at WARNING: a line for each request would bury what matters in a training run's logs.
+    # WARNING: one line per request would hide the important lines in the logs of a run.
     server = MCPServer("directory", version="1", log_level="WARNING")
     for tool in (find_person, list_people):
         server.add_tool(tool, annotations=_READ_ONLY)

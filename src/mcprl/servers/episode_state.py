@@ -1,4 +1,4 @@
-"""The state that a server keeps for each episode, told apart by an id in the metadata of each call."""
+"""State that a server keeps per episode, by an id in the metadata of each call."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class _Kept(Generic[S]):
 
 
 class EpisodeStates(Generic[S]):
-    """One fresh state for each episode, made at its first call and dropped when the episode is certainly over.
+    """One fresh state per episode, made at its first call and dropped when the episode is certainly over.
 
-    Callers that name no episode, such as any other MCP client, share one state that lives as long as the server.
+    Callers without an episode, such as other MCP clients, share one state that lives as long as the server.
     """
 
     def __init__(self, make: Callable[[], S], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
         self._clock = clock
         self._kept: dict[str, _Kept[S]] = {}
-        # There may be thousands: they are looked through only when one has expired, not at every call.
+        # There may be thousands, so they are searched only when one has expired.
         self._first_expires = math.inf
         self._shared: S | None = None
 

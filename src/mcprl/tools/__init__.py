@@ -1,6 +1,6 @@
-"""Tool servers: what they are, live connections to them, their catalog, and the one way a call goes.
+"""Tool servers: their specs, live connections, the catalog of their tools, and the pipeline of a call.
 
-Usable without any training:
+Usable without training:
 
     async with Toolbox(load_server_specs(Path("servers.json"), {}), log_dir=Path("logs")) as toolbox: ...
 """
@@ -8,7 +8,7 @@ Usable without any training:
 from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool, ToolDefinition
 from mcprl.tools.connection import ServerConnection
-from mcprl.tools.limits import LimitsService, SharedLimits, limit_settings, limits_lost
+from mcprl.tools.limits import LimitsService, SharedLimits, limit_settings
 from mcprl.tools.specs import ServerSpec, load_server_specs
 from mcprl.tools.toolbox import Toolbox, ToolLease, open_toolbox
 
@@ -24,7 +24,6 @@ __all__ = [
     "ToolLease",
     "Toolbox",
     "limit_settings",
-    "limits_lost",
     "load_server_specs",
     "open_toolbox",
 ]

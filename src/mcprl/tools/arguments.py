@@ -1,4 +1,4 @@
-"""Arguments checked against the schema a server publishes, with a sentence that a policy can act on."""
+"""Validation of arguments against a tool's schema, with an error message that a policy can act on."""
 
 from __future__ import annotations
 
@@ -15,18 +15,28 @@ from mcprl.errors import BadToolSchemaError, ToolLimitError
 from mcprl.files import is_unicode
 from mcprl.schemas import BadSchemaError, OverLimitError, SchemaCheck, Steps, schema_search
 
-__all__ = ["MAX_PROBLEM_CHARS", "ArgumentCheck"]
+__all__ = ["JSON_TYPES", "MAX_PROBLEM_CHARS", "ArgumentCheck"]
 
+JSON_TYPES: Mapping[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+"""The names that JSON Schema has for Python's types."""
 
 MAX_PROBLEM_CHARS = 300
 _MAX_DEPTH = 64
 _SAFE_INTEGER = 2**53
-# Longer names and more of them are not compared: that takes time with their square.
+# Limits both the length and the number of names that are compared, which takes quadratic time.
 _MAX_COMPARED = 200
 
 
 class ArgumentCheck:
-    """The compiled schema of one tool's arguments. `steps` bounds the work of compiling it."""
+    """The compiled schema of one tool's arguments. `steps` limits the work of compiling it."""
 
     def __init__(self, tool: str, server: str, schema: Mapping[str, Any], steps: Steps | None = None) -> None:
         self._tool = tool
@@ -46,11 +56,11 @@ class ArgumentCheck:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """What of the schema is left to the server, since it cannot be checked in linear time: "the pattern '…'"."""
+        """Parts of the schema that are not checked here, because that could take more than linear time."""
         return self._check.unenforced
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
-        """What is wrong with the arguments, in one line; None where nothing is. Never raises, never changes them."""
+        """The problem with the arguments, in one line; None if they are valid. Never raises or changes them."""
         instance = dict(arguments)
         trouble = None if all(map(_is_plain, (*instance, *instance.values()))) else _not_json(instance)
         if trouble is None:
@@ -66,7 +76,7 @@ class ArgumentCheck:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is surely JSON: a text, a number or a list of them, as nearly all arguments are."""
+    """Whether a value is certainly valid JSON. True for nearly all arguments, so the full check is rare."""
     kind = type(value)
     if kind is str:
         return cast("str", value).isascii()
@@ -80,19 +90,19 @@ def _is_plain(value: object) -> bool:
 
 
 def _not_json(arguments: dict[str, Any]) -> str | None:
-    """Why the arguments could not be sent as JSON. A value that cannot be written ends the whole session."""
+    """Why the arguments cannot be sent as JSON. A value that cannot be serialized would end the whole session."""
     for name, value in arguments.items():
         for part, depth in _parts(name, value):
             if depth > _MAX_DEPTH:
                 return f"argument {_show(name)} is nested more than {_MAX_DEPTH} levels deep"
             if isinstance(part, float) and not math.isfinite(part):
-                return f"argument {_show(name)} holds {part}, which is no JSON number"
+                return f"argument {_show(name)} holds {part}, which is not a JSON number"
             if isinstance(part, int) and abs(part) > sys.float_info.max:
                 return f"argument {_show(name)} holds a number that is too large"
             if isinstance(part, str) and not is_unicode(part):
                 return f"argument {_show(name)} holds text that is not valid Unicode"
             if not isinstance(part, str | int | float | dict | list) and part is not None:
-                return f"argument {_show(name)} holds a {type(part).__name__}, which is no JSON value"
+                return f"argument {_show(name)} holds a {type(part).__name__}, which is not a JSON value"
     return None
 
 
@@ -111,7 +121,7 @@ def _parts(name: str, value: object) -> Iterator[tuple[object, int]]:
 
 
 def _explain(error: ValidationError) -> str:
-    """The fault and what is expected, without the library's dump of the whole value."""
+    """The problem and what is expected, without the library's dump of the whole value."""
     path = [str(step) for step in error.absolute_path]
     where = f"argument {_show('.'.join(path))}" if path else "the call"
     match error.validator:
@@ -122,7 +132,8 @@ def _explain(error: ValidationError) -> str:
         case "additionalProperties" if error.validator_value is False:
             return _explain_unknown(error, where if path else None)
         case "type":
-            return f"{where} must be {_types(error.validator_value)}, not {_type_of(error.instance)}"
+            kind = JSON_TYPES.get(type(cast("object", error.instance)), "object")
+            return f"{where} must be {_types(error.validator_value)}, not {kind}"
         case "enum":
             choices = ", ".join(_show(choice) for choice in cast("list[Any]", error.validator_value))
             return f"{where} must be one of {choices}, not {_show(error.instance)}"
@@ -166,24 +177,6 @@ def _expected(schema: object, name: str) -> str:
 
 def _types(kind: object) -> str:
     return " or ".join(cast("list[str]", kind)) if isinstance(kind, list) else str(kind)
-
-
-def _type_of(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
 
 
 def _show(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Results of read-only tools, cached within a number of bytes, and one request for equal calls in flight."""
+"""A cache of results, bounded in bytes, and single flight: one request for equal calls in flight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 
 class _Flight(Generic[V]):
-    """Work under way, how many callers still wait for it, and where it failed."""
+    """Work in progress, the number of callers that wait for it, and the traceback if it failed."""
 
     __slots__ = ("task", "trace", "waiters")
 
@@ -28,24 +28,24 @@ class _Flight(Generic[V]):
 
 
 class Flights(Generic[K, V]):
-    """The work under way, by key.
+    """Work in progress, by key.
 
-    The work has a task of its own, so a caller who is cancelled takes nothing from the others; when the last one is
-    cancelled, the work is too, and has ended before that caller is released. An exception is raised to every waiter.
+    The work runs in its own task, so a cancelled caller does not affect the others. When the last caller is cancelled,
+    the work is too, and has ended before that caller returns. An exception is raised in every caller.
     """
 
     def __init__(self) -> None:
         self._flights: dict[K, _Flight[V]] = {}
 
     async def join(self, key: K, start: Callable[[], Awaitable[V]]) -> tuple[V, bool]:
-        """The result of the work under `key`, started here where none is under way; and whether it already was."""
+        """The result of the work under `key`, and whether it was already in progress; if not, it is started."""
         flight = self._flights.get(key)
         shared = flight is not None and not flight.task.done()
         if flight is None or not shared:
             flight = self._launch(key, start)
         flight.waiters += 1
         try:
-            # Unlike an await of the task itself, this does not cancel it with us.
+            # Unlike awaiting the task itself, this does not cancel it if we are cancelled.
             await asyncio.wait((flight.task,))
         finally:
             flight.waiters -= 1
@@ -53,25 +53,25 @@ class Flights(Generic[K, V]):
                 await self._abandon(key, flight)
         error = flight.task.exception()
         if error is not None:
-            # A task gives its traceback to the first who asks; here each waiter sees where the work failed.
+            # Each re-raise would extend the traceback: start again from where the work failed.
             raise error.with_traceback(flight.trace)
         return flight.task.result(), shared
 
     def _launch(self, key: K, start: Callable[[], Awaitable[V]]) -> _Flight[V]:
         flight = _Flight(asyncio.ensure_future(start()))
         self._flights[key] = flight
-        # Before any waiter's own: when one of them wakes, the key is free.
+        # Runs before any caller wakes, so the key is free by then.
         flight.task.add_done_callback(lambda _: self._land(key, flight))
         return flight
 
     def _land(self, key: K, flight: _Flight[V]) -> None:
         self._forget(key, flight)
-        # Asking for the exception marks it as seen: where every waiter was cancelled, nobody is left to be told.
+        # Retrieves the exception, because all callers may have been cancelled.
         if not flight.task.cancelled() and (error := flight.task.exception()) is not None:
             flight.trace = error.__traceback__
 
     async def _abandon(self, key: K, flight: _Flight[V]) -> None:
-        # Forgotten first: who comes while it is ending must not join it.
+        # Removed first: a caller that comes while it is ending must not join it.
         self._forget(key, flight)
         flight.task.cancel()
         await asyncio.wait((flight.task,))
@@ -81,39 +81,37 @@ class Flights(Generic[K, V]):
             del self._flights[key]
 
 
-T = TypeVar("T")
-
 _64_MIB = 64 * 1024 * 1024
 
 
-class _Entry(NamedTuple, Generic[T]):
-    value: T
+class _Entry(NamedTuple, Generic[V]):
+    value: V
     size: int
     expires: float
 
 
-class ResultCache(Generic[K, T]):
-    """Values by key. The one not used for longest goes when there are too many bytes; an expired one always goes.
+class ResultCache(Generic[K, V]):
+    """Values by key. Expired values are dropped, and the least recently used if there are too many bytes.
 
-    A value counts from when it was put: being read does not make it younger.
+    A value expires `ttl_s` after `put`; reading it does not extend that.
     """
 
     def __init__(self, ttl_s: float, max_bytes: int = _64_MIB, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._clock = clock
-        self._entries: OrderedDict[K, _Entry[T]] = OrderedDict()
-        # The same keys from oldest to youngest: the first to expire stands first, so looking at one is enough.
+        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
+        # The same keys in the order of expiry.
         self._by_age: dict[K, None] = {}
         self._bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        """What the entries held now weigh together."""
+        """The size of all entries."""
         return self._bytes
 
-    def get(self, key: K) -> T | None:
-        """The value, or None where there is none or it has expired."""
+    def get(self, key: K) -> V | None:
+        """The value; None if there is none or it has expired."""
         self._drop_expired()
         entry = self._entries.get(key)
         if entry is None:
@@ -121,8 +119,8 @@ class ResultCache(Generic[K, T]):
         self._entries.move_to_end(key)
         return entry.value
 
-    def put(self, key: K, value: T, size: int) -> None:
-        """Keep a value. `size` is what it weighs in bytes, its key included; one above the limit is not kept."""
+    def put(self, key: K, value: V, size: int) -> None:
+        """Store a value. `size` is in bytes and includes the key; a value above the limit is not stored."""
         self._drop_expired()
         if key in self._entries:
             self._drop(key)

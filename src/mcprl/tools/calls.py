@@ -1,12 +1,12 @@
-"""A tool call from the policy to a result: the stages, in order.
+"""The pipeline of a tool call, from the policy to a result. Its stages, in order:
 
-    the call's own problem, aliases, arguments against the live schema      refusals are the policy's to read
-    cassette, cache, single flight                                          an answer that is already there
-    budget, circuit breaker, rate limit, the call under its deadline        repeated only where that is safe
+    the call's own problem, aliases, arguments against the live schema      rejections are for the policy to read
+    cassette, cache, single flight                                          an answer that already exists
+    budget, circuit breaker, rate limit, the call under its deadline        retried only if that is safe
     errors disguised as successes                                           whose fault they are
     redaction, control characters, size                                     what may be shown
 
-What the policy did wrong becomes an observation that it reads. What the infrastructure did wrong is raised.
+A fault of the policy becomes an observation, which it reads. A fault of the infrastructure is raised.
 """
 
 from __future__ import annotations
@@ -45,18 +45,15 @@ from mcprl.tools.stats import ToolStats
 
 __all__ = ["Instead", "Pipeline", "Route", "call_with_retries", "may_repeat", "open_route", "sanitise"]
 
-
 T = TypeVar("T")
 
-# A stream of its own: a failure of the network must not shift the random numbers of the run.
+# A separate generator: a network failure must not shift the random numbers of the run.
 _JITTER = random.Random()
-
-# The wait has long reached any sensible limit; a larger power would overflow.
-_MAX_DOUBLINGS = 60
+_MAX_DOUBLINGS = 60  # a larger power would overflow
 
 
 def may_repeat(error: ToolServerError, *, read_only: bool, idempotent: bool) -> bool:
-    """Whether making the call again is safe: the tool changes nothing by it, or the call never reached the tool.
+    """Whether a retry is safe: repeating the call does no harm, or it never reached the tool.
 
     A breaker that stayed open is not tried again: the call has already waited for it as long as it may.
     """
@@ -71,12 +68,11 @@ async def call_with_retries(
     *,
     repeatable: Callable[[ToolServerError], bool],
 ) -> T:
-    """The result of the first attempt that succeeds; `attempt` is told its number, from 1.
+    """The result of the first attempt that succeeds; `attempt` gets its number, from 1.
 
-    Only a ToolServerError that is `repeatable` leads to another attempt; everything else passes through at once. The
-    wait doubles each time, half of it at random so that calls which failed together do not come back together. A wait
-    that the server asks for takes its place; if it is above `settings.max_wait_s`, or the attempts are used up, the
-    error is raised.
+    Only a `repeatable` ToolServerError leads to another attempt; everything else is raised at once. The wait doubles
+    each time, half of it random so that calls which failed together do not retry together. If the server asks for a
+    wait, that is used instead. If it is above `settings.max_wait_s`, or no attempts are left, the error is raised.
     """
     number = 1
     while True:
@@ -88,7 +84,7 @@ async def call_with_retries(
             wait_s = _wait_s(error, number, settings)
             if wait_s > settings.max_wait_s:
                 raise
-        # Outside the handler: a cancellation during the wait has nothing to do with the error.
+        # Outside the handler: a cancellation during the wait is not caused by the error.
         await asyncio.sleep(wait_s)
         number += 1
 
@@ -104,12 +100,12 @@ _ASCII_CONTROLS = bytes([*range(0x09), *range(0x0B, 0x20), 0x7F])
 _UNWANTED = "\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f"
 _ANY_UNWANTED = re.compile(f"[{_UNWANTED}]")
 
-# Each alternative begins with a control character and stops at the next one, so that the whole takes linear time.
-# The last removes whatever is left over: after one pass nothing remains that a second could remove.
+# Each alternative begins with a control character and stops at the next one, so matching takes linear time.
+# The last one removes all that is left: a second pass would find nothing.
 _REMOVED = re.compile(
-    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # colours and cursor movements
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # colors and cursor movements
     "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x00-\x1f\x7f-\x9f]*(?:\x07|\x1b\\\\|\x9c)"  # titles, links, strings
-    "|\x1b[ -/]*[0-~]"  # character sets, resets, and the beginning of a string that never ends
+    "|\x1b[ -/]*[0-~]"  # character sets, resets, and the start of an unterminated string
     f"|[{_UNWANTED}]"
 )
 
@@ -117,9 +113,9 @@ _REMOVED = re.compile(
 def sanitise(text: str, *, max_bytes: int, redact: Callable[[str], str] | None = None) -> tuple[str, bool]:
     """The text to show, at most `max_bytes` of UTF-8 (64 or more), and whether it was cut.
 
-    `redact` takes the secrets out in between: after the cleaning, because a secret with an invisible character in it is
-    not recognised, and before the cut, because half a secret is not either. A text that was cut says so in its last
-    line: `[cut: 65,497 of 1,234,567 bytes shown]`.
+    `redact` removes secrets after the cleaning, because a secret with an invisible character in it is not recognized,
+    and before the cut, because half a secret is not either. The last line of a text that was cut is
+    `[cut: 65,497 of 1,234,567 bytes shown]`.
     """
     text = _clean(text)
     if redact is not None:
@@ -129,7 +125,7 @@ def sanitise(text: str, *, max_bytes: int, redact: Callable[[str], str] | None =
 
 def _clean(text: str) -> str:
     if text.isascii():
-        # Several times faster than a regular expression, for what nearly all results are.
+        # Several times faster than a regular expression, and nearly all results are ASCII.
         data = text.encode("ascii")
         if len(data.translate(None, _ASCII_CONTROLS)) == len(data):
             return text
@@ -144,9 +140,9 @@ def _cut(text: str, max_bytes: int) -> tuple[str, bool]:
     data = text.encode()
     if len(data) <= max_bytes:
         return text, False
-    # Room for the note with the largest number it could show; the real one is never longer.
+    # Room for the note with the largest possible number; the real one is never longer.
     room = max_bytes - len(_note(max_bytes, len(data)))
-    # What is ignored can only be the character that the cut went through.
+    # Ignores only the character at the cut.
     shown = data[:room].decode(errors="ignore")
     return shown + _note(len(shown.encode()), len(data)), True
 
@@ -161,7 +157,7 @@ CallKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One server's route. Episodes share it, whether or not they share the server's processes."""
+    """The per-server stages of a call. Episodes share it, even if they do not share the server's processes."""
 
     name: str
     settings: ServerSettings
@@ -172,14 +168,9 @@ class Route:
     cache: ResultCache[CallKey, Answer] | None
     flights: Flights[CallKey, tuple[Answer, int]]
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether episodes share the server's processes."""
-        return self.settings.isolation == "shared"
-
 
 def open_route(name: str, settings: ServerSettings, version: str, service: LimitsService | None = None) -> Route:
-    """A route with nothing cached, the breaker closed, and nothing spent unless others did at the same service."""
+    """A new route: nothing cached, the breaker closed, nothing spent except by others at the same service."""
     return Route(
         name=name,
         settings=settings,
@@ -193,7 +184,7 @@ def open_route(name: str, settings: ServerSettings, version: str, service: Limit
 
 
 Instead = Callable[[str], Observation | None]
-"""What to show in place of a call of the tool of that name; None: make the call."""
+"""What to show in place of a call of the tool with that name; None: make the call."""
 
 _MAX_NAMES_SHOWN = 12
 _BUSY_S = 1.0
@@ -203,7 +194,7 @@ _NOT_RECORDED = "There is no recorded answer to this call. Try another tool or o
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A call of a known tool with arguments that fit its schema."""
+    """A call of a known tool with valid arguments."""
 
     tool: Tool
     arguments: Mapping[str, Any]
@@ -212,8 +203,8 @@ class _Request:
 
     @property
     def is_shared(self) -> bool:
-        """Whether one episode's answer is also another's: not where each has a state of its own."""
-        return self.route.is_shared and not self.tool.episodic
+        """Whether an answer holds for all episodes: they share the server, and the tool has no state per episode."""
+        return self.route.settings.isolation == "shared" and not self.tool.episodic
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +216,7 @@ class _Outcome:
 
 
 class Pipeline:
-    """The way of every call of a toolbox."""
+    """Runs the calls of a toolbox."""
 
     def __init__(
         self,
@@ -252,9 +243,9 @@ class Pipeline:
         servers: Mapping[str, CallableServer],
         instead: Instead | None = None,
     ) -> Observation:
-        """Run one call of the policy. `servers` goes by server name; in strict replay it is empty.
+        """Run one call of the policy. `servers` are those of its lease, by name; in strict replay it is empty.
 
-        A call that could be made is not made where `instead` has something else to show; no server is counted as asked.
+        If `instead` returns an observation, a valid call is not made and not counted.
         """
         started = time.perf_counter()
         request = self._resolve(call, offered, servers)
@@ -286,7 +277,7 @@ class Pipeline:
     def _resolve(
         self, call: ToolCall, offered: Mapping[str, Tool], servers: Mapping[str, CallableServer]
     ) -> _Request | Observation:
-        """The call made definite, or why it cannot be, for the policy to read."""
+        """The call with its tool, route and arguments, or the reason why there is none, for the policy to read."""
         if call.problem is not None:
             return Observation(tool=call.name, server=None, text=call.problem, fault=Fault.POLICY)
         tool = offered.get(resolve_tool(call.name, offered, self._tool_aliases))
@@ -313,8 +304,8 @@ class Pipeline:
         key = (tool.name, canonical_json(request.arguments))
         if route.cache is not None and (cached := route.cache.get(key)) is not None:
             return _Outcome(cached, Source.CACHE)
-        # Kept as part of the shared work: whoever started it may be cancelled while others wait.
-        (answer, attempts), shared = await route.flights.join(key, lambda: self._deliver_and_keep(request, key))
+        # Stored as part of the shared work: the caller that started it may be cancelled while others wait.
+        (answer, attempts), shared = await route.flights.join(key, lambda: self._deliver_and_store(request, key))
         return _Outcome(answer, attempts=attempts, shared=shared)
 
     def _recorded(self, request: _Request) -> _Outcome | None:
@@ -323,12 +314,12 @@ class Pipeline:
         recording = self._cassette.find(route.name, route.version, tool.name, request.arguments)
         if recording is None:
             return None
-        # Cleaned again: it may have been recorded under other settings, or by other means.
+        # Sanitised again: it may have been recorded with other settings, or imported.
         text, cut = sanitise(recording.text, max_bytes=route.settings.max_result_bytes, redact=SECRETS.redact)
         return _Outcome(Answer(text, truncated=recording.truncated or cut), Source.CASSETTE)
 
-    async def _deliver_and_keep(self, request: _Request, key: CallKey) -> tuple[Answer, int]:
-        """Ask the server, and remember a good answer. Errors are never kept."""
+    async def _deliver_and_store(self, request: _Request, key: CallKey) -> tuple[Answer, int]:
+        """Call the server, then cache and record a good answer, but never an error."""
         answer, attempts = await self._deliver(request)
         if answer.is_error:
             return answer, attempts
@@ -342,7 +333,7 @@ class Pipeline:
         return answer, attempts
 
     async def _deliver(self, request: _Request) -> tuple[Answer, int]:
-        """Ask the server, again where a failure may safely be repeated. The answer, and the attempts it took."""
+        """Call the server, with retries if they are safe. The answer, and the number of attempts."""
         tool, route = request.tool, request.route
 
         async def attempt(number: int) -> tuple[Answer, int]:
@@ -350,9 +341,9 @@ class Pipeline:
 
         def repeatable(error: ToolServerError) -> bool:
             if isinstance(error, CallDeadlineError):
-                return False  # the deadline is the caller's patience, not one attempt's
+                return False  # the deadline limits the whole call, not one attempt
             if not request.is_shared and isinstance(error, ServerLostError):
-                return False  # the server died, and with it what the episode had there
+                return False  # the server died, and the state of the episode with it
             return may_repeat(error, read_only=tool.read_only, idempotent=tool.idempotent)
 
         return await call_with_retries(attempt, route.settings.retry, repeatable=repeatable)
@@ -363,7 +354,7 @@ class Pipeline:
         await route.limits.spend()
         is_sent = False
         try:
-            # The rate last, right before the call: those that a breaker held back would go out in a bunch.
+            # The rate limit last: calls that the breaker held back would otherwise go out in a burst.
             async with route.breaker.guard(route.settings.call_deadline_s), route.limits.passage():
                 is_sent = True
                 answer = await request.server.call(tool.name, request.arguments, route.settings.call_deadline_s)
@@ -383,7 +374,7 @@ class Pipeline:
 
 
 def _presentable(answer: Answer, route: Route) -> Answer:
-    """Without secrets and control characters, and no longer than allowed."""
+    """The answer without secrets and control characters, and no longer than allowed."""
     note = f"\n{_CUT}" if answer.truncated else ""
     room = route.settings.max_result_bytes - len(note)
     text, cut = sanitise(answer.text, max_bytes=room, redact=SECRETS.redact)
@@ -393,8 +384,8 @@ def _presentable(answer: Answer, route: Route) -> Answer:
 def _disguised(tool: Tool, answer: Answer) -> ServerFaultError:
     text = " ".join(SECRETS.redact(answer.text).split())[:200]
     return ServerFaultError(
-        f"server {tool.server!r} answered a call of {tool.name!r} with an error of its own: {text}",
-        fix="mend what it says; servers.settings.NAME.errors calls such a text an infrastructure fault",
+        f"server {tool.server!r} answered a call of {tool.name!r} with an error: {text}",
+        fix=f"fix the reported error; servers.settings.{tool.server}.errors makes such a text an infrastructure fault",
     )
 
 

@@ -1,4 +1,4 @@
-"""Every tool that the servers of a run offer together, each under a name of its own."""
+"""All tools that the servers of a run offer, by name."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["Catalog", "Tool", "ToolDefinition", "compile_checks", "definition_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
-    """A tool as its server lists it. `read_only` and `idempotent` are promises of the server, False where it is silent.
+    """A tool as its server lists it. `read_only` and `idempotent` are the server's hints, False by default.
 
-    `episodic`: it works on a state that the server keeps for each episode (`mcprl.protocol`).
+    `episodic`: it works on a state that the server keeps per episode (see `mcprl.protocol`).
 
     ToolDefinition(name="find_person", description="City and time zone of a colleague.", read_only=True,
                    parameters={"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
@@ -40,12 +40,12 @@ class ToolDefinition:
     episodic: bool = False
 
     def fingerprint(self) -> str:
-        """SHA-256 of all fields, the same for the same definition on every machine."""
+        """SHA-256 of all fields, equal for equal definitions on every machine."""
         return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
 
 
 def definition_of(listed: mcp_types.Tool) -> ToolDefinition:
-    """The definition in a server's listing, without secrets: prompts, pins and cassettes show it."""
+    """The definition in a server's listing, without secrets, since prompts, pins and cassettes show it."""
     hints = listed.annotations
     return ToolDefinition(
         name=listed.name,
@@ -64,7 +64,7 @@ _MAX_COMPILE_STEPS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool as a policy sees it, and the server that runs it.
+    """A tool as the policy sees it, and its server.
 
     Tool(name="find_person", description="City and time zone of a colleague.", server="directory",
          parameters={"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
@@ -80,7 +80,7 @@ class Tool:
 
 
 def compile_checks(server: str, tools: Sequence[Tool]) -> dict[str, ArgumentCheck]:
-    """The checks of the tools that one server offers, by name. It takes seconds at most, but not on the event loop.
+    """The argument checks of one server's tools, by name. May take seconds, so call it off the event loop.
 
     Raises BadToolSchemaError or ToolLimitError.
     """
@@ -94,7 +94,7 @@ def compile_checks(server: str, tools: Sequence[Tool]) -> dict[str, ArgumentChec
 
 
 class Catalog:
-    """The tools in the order of the servers' own lists, and the check of each one's arguments. Names are checked."""
+    """The tools in the order of the servers' lists, with their argument checks. Rejects duplicate names."""
 
     def __init__(self, tools: Iterable[Tool], checks: Mapping[str, ArgumentCheck]) -> None:
         self._tools: dict[str, Tool] = {}
@@ -133,12 +133,12 @@ class Catalog:
         return self._checks[name]
 
     def closest(self, name: str) -> str | None:
-        """The tool that someone who wrote `name` may have meant."""
+        """The tool with the most similar name, if any is similar."""
         close = difflib.get_close_matches(name[:_MAX_COMPARED], self._tools, n=1)
         return close[0] if close else None
 
     def require(self, tool_names: Iterable[str], wanted_by: str) -> None:
-        """Raise UnknownToolError where a tool is not in the catalog. `wanted_by` is a noun, as in 'task d03'."""
+        """Raise UnknownToolError if a tool is not in the catalog. `wanted_by` is a noun, as in 'task d03'."""
         for name in tool_names:
             if name not in self._tools:
                 close = self.closest(name)
@@ -149,7 +149,7 @@ class Catalog:
                 )
 
     def select(self, names: Sequence[str] | None) -> tuple[Tool, ...]:
-        """The named tools in the order named, each once; all of them for None."""
+        """The named tools in that order, each once; None: all."""
         if names is None:
             return tuple(self)
         self.require(names, wanted_by="a lease")

@@ -1,8 +1,8 @@
-"""One connection to one tool server: a task that owns it, calls from any other task, and a new life after a death.
+"""One connection to one tool server, which is restarted if it dies.
 
-The SDK ties a session to the task that opened it. So each connection has an owner task of its own, which opens a
-session, waits for its end, cleans up, and opens the next: at once after a death, later and later where deaths or failed
-starts follow each other closely.
+The SDK ties a session to the task that opened it. So each connection has an owner task, which opens a session, waits
+for its end, cleans up, and opens the next: at once after a death, with exponential backoff if deaths or failed starts
+follow each other closely. Other tasks make calls.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = ["Answer", "CallableServer", "ServerConnection", "shortened"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: Answer("Ana: Lima, America/Lima"), Answer("Nobody called 'Bo' works here.", is_error=True)."""
+    """A call's result: Answer("Ana: Lima, America/Lima"), Answer("Nobody called 'Bo' works here.", is_error=True)."""
 
     text: str
     is_error: bool = False
@@ -65,13 +65,13 @@ class Answer:
 
 
 class CallableServer(Protocol):
-    """What the pipeline needs of a server: one connection, or several that share the work."""
+    """A server as the pipeline calls it: one connection, or several that share the work."""
 
     async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer: ...
 
 
 def answer_of(result: CallToolResult) -> Answer:
-    """Its text parts, or else its structured content as JSON; other parts are named, not shown."""
+    """The text parts of a result, or else its structured content as JSON; other parts are only named."""
     texts: list[str] = []
     omitted: list[str] = []
     for part in result.content:
@@ -102,17 +102,13 @@ def log_size(path: Path) -> int:
 
 
 def log_tail(path: Path, offset: int) -> str:
-    """The last lines that this attempt wrote."""
-    if not path.exists():
-        return ""
-    with path.open("rb") as log:
-        log.seek(offset)
-        lines = log.read().decode(errors="replace").splitlines()
+    """The last lines that were written after `offset`."""
+    lines = path.read_bytes()[offset:].decode(errors="replace").splitlines() if path.exists() else []
     return "\n".join(lines[-_LOG_TAIL_LINES:])
 
 
 def one_line(error: Exception) -> str:
-    """An error for a sentence: of a group, the first cause; without secrets, and not too long."""
+    """An error (of a group, the first) in one line, without secrets and not too long."""
     while isinstance(error, ExceptionGroup):
         error = cast("ExceptionGroup[Exception]", error).exceptions[0]
     text = shortened(" ".join(SECRETS.redact(str(error)).split()))
@@ -126,7 +122,7 @@ def shortened(text: str) -> str:
 
 
 def asked_wait_s(error: MCPError) -> float | None:
-    """The seconds after which a server, by the data of its error, wants to be called again; None where it says none."""
+    """The wait that a server asks for in the data of its error; None if it asks for none."""
     data: Any = error.data
     asked: Any = cast("dict[str, Any]", data).get(RETRY_AFTER_S) if isinstance(data, dict) else None
     if isinstance(asked, bool) or not isinstance(asked, int | float) or not math.isfinite(asked):
@@ -138,18 +134,18 @@ _logger = logging.getLogger(__name__)
 
 _END_GRACE_S = 0.25
 _SHORT_LIFE_S = 10.0
-_FIRST_REST_S = 0.1
-_LONGEST_REST_S = 10.0
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 10.0
 _SILENT_DEADLINES = 3
 
-# What the SDK, the sockets and the spawn raise when a server fails. A group is always the SDK's own tasks failing.
+# What the SDK, sockets and the start of a process raise if a server fails. A group comes from the SDK's tasks.
 _FAILURES = (MCPError, OSError, RuntimeError, ValidationError, httpx2.HTTPError, ExceptionGroup)
 
 
 class ServerConnection:
-    """A tool server that is started when opened, again whenever it died, and gone when closed.
+    """A tool server that is started when opened, restarted if it dies, and stopped when closed.
 
-    With `one_life` it is never started again: what an episode did to a server of its own cannot be brought back.
+    With `one_life` it is never restarted, because the state of an episode in it cannot be restored.
     """
 
     def __init__(self, spec: ServerSpec, *, log: Path, pins: PinnedTools | None = None, one_life: bool = False) -> None:
@@ -162,7 +158,7 @@ class ServerConnection:
         self._one_life = one_life
         self._log_offset = 0
         self._lives = 0
-        self._hasty_ends = 0
+        self._short_lives = 0
         self._silent_deadlines = 0
         self._owner: asyncio.Task[None] | None = None
         self._attempt: asyncio.Future[Session] | None = None
@@ -172,30 +168,30 @@ class ServerConnection:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running server; None where it does not run or where someone else started it."""
+        """Process id of the running server; None if it is not running or mcprl did not start it."""
         session = self._current()
         return session.child.pid if session is not None and session.child is not None else None
 
     @property
     def is_up(self) -> bool:
-        """Whether a call would find the server running."""
+        """Whether the server is running."""
         return self._current() is not None
 
     async def open(self) -> None:
         """Start the server and list its tools. Raises ServerStartError, or ToolsChangedError."""
         if self._owner is not None:
-            raise RuntimeError(f"the connection to server {self.spec.name!r} was opened before")
+            raise RuntimeError(f"the connection to server {self.spec.name!r} is already open")
         self._owner = asyncio.create_task(self._own(), name=f"server {self.spec.name}")
         await self.live_session()
 
     async def call(
         self, tool: str, arguments: Mapping[str, Any], deadline_s: float, *, meta: Mapping[str, Any] | None = None
     ) -> Answer:
-        """Call a tool, waiting first for the server's next life where it has just died. `meta` goes with the request.
+        """Call a tool; if the server has just died, wait for its restart first. `meta` goes with the request.
 
-        Raises ServerLostError where the server dies under the call, CallDeadlineError where it takes too long (the
-        session lives on), ServerStartError where it cannot be started again, ServerBusyError where it asks to be
-        called later, ServerFaultError where it answers with a protocol error or a malformed result.
+        Raises ServerLostError if the server dies during the call, CallDeadlineError if it takes too long (the session
+        stays open), ServerStartError if it cannot be restarted, ServerBusyError if it asks to be called later,
+        ServerFaultError if it answers with a protocol error or a malformed result.
         """
         self.in_flight += 1
         try:
@@ -239,17 +235,17 @@ class ServerConnection:
         meta: Mapping[str, Any] | None,
     ) -> Answer:
         started = asyncio.get_running_loop().time()
-        # In a task of its own: a cancelled call tells the server so before it ends, which nobody should wait for.
+        # In its own task: a cancelled call first notifies the server, and nobody should wait for that.
         calling = asyncio.create_task(session.client.call_tool(tool, dict(arguments), meta=cast("Any", meta)))
         session.calls.add(calling)
         calling.add_done_callback(session.forget)
         try:
-            # Not the SDK's own time-out, which starts only once the request is written and again for each round.
+            # Not the SDK's timeout, which starts only when the request is written, and again for each round.
             done, _ = await asyncio.wait((calling,), timeout=deadline_s)
         finally:
             calling.cancel()
         if not done:
-            self._note_deadline(session, started)
+            self._count_deadline(session, started)
             raise CallDeadlineError(
                 f"server {self.spec.name!r} did not finish a call of {tool!r} within {deadline_s:g} s",
                 fix=f"raise call_deadline_s of the server, or see its log {self.log}",
@@ -259,7 +255,7 @@ class ServerConnection:
         except MCPError as error:
             return await self._answer_to_error(session, tool, error)
         except (RuntimeError, ValidationError, InputRequiredRoundsExceededError) as error:
-            # The SDK raises RuntimeError both for a result that breaks its schema and for a client already closed.
+            # The SDK raises RuntimeError both for a result that violates its schema and for a closed client.
             if session.over.is_set():
                 raise self._lost(f"went away during a call of {tool!r} ({session.why})") from None
             raise self._fault(f"answered a call of {tool!r} with a malformed result: {one_line(error)}") from None
@@ -273,7 +269,7 @@ class ServerConnection:
         return None if session.over.is_set() else session
 
     async def live_session(self) -> Session:
-        """The running session, or the next one: all calls that find the server dead wait for the same start."""
+        """The running session, or the next one: all calls that find the server dead wait for the same restart."""
         session = self._current()
         if session is not None:
             return session
@@ -282,17 +278,17 @@ class ServerConnection:
         if self._owner is None or self._closing.is_set():
             raise self._lost("was called while its connection was closed", delivered=False)
         if self._one_life and self._lives:
-            raise self._lost("died earlier in this episode, and what it held died with it", delivered=False)
+            raise self.state_lost()
         attempt = self._demand()
         await asyncio.wait({attempt, self._owner}, return_when=asyncio.FIRST_COMPLETED)
         if attempt.done():
             return attempt.result()
         if not self._owner.cancelled():
-            self._owner.result()  # a defect in the owner surfaces here instead of leaving calls to wait
+            self._owner.result()  # a bug in the owner task is raised here instead of leaving calls waiting
         raise self._lost("was called while its connection was closing", delivered=False)
 
     def _demand(self) -> asyncio.Future[Session]:
-        """The start under way, or a new one that the owner is now to make."""
+        """The start under way, or a new one that the owner task now makes."""
         if self._attempt is None or self._attempt.done():
             self._attempt = asyncio.get_running_loop().create_future()
             self._wanted.set()
@@ -301,22 +297,22 @@ class ServerConnection:
     async def _own(self) -> None:
         while True:
             await self._wanted.wait()
-            await self._rest()
+            await self._back_off()
             if self._closing.is_set():
                 return
             self._wanted.clear()
             assert self._attempt is not None
             await self._live_once(self._attempt)
 
-    async def _rest(self) -> None:
-        """Leave a server alone that keeps ending soon after its start."""
-        if self._hasty_ends > 1:
-            rest_s = min(_FIRST_REST_S * 2 ** (self._hasty_ends - 2), _LONGEST_REST_S)
+    async def _back_off(self) -> None:
+        """Back off from a server that keeps ending soon after its start."""
+        if self._short_lives > 1:
+            wait_s = min(_FIRST_BACKOFF_S * 2 ** (self._short_lives - 2), _MAX_BACKOFF_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), rest_s)
+                await asyncio.wait_for(self._closing.wait(), wait_s)
 
     async def _live_once(self, attempt: asyncio.Future[Session]) -> None:
-        """Start the server, publish the session, and stay until it is over."""
+        """Start the server, publish the session, and wait until it is over."""
         self._log_offset = log_size(self.log)
         session: Session | None = None
         born = asyncio.get_running_loop().time()
@@ -331,13 +327,13 @@ class ServerConnection:
                     if session is not None:
                         session.end("its transport failed")
                         lived_s = asyncio.get_running_loop().time() - born
-                        self._hasty_ends = self._hasty_ends + 1 if lived_s < _SHORT_LIFE_S else 1
+                        self._short_lives = self._short_lives + 1 if lived_s < _SHORT_LIFE_S else 1
                         if not self._one_life and self._refused is None and not self._closing.is_set():
                             self._demand()
         except (ServerStartError, ConfigurationError) as error:
             self._fail(attempt, error)
         except _FAILURES as error:
-            # The SDK's task groups wrap what is raised inside them, our own errors included.
+            # The SDK's task groups also wrap our own errors.
             if session is None:
                 self._fail(attempt, self._refused or self._start_error(error))
             else:
@@ -353,7 +349,7 @@ class ServerConnection:
         return session
 
     async def _stay(self, session: Session) -> None:
-        """Until the session is over; its list of tools is compared again whenever the server says it changed."""
+        """Wait until the session is over; compare the list of tools again whenever the server reports a change."""
         over = asyncio.ensure_future(session.until_over())
         watching = asyncio.ensure_future(session.watch_tools())
         try:
@@ -372,17 +368,17 @@ class ServerConnection:
     async def _list_tools(self, session: Session) -> None:
         try:
             session.definitions = await list_tools(self.spec.name, session.client)
-            # Off the event loop: comparing what a server wrote takes as long as it is large.
+            # Off the event loop: the list may be large.
             await asyncio.to_thread(self.pins.check, session.definitions)
         except (ToolsChangedError, ToolLimitError) as error:
             self._refused = error
             session.end("its tools are refused")
             raise
 
-    def _note_deadline(self, session: Session, started: float) -> None:
-        """End a session that has been silent through several whole calls: the server is stuck, not slow."""
+    def _count_deadline(self, session: Session, started: float) -> None:
+        """End a session that was silent during several whole calls: the server is stuck, not slow."""
         if self.spec.make is not None or session.heard_at >= started:
-            # A server inside this process sends no messages, and cannot be stuck without us.
+            # A server inside this process sends no messages, and cannot be stuck alone.
             self._silent_deadlines = 0
             return
         self._silent_deadlines += 1
@@ -390,45 +386,35 @@ class ServerConnection:
             session.end(f"it sent nothing during {self._silent_deadlines} calls that passed their deadline")
 
     async def _answer_to_error(self, session: Session, tool: str, error: MCPError) -> Answer:
-        """What a JSON-RPC error means: the transport's word, the policy's fault, or the server's.
+        """Tell apart a JSON-RPC error of the transport, of the policy's arguments, and of the server.
 
-        Errors are raised `from None`: the server's own text would be printed with a traceback, secrets included.
+        Errors are raised `from None`: a traceback would print the server's own text, secrets included.
         """
         outcome = outcome_of(error)
         if outcome is not None:
             if outcome.trouble is Trouble.UNREACHABLE and session.child is not None:
-                await _soon_over(session)  # so that the next call waits for the next life
-            return self._answer_of_transport(tool, outcome, error)
+                await _soon_over(session)  # so that the next call waits for the restart
+            return self._answer_of_transport(tool, outcome)
         if error.code == CONNECTION_CLOSED:
-            # Live servers use this code for errors of their own, too.
+            # Some servers use this code for their own errors.
             await _soon_over(session)
             if session.over.is_set():
                 raise self._lost(f"went away during a call of {tool!r} ({session.why})") from None
         if error.code == INVALID_PARAMS:
             return Answer(error.message, is_error=True)
         if (wait_s := asked_wait_s(error)) is not None:
-            raise ServerBusyError(
-                f"server {self.spec.name!r} asked to be called later ({one_line(error)})",
-                fix="set servers.settings.NAME.rate to what the server allows",
-                delivered=False,
-                retry_after_s=wait_s,
-            ) from None
+            raise self._busy(one_line(error), delivered=False, retry_after_s=wait_s) from None
         raise self._fault(f"answered a call of {tool!r} with error {error.code}: {one_line(error)}") from None
 
-    def _answer_of_transport(self, tool: str, outcome: TransportOutcome, error: MCPError) -> Answer:
+    def _answer_of_transport(self, tool: str, outcome: TransportOutcome) -> Answer:
         detail = shortened(SECRETS.redact(outcome.detail))
         match outcome.trouble:
             case Trouble.TOO_LARGE:
                 return Answer(outcome.text, truncated=True)
             case Trouble.REFUSED_FOR_SIZE:
-                return Answer(f"The arguments of {tool} are longer than its server takes. Send less.", is_error=True)
+                return Answer(f"The arguments of {tool} are longer than its server accepts. Send less.", is_error=True)
             case Trouble.BUSY:
-                raise ServerBusyError(
-                    f"server {self.spec.name!r} asked to be called later ({detail})",
-                    fix="set servers.settings.NAME.rate to what the server allows",
-                    delivered=outcome.delivered,
-                    retry_after_s=outcome.retry_after_s,
-                ) from None
+                raise self._busy(detail, delivered=outcome.delivered, retry_after_s=outcome.retry_after_s) from None
             case Trouble.UNREACHABLE:
                 raise self._lost(
                     f"went away during a call of {tool!r} ({detail})", delivered=outcome.delivered
@@ -437,10 +423,10 @@ class ServerConnection:
                 raise self._fault(f"answered a call of {tool!r} with {detail}", outcome) from None
 
     def _fail(self, attempt: asyncio.Future[Session], error: ServerStartError | ConfigurationError) -> None:
-        self._hasty_ends += 1
+        self._short_lives += 1
         if not attempt.done():
             attempt.set_exception(error)
-            attempt.exception()  # marks it as seen: the call that asked may have been cancelled meanwhile
+            attempt.exception()  # marks it as retrieved: the call that wanted it may have been cancelled
 
     def _start_error(self, cause: Exception) -> ServerStartError:
         if isinstance(cause, TimeoutError):
@@ -450,7 +436,19 @@ class ServerConnection:
         tail = log_tail(self.log, self._log_offset)
         return ServerStartError(
             f"server {self.spec.name!r} did not start: {what}" + (f"; its log ends:\n{tail}\n" if tail else ""),
-            fix=f"mend what its log {self.log} shows, or run its command by hand",
+            fix=f"fix the error in its log {self.log}, or run its command by hand",
+        )
+
+    def state_lost(self) -> ServerLostError:
+        """The error of an episode whose server died and was replaced by one without its state."""
+        return self._lost("died earlier in this episode, and the episode's state with it", delivered=False)
+
+    def _busy(self, detail: str, *, delivered: bool, retry_after_s: float | None) -> ServerBusyError:
+        return ServerBusyError(
+            f"server {self.spec.name!r} asked to be called later ({detail})",
+            fix=f"set servers.settings.{self.spec.name}.rate to what the server allows",
+            delivered=delivered,
+            retry_after_s=retry_after_s,
         )
 
     def _lost(self, what: str, *, delivered: bool = True) -> ServerLostError:
@@ -459,14 +457,14 @@ class ServerConnection:
     def _fault(self, what: str, outcome: TransportOutcome | None = None) -> ToolServerError:
         return ServerFaultError(
             f"server {self.spec.name!r} {what}",
-            fix=f"see its log {self.log}, and mend the server; the call itself fits the tool's schema",
+            fix=f"see its log {self.log}, and fix the server; the call itself matches the tool's schema",
             delivered=outcome is None or outcome.delivered,
             retry_after_s=None if outcome is None else outcome.retry_after_s,
         )
 
 
 async def _finished(task: asyncio.Task[None]) -> None:
-    """Wait for a task to end even if we are cancelled meanwhile: it is cleaning up, and its waits are bounded."""
+    """Wait for a task to end even if we are cancelled: it is cleaning up, and its waits are bounded."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -478,6 +476,6 @@ async def _finished(task: asyncio.Task[None]) -> None:
 
 
 async def _soon_over(session: Session) -> None:
-    """Give the end of a server's process the moment it takes to be noticed."""
+    """Wait a moment for the end of the server's process to be noticed."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(session.over.wait(), _END_GRACE_S)

@@ -1,8 +1,8 @@
-"""Keys of tool servers: where they come from, how they reach an entry of the mcpServers file, which are secrets.
+"""Keys of tool servers: where they come from, how the mcpServers file refers to them, and which are secrets.
 
-The file itself holds no keys. Like other MCP clients we expand `${NAME}` and `${NAME:-default}` in `command`, `args`,
-`url` and in the values of `env` and `headers`, and nowhere else. `NAME` is looked up in the environment, then in the
-file of keys. An empty value counts as none: a key that is there but empty would only be refused later, by the server.
+The file itself holds no keys. Like other MCP clients, mcprl expands `${NAME}` and `${NAME:-default}` in `command`,
+`args`, `url` and in the values of `env` and `headers`, and nowhere else. It looks `NAME` up in the environment, then in
+the env file. An empty value counts as missing: the server would only reject it later.
 """
 
 from __future__ import annotations
@@ -23,14 +23,7 @@ from dotenv.parser import parse_stream
 from mcprl.errors import MissingKeyError, ServerFileError
 from mcprl.secrets import MIN_SECRET_CHARACTERS, SECRETS, looks_secret
 
-__all__ = [
-    "Expansion",
-    "load_keys",
-    "missing_keys_error",
-    "refuse_foreign_references",
-    "register_expanded",
-    "register_secrets",
-]
+__all__ = ["Expansion", "expand_entries", "load_keys", "register_secrets"]
 
 _DEFAULT_FILE = ".env"
 _REFERENCE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}")
@@ -40,10 +33,10 @@ _MIN_PATH_SECRET = 20
 
 
 def load_keys(env_file: Path | None) -> Mapping[str, str]:
-    """The environment, completed by a file of `NAME=value` lines: `env_file`, or `.env` here if there is one.
+    """The environment, completed by `NAME=value` lines of `env_file`, or of `.env` in this folder if it exists.
 
-    A value in the file is taken as it stands: `$` in a password is a dollar sign. Quotes, comments and `export` are as
-    in other tools that read such files. A line that cannot be read is an error.
+    Values are literal: `$` in a password is a dollar sign. Quotes, comments and `export` work as in other tools that
+    read such files. A line that cannot be parsed is an error.
     """
     path = Path(_DEFAULT_FILE) if env_file is None else env_file
     in_file = {} if env_file is None and not path.exists() else _read(path)
@@ -56,14 +49,14 @@ def _read(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise MissingKeyError(
-            f"the file of keys {path} cannot be read: {problem}",
+            f"the env file {path} cannot be read: {problem}",
             fix="create it with NAME=value lines, or correct its name",
         ) from None
     keys: dict[str, str] = {}
     for binding in parse_stream(io.StringIO(text)):
         if binding.error:
             raise MissingKeyError(  # the line may hold a key, so it is not shown
-                f"the file of keys {path} has a line that is not NAME=value: line {binding.original.line}",
+                f"the env file {path} has a line that is not NAME=value: line {binding.original.line}",
                 fix="correct it, or begin it with # to make it a comment",
             )
         if binding.key is not None and binding.value:
@@ -72,7 +65,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 class Expansion:
-    """One entry of the mcpServers file with its references replaced; `used` and `missing` say which there were.
+    """One entry of the mcpServers file with its references replaced. `used` has the keys found, `missing` the others.
 
     Expansion({"command": "fmp", "env": {"KEY": "${FMP_API_KEY}"}}, {"FMP_API_KEY": "3f9a…"}).entry
     == {"command": "fmp", "env": {"KEY": "3f9a…"}}
@@ -86,7 +79,7 @@ class Expansion:
         self.entry: dict[str, Any] = dict(entry)
         for field in ("command", "url", "args", "env", "headers"):
             if field in entry:
-                self.entry[field] = _map_texts(entry[field], self._expand)
+                self.entry[field] = _map_strings(entry[field], self._expand)
 
     def _expand(self, text: str) -> str:
         self.foreign += _FOREIGN_REFERENCE.findall(text)
@@ -103,59 +96,59 @@ class Expansion:
         return default or ""
 
 
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Texts of a field changed, names of an object not. What is no text stays, for the entry's checks to refuse."""
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Change every string in a field, but not the keys of objects. Other values are left for validation to reject."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
-        return [_map_texts(item, change) for item in cast("list[Any]", value)]
+        return [_map_strings(item, change) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
-        return {name: _map_texts(item, change) for name, item in cast("dict[str, Any]", value).items()}
+        return {name: _map_strings(item, change) for name, item in cast("dict[str, Any]", value).items()}
     return value
 
 
-def missing_keys_error(path: Path, missing: Mapping[str, list[str]], env_file: Path | None) -> MissingKeyError:
-    """One error for all the keys that the enabled servers lack; `missing` has the names by server."""
-    servers_of: dict[str, list[str]] = {}
-    for server, names in missing.items():
-        for name in names:
-            servers_of.setdefault(name, []).append(repr(server))
-    told = "; ".join(f"{name} for server {' and '.join(servers)}" for name, servers in servers_of.items())
-    file = Path(_DEFAULT_FILE).absolute() if env_file is None else env_file
-    return MissingKeyError(
-        f"{path} asks for keys that are not set: {told}",
-        fix=f"set each in the environment or as a line NAME=value in {file}, or disable the server; "
-        "${NAME:-} stands for a value that may be empty",
-    )
+def expand_entries(
+    path: Path, entries: Mapping[str, dict[str, Any]], env_file: Path | None
+) -> dict[str, dict[str, Any]]:
+    """The entries of an mcpServers file with keys in place of references. Registers the secrets among them.
 
-
-def refuse_foreign_references(path: Path, server: str, expansion: Expansion) -> None:
-    """`${env:NAME}` and `${input:id}` belong to other clients; passed on as they are they would be wrong keys."""
-    if expansion.foreign:
-        raise ServerFileError(
-            f"{path}: server {server!r} has {expansion.foreign[0]!r}, which mcprl does not expand",
-            fix="write ${NAME} or ${NAME:-default}",
-        )
-
-
-# ---- which values are secrets ----------------------------------------------------------------------------------------
-
-
-def register_expanded(expansion: Expansion) -> None:
-    """Make known what was expanded from `${NAME}`, under that name.
-
-    It is a secret where NAME is named like one, or where the value looks like one: a path, a region or a date is none.
+    Raises MissingKeyError that names all missing keys.
     """
-    for name, value in expansion.used.items():
-        _register(name, value, surely=looks_secret(name))
+    SECRETS.install_in_logging()
+    keys = load_keys(env_file)
+    expansions = {name: Expansion(entry, keys) for name, entry in entries.items()}
+    missing: dict[str, list[str]] = {}
+    for server, expansion in expansions.items():
+        if expansion.foreign:
+            # They belong to other clients. Passed on literally, they would be wrong keys.
+            raise ServerFileError(
+                f"{path}: server {server!r} has {expansion.foreign[0]!r}, which mcprl does not expand",
+                fix="write ${NAME} or ${NAME:-default}",
+            )
+        # Registered before any message about the entry, which could hold a key. A path, a region or a date is not a
+        # secret, unless its name is that of one.
+        for name, value in expansion.used.items():
+            _register(name, value, surely=looks_secret(name))
+        register_secrets(server, expansion.entry)
+        for name in expansion.missing:
+            missing.setdefault(name, []).append(repr(server))
+    if missing:
+        names = "; ".join(f"{name} for server {' and '.join(servers)}" for name, servers in missing.items())
+        file = Path(_DEFAULT_FILE).absolute() if env_file is None else env_file
+        raise MissingKeyError(
+            f"{path} asks for keys that are not set: {names}",
+            fix=f"set each in the environment or as a line NAME=value in {file}, or disable the server; "
+            "write ${NAME:-} for a value that may be empty",
+        )
+    return {name: expansion.entry for name, expansion in expansions.items()}
 
 
 def register_secrets(server: str, entry: Mapping[str, Any]) -> None:
-    """Make known the secrets that stand in an entry, so that no text shows them.
+    """Register the secrets in an entry, so that no text shows them.
 
-    - Values of `env` and `headers` whose names are names of secrets; of `Bearer X`, X.
-    - Values after options named like secrets in `args`.
-    - Of any URL: the password, parameters named like secrets, and long random parts of its path.
+    - Values of `env` and `headers` with the name of a secret; of `Bearer X`, X.
+    - Values in `args` after options with the name of a secret.
+    - In URLs: the password, parameters with the name of a secret, and long random parts of the path.
     """
     for field in ("env", "headers"):
         values = entry.get(field)
@@ -208,7 +201,7 @@ def _register_url(name: str, text: str) -> None:
         parts = urlsplit(text)
         user, password = parts.username or "", parts.password or ""
     except ValueError:
-        return  # no URL; the checks of the entry say so where it has to be one
+        return  # not a URL; validation of the entry reports it
     SECRETS.add(f"{name}_password", unquote(password))
     if not password and not _is_plain(user):
         SECRETS.add(f"{name}_user", unquote(user))
@@ -224,7 +217,7 @@ _PLAIN_PIECE = re.compile(r"[a-z]{0,14}|[A-Z]{0,14}|[A-Z][a-z]{0,13}|[0-9]{1,8}|
 
 
 def _is_plain(value: str) -> bool:
-    """Whether a value is made of words and small numbers, as paths, hosts, regions, dates and models are."""
+    """Whether a value consists of words and small numbers, like a path, host, region, date or model name."""
     return len(value) < MIN_SECRET_CHARACTERS or all(
         _PLAIN_PIECE.fullmatch(piece) for piece in re.split(r"[^A-Za-z0-9]", value)
     )

@@ -1,7 +1,7 @@
-"""Names of tools and arguments: allow and deny patterns, aliases, and results that are errors in disguise.
+"""Names of tools and arguments (allow and deny patterns, aliases), and rules for errors in the text of results.
 
-An alias never replaces a name that a tool really has: `{ticker: symbol, symbol: ticker}` serves tools that say `symbol`
-and tools that say `ticker` at once. Aliases do not chain.
+An alias never replaces a name that a tool really has: `{ticker: symbol, symbol: ticker}` works for tools with `symbol`
+and for tools with `ticker`. Aliases do not chain.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def matches(tool: str, patterns: Sequence[str]) -> bool:
-    """Whether a tool's name fits any of the patterns."""
+    """Whether a tool's name matches any of the patterns."""
     return any(fnmatchcase(tool, pattern) for pattern in patterns)
 
 
@@ -39,17 +39,17 @@ def is_offered(tool: str, allow: Sequence[str], deny: Sequence[str]) -> bool:
 
 
 SEARCHED_CHARS = 2048
-"""How much of a result the rules see. An error stands at the beginning, and long results are no errors.
+"""How much of a result the rules search. An error message is at the beginning, and long results are not errors.
 
-The regular expressions are the user's, and Python's take time quadratic in the text for as plain a rule as
-`\\w+: error` where it does not match: at most about 60 ms for this many characters, a minute for 64 KiB. A rule of
-exponential time, such as `(a+)+$`, stays the user's to avoid. `$` matches at the end of the part that is seen.
+The rules are the user's regular expressions. Python takes quadratic time for a rule as plain as `\\w+: error` if it
+does not match: at most about 60 ms for this many characters, a minute for 64 KiB. Users must avoid rules of exponential
+time, such as `(a+)+$`. `$` matches at the end of the searched part.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledRule:
-    """A rule ready to use.
+    """An error rule, compiled.
 
     CompiledRule(pattern=re.compile('"error": "(rate limit|upstream)'), fault=Fault.INFRASTRUCTURE, tools=("fmp_*",))
     """
@@ -65,10 +65,10 @@ def compile_rules(rules: Sequence[ErrorRule]) -> tuple[CompiledRule, ...]:
 
 
 def recognise(tool: str, text: str, is_error: bool, rules: Sequence[CompiledRule]) -> Fault | None:
-    """Whose fault a result is, or None where it is no error.
+    """Whose fault a result is; None if it is not an error.
 
-    The first rule that matches decides, whatever the server says. Where none does, an error that the server reports
-    itself is the policy's: MCP means it to be read by the model.
+    The first matching rule decides, whether or not the server reports an error. If none matches, an error that the
+    server reports is the policy's fault: MCP intends it for the model to read.
     """
     for rule in rules:
         if matches(tool, rule.tools) and rule.pattern.search(text, 0, SEARCHED_CHARS):
@@ -77,32 +77,33 @@ def recognise(tool: str, text: str, is_error: bool, rules: Sequence[CompiledRule
 
 
 def resolve_tool(name: str, offered: Collection[str], aliases: Mapping[str, str]) -> str:
-    """The tool that `name` means. A name that means none comes back as it is, for the answer to quote it."""
+    """The tool that `name` refers to. An unknown name is returned unchanged, for the error message."""
     if name in offered:
         return name
-    meant = aliases.get(name)
-    return meant if meant is not None and meant in offered else name
+    target = aliases.get(name)
+    return target if target is not None and target in offered else name
 
 
 def resolve_arguments(
     arguments: Mapping[str, Any], properties: Collection[str], aliases: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The arguments under the names that the tool knows, in their order, as a new dictionary.
+    """The arguments under the names of the tool's schema, in their order, as a new dictionary.
 
-    An argument is renamed where the tool has the argument meant, has none of the name given, and the one meant is
-    given neither by its own name nor by a second alias. Nothing is ever dropped: what stays ambiguous keeps its name,
-    and the check of the arguments explains it.
+    An argument is renamed if the tool has an argument of the target name, none of the given name, and the target is
+    given neither directly nor by a second alias. Nothing is dropped: an ambiguous argument keeps its name, and
+    validation reports it.
 
     resolve_arguments({"python_code": "1+1"}, {"code"}, {"python_code": "code"}) == {"code": "1+1"}
     """
     if not aliases:
         return dict(arguments)
-    meant = {
+    target = {
         name: aliases[name]
         for name in arguments
         if name in aliases and name not in properties and aliases[name] in properties and aliases[name] not in arguments
     }
-    claims = Counter(meant.values())
+    claims = Counter(target.values())
     return {
-        meant[name] if name in meant and claims[meant[name]] == 1 else name: value for name, value in arguments.items()
+        target[name] if name in target and claims[target[name]] == 1 else name: value
+        for name, value in arguments.items()
     }

@@ -1,14 +1,13 @@
-"""Pinned tools: a server may not change what it offers behind the policy's back, within a run or between runs.
+"""Pinned tools: a server may not change its tools unnoticed, within a run or between runs.
 
-A description is part of the prompt. A server that rewrites one, or widens a schema, changes what the policy is told and
-may do; so tools are compared with those pinned, by the hash of every field, each time a server starts.
+A description is part of the prompt. A server that rewrites one, or widens a schema, changes the policy's input and its
+possible actions. So tools are compared with the pinned ones, by the hash of all fields, each time a server starts.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mcprl.errors import ConfigFileError, ToolsChangedError
-from mcprl.files import canonical_json
+from mcprl.files import canonical_json, write_file
 from mcprl.secrets import SECRETS
 from mcprl.tools.catalog import ToolDefinition
 
@@ -26,7 +25,7 @@ __all__ = ["PinnedTools", "ToolsDiff", "compare_tools", "read_pins", "write_pins
 
 _FORMAT = 1
 _MAX_DIFF_LINES = 40
-# Of each definition, and of the whole difference: comparing lines takes time with their square.
+# Per definition, and for the whole diff: comparing lines takes quadratic time.
 _MAX_COMPARED_LINES = 1000
 _PIECE = re.compile(r".{1,100}$|.{1,99} |.{1,100}")
 _CONTINUED = "… "
@@ -34,7 +33,7 @@ _CONTINUED = "… "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsDiff:
-    """How the tools of a server differ from those pinned: names, and the lines of a unified diff of the definitions.
+    """How the tools of a server differ from the pinned ones: names, and the lines of a unified diff of the definitions.
 
     ToolsDiff(added=(), removed=("list_people",), changed=("find_person",),
               lines=("--- find_person, pinned", "+++ find_person, listed", "@@ -2,3 +2,3 @@", …))
@@ -58,8 +57,7 @@ class PinnedTools:
     pinned.check(listed)        # the server's first start: remembered
     pinned.check(listed_again)  # after a restart: the same tools, or ToolsChangedError
 
-    With a pin file, `PinnedTools(name, pins.get(name, ()), source=str(path))`: a server the file leaves out has no tool
-    that was ever reviewed.
+    With a pin file: `PinnedTools(name, pins.get(name, ()), source=str(path))`.
     """
 
     def __init__(
@@ -72,18 +70,18 @@ class PinnedTools:
 
     @property
     def definitions(self) -> tuple[ToolDefinition, ...]:
-        """The tools as first listed, in the server's own order, so that a pin file never changes a prompt.
+        """The tools as first listed, in the server's order, so that a pin file never changes a prompt.
 
-        Before any listing: those pinned.
+        Before the first listing: the pinned ones.
         """
         return (self._listed if self._listed is not None else self._pinned) or ()
 
     def check(self, listed: Sequence[ToolDefinition]) -> None:
-        """Raise ToolsChangedError where a tool was added, removed or changed. The order of tools is free."""
+        """Raise ToolsChangedError if a tool was added, removed or changed. The order of tools does not matter."""
         if self._pinned is None:
             self._pinned = self._listed = tuple(listed)
         if self._listed == tuple(listed):
-            return  # the usual case, and quicker seen than by hashes
+            return  # the usual case, and faster than comparing hashes
         diff = compare_tools(self._pinned, listed)
         if diff is None:
             self._listed = self._listed if self._listed is not None else tuple(listed)
@@ -93,13 +91,13 @@ class PinnedTools:
             shown.append(f"… and {len(diff.lines) - len(shown)} lines more")
         what = f"the tools of server {self._server!r} are not those of {self._source}: {diff.summary()}"
         raise ToolsChangedError(
-            SECRETS.redact("\n".join([what, *shown, "The policy would be told other things than were reviewed"])),
+            SECRETS.redact("\n".join([what, *shown, "The policy would get a prompt that was not reviewed"])),
             fix="review the change, then run `mcprl tools pin` and start again",
         )
 
 
 def compare_tools(pinned: Sequence[ToolDefinition], listed: Sequence[ToolDefinition]) -> ToolsDiff | None:
-    """What differs between two lists of tools, by the hashes of their definitions; None where nothing does."""
+    """How two lists of tools differ, by the hashes of their definitions; None if they are equal."""
     if sorted(tool.fingerprint() for tool in pinned) == sorted(tool.fingerprint() for tool in listed):
         return None
     before, after = _texts_by_name(pinned), _texts_by_name(listed)
@@ -120,7 +118,7 @@ def compare_tools(pinned: Sequence[ToolDefinition], listed: Sequence[ToolDefinit
 
 
 def write_pins(path: Path, servers: Mapping[str, tuple[str, Sequence[ToolDefinition]]]) -> None:
-    """Write the tools of all servers, each server with its version, sorted by name: the same tools, the same file."""
+    """Write the tools of all servers, each with its version, sorted by name: equal tools give an identical file."""
     document = {
         "mcprl_pins": _FORMAT,
         "servers": {
@@ -135,15 +133,12 @@ def write_pins(path: Path, servers: Mapping[str, tuple[str, Sequence[ToolDefinit
         },
     }
     text = _visible(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
-    # A run that starts meanwhile reads the old file or the new one, never half of one.
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    write_file(path, text.encode())
 
 
 def read_pins(path: Path) -> Mapping[str, tuple[ToolDefinition, ...]]:
-    """The pinned tools by server. Raises ConfigFileError where the file cannot be read or was edited by hand."""
+    """The pinned tools by server. Raises ConfigFileError if the file cannot be read or was edited by hand."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -157,7 +152,7 @@ def read_pins(path: Path) -> Mapping[str, tuple[ToolDefinition, ...]]:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigFileError(
-            f"{path} is no pin file: {place}: {first['msg']}", fix="write it again with `mcprl tools pin`"
+            f"{path} is not a pin file: {place}: {first['msg']}", fix="write it again with `mcprl tools pin`"
         ) from error
     if document.mcprl_pins != _FORMAT:
         raise ConfigFileError(
@@ -196,21 +191,21 @@ def _checked(path: Path, server: str, entry: _PinnedTool) -> ToolDefinition:
     definition = ToolDefinition(**entry.model_dump(exclude={"sha256"}))
     if definition.fingerprint() != entry.sha256:
         raise ConfigFileError(
-            f"{path}: {entry.name!r} of server {server!r} does not fit its sha256, so one was edited by hand",
+            f"{path}: {entry.name!r} of server {server!r} does not match its sha256, so the file was edited by hand",
             fix="review the file, then write it again with `mcprl tools pin`",
         )
     return definition
 
 
 def _sorted_fields(tool: ToolDefinition) -> dict[str, Any]:
-    """All fields but the name, with every object inside them in one order, as the hash sees them."""
+    """All fields except the name, with the keys of all objects sorted, as for the hash."""
     fields = asdict(tool)
     del fields["name"]
     return {name: json.loads(canonical_json(value)) for name, value in fields.items()}
 
 
 def _texts_by_name(tools: Sequence[ToolDefinition]) -> dict[str, list[str]]:
-    """The lines that a diff compares, by tool. A name listed twice keeps the lines of both."""
+    """The lines for the diff, by tool. A name that is listed twice has the lines of both."""
     texts: dict[str, list[str]] = {}
     for tool in sorted(tools, key=lambda tool: (tool.name, tool.fingerprint())):
         texts.setdefault(tool.name, []).extend(_pretty_lines(tool))
@@ -218,7 +213,7 @@ def _texts_by_name(tools: Sequence[ToolDefinition]) -> dict[str, list[str]]:
 
 
 def _pretty_lines(tool: ToolDefinition) -> list[str]:
-    """A definition as JSON lines of bounded length. Definitions that differ have lines that differ."""
+    """A definition as JSON lines of bounded length. Different definitions give different lines."""
     fields = _sorted_fields(tool)
     fields["description"] = fields["description"].split("\n")
     text = _visible(json.dumps(fields, indent=2, ensure_ascii=False))
@@ -226,21 +221,12 @@ def _pretty_lines(tool: ToolDefinition) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """The line in pieces, broken after spaces where there are any, without losing or adding a character."""
+    """The line in pieces, broken after spaces if possible, without losing or adding a character."""
     indent = line[: len(line) - len(line.lstrip())]
-    body = line[len(indent) :]
-    pieces = _PIECE.findall(body)
-    # No line of JSON begins with the mark of a continued one, so no two texts are wrapped into the same lines.
-    return [f"{indent}{_CONTINUED if n else ''}{piece}" for n, piece in enumerate(pieces)]
+    # No line of JSON begins with the continuation mark, so no two texts wrap to the same lines.
+    return [f"{indent}{_CONTINUED if n else ''}{piece}" for n, piece in enumerate(_PIECE.findall(line[len(indent) :]))]
 
 
 def _visible(text: str) -> str:
-    """JSON with every character that cannot be seen escaped: what is hidden from a reviewer is not hidden from a model.
-
-    The text stays valid JSON with the same meaning.
-    """
-    return "".join(char if char.isprintable() or char == "\n" else _json_escape(char) for char in text)
-
-
-def _json_escape(char: str) -> str:
-    return json.dumps(char)[1:-1]
+    """JSON with every invisible character escaped, so that nothing is hidden from a reviewer but not from a model."""
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)

@@ -1,9 +1,9 @@
-"""The processes behind one tool server: a few that all episodes share, or a fresh one for each episode.
+"""The processes behind one tool server: a few that all episodes share, or a fresh one per episode.
 
-A shared server has `replicas`; each call goes to the one that has least to do, and while one of them restarts the
-others carry on. Where it keeps a state for each episode, an episode stays with one of them. A server with `isolation:
-per_episode` is started for an episode, never lent twice, and ended with it; `spares` are kept warm, because a start
-takes about a second.
+A shared server has `replicas`. Each call goes to the one with the fewest calls in flight, and while one restarts the
+others serve. If the server keeps a state per episode, an episode stays with one replica. A server with `isolation:
+per_episode` is started for one episode, never reused, and ended with it; `spares` are started in advance, because a
+start takes about a second.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import logging
 import secrets
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
-from mcprl.errors import ServerLostError, ServerStartError
+from mcprl.errors import ServerStartError
 from mcprl.protocol import EPISODE, EPISODE_LIVES_S
 from mcprl.tools.catalog import ToolDefinition
 from mcprl.tools.connection import Answer, CallableServer, ServerConnection
@@ -32,7 +32,7 @@ __all__ = ["EpisodeKey", "EpisodePool", "ServerPool", "SharedPool", "make_pool"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeKey:
-    """What a server is told about an episode: a name that nobody can guess, and when it is certainly over.
+    """What a server learns about an episode: an id that nobody can guess, and after how long it is certainly over.
 
     EpisodeKey(lives_s=600.0)
     """
@@ -44,8 +44,8 @@ class EpisodeKey:
 class EpisodeServer:
     """Calls of one episode, always to the same process, and only while that process lives.
 
-    A server that died has lost what the episode did there. To go on with its next life would score the policy for a
-    world that forgot half of what it was told, so the episode is lost instead, and run again.
+    A server that died has lost the episode's state. Continuing with its next process would score the policy on a state
+    that lacks its earlier calls, so the episode is lost instead, and run again.
     """
 
     def __init__(self, connection: ServerConnection, episode: EpisodeKey) -> None:
@@ -58,44 +58,15 @@ class EpisodeServer:
         if self._session is None:
             self._session = session
         if session is not self._session:
-            raise ServerLostError(
-                f"server {self.connection.spec.name!r} died earlier in this episode, and what it held died with it",
-                fix=f"see its log {self.connection.log}",
-                delivered=False,
-            )
+            raise self.connection.state_lost()
         return await self.connection.call(tool, arguments, deadline_s, meta=self._meta)
 
 
 _logger = logging.getLogger(__name__)
 
 
-class ServerPool(Protocol):
-    """All processes of one server."""
-
-    @property
-    def spec(self) -> ServerSpec: ...
-    @property
-    def definitions(self) -> tuple[ToolDefinition, ...]: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def restarts(self) -> int: ...
-    @property
-    def pids(self) -> tuple[int, ...]: ...
-
-    async def open(self) -> None: ...
-    async def close(self) -> None: ...
-    def lease(self, episode: EpisodeKey) -> AbstractAsyncContextManager[CallableServer]: ...
-
-
-def make_pool(spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> ServerPool:
-    """The pool that the server's settings ask for. `starts` bounds how many servers start at the same moment."""
-    kind = EpisodePool if spec.settings.isolation == "per_episode" else SharedPool
-    return kind(spec, log_dir=log_dir, pins=pins, starts=starts)
-
-
 class _Pool:
-    """What both kinds have: a spec, pinned tools, and how a connection is made and opened."""
+    """What both kinds of pool share. `starts` limits how many servers start at the same time."""
 
     def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
         self.spec = spec
@@ -111,7 +82,7 @@ class _Pool:
 
     def _make(self, *, one_life: bool) -> ServerConnection:
         self._made += 1
-        # All lives of an isolated server write to one file: there would be thousands.
+        # All processes of a per-episode server write to one file: there would be thousands of files.
         number = f"-{self._made}" if self.spec.settings.replicas > 1 else ""
         log = self._log_dir / f"{quote(self.spec.name, safe='')}{number}.log"
         return ServerConnection(self.spec, log=log, pins=self._pins, one_life=one_life)
@@ -128,12 +99,12 @@ class _Pool:
 
 
 class SharedPool(_Pool):
-    """Replicas that every episode calls."""
+    """Replicas that all episodes call."""
 
     def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
         super().__init__(spec, log_dir=log_dir, pins=pins, starts=starts)
         self._replicas = [self._make(one_life=False) for _ in range(spec.settings.replicas)]
-        self._seated: Counter[ServerConnection] = Counter()
+        self._leases: Counter[ServerConnection] = Counter()
 
     @property
     def restarts(self) -> int:
@@ -144,7 +115,7 @@ class SharedPool(_Pool):
         return tuple(replica.pid for replica in self._replicas if replica.pid is not None)
 
     async def open(self) -> None:
-        """Start the first, which says what the tools are, then the others."""
+        """Start the first, which lists the tools, then the others."""
         first, *others = self._replicas
         await self._open(first)
         await asyncio.gather(*(self._open(replica) for replica in others))
@@ -157,12 +128,12 @@ class SharedPool(_Pool):
         if not any(tool.episodic for tool in self.definitions):
             yield self
             return
-        replica = min(self._replicas, key=lambda each: (not each.is_up, self._seated[each]))
-        self._seated[replica] += 1
+        replica = min(self._replicas, key=lambda each: (not each.is_up, self._leases[each]))
+        self._leases[replica] += 1
         try:
             yield EpisodeServer(replica, episode)
         finally:
-            self._seated[replica] -= 1
+            self._leases[replica] -= 1
 
     async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer:
         """Call the replica that is up and has the fewest calls in flight."""
@@ -171,7 +142,7 @@ class SharedPool(_Pool):
 
 
 class EpisodePool(_Pool):
-    """A fresh server for each episode, some of them started ahead of need."""
+    """A fresh server per episode, some of them started in advance."""
 
     def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
         super().__init__(spec, log_dir=log_dir, pins=pins, starts=starts)
@@ -187,7 +158,7 @@ class EpisodePool(_Pool):
         return tuple(each.pid for each in (*self._lent, *self._warm) if each.pid is not None)
 
     async def open(self) -> None:
-        """Start one, which says what the tools are and is the first to be lent, and the spares."""
+        """Start one, which lists the tools and goes to the first episode, then the spares."""
         self._warm.append(await self._open(self._make(one_life=True)))
         await asyncio.gather(*(self._start_spare() for _ in range(self.spec.settings.spares - 1)))
 
@@ -206,7 +177,7 @@ class EpisodePool(_Pool):
         try:
             yield connection
         finally:
-            # Ended behind the episode's back: the next one has a server of its own and need not wait for it.
+            # Closed in the background: the next episode has its own server and need not wait.
             self._run(self._end(connection))
 
     async def _take(self) -> ServerConnection:
@@ -215,7 +186,7 @@ class EpisodePool(_Pool):
             if connection.is_up:
                 self._refill()
                 return connection
-            self._run(connection.close())  # died while it waited
+            self._run(connection.close())  # died in the meantime
         self._refill()
         return await self._open(self._make(one_life=True))
 
@@ -230,7 +201,7 @@ class EpisodePool(_Pool):
         try:
             self._warm.append(await self._open(self._make(one_life=True)))
         except ServerStartError as error:
-            # Not lost: the episode that finds no spare starts one itself and reports why it could not.
+            # Not an error yet: an episode that finds no spare starts a server itself and reports the failure.
             _logger.warning("a spare server did not start: %s", error)
         finally:
             self._starting -= 1
@@ -243,3 +214,13 @@ class EpisodePool(_Pool):
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+ServerPool = SharedPool | EpisodePool
+"""All processes of one server."""
+
+
+def make_pool(spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> ServerPool:
+    """The pool that the server's settings ask for."""
+    kind = EpisodePool if spec.settings.isolation == "per_episode" else SharedPool
+    return kind(spec, log_dir=log_dir, pins=pins, starts=starts)

@@ -1,4 +1,4 @@
-"""One life of a tool server: its process, the handshake, its list of tools, and the moment it is over."""
+"""One session with a tool server, from the start of its process to its end."""
 
 from __future__ import annotations
 
@@ -36,12 +36,20 @@ from mcprl.tools.transports.stdio import stdio_transport
 
 __all__ = ["Session", "find_program", "list_tools", "open_session", "port_answers", "start_child"]
 
-
 _logger = logging.getLogger(__name__)
+
+_CONNECT_S = 2.0
+_PORT_POLL_S = 0.05
+_MAX_LIST_PAGES = 100
+# A message also holds JSON escapes, structured content beside the text, or a long list of tools.
+_MIN_MESSAGE_BYTES = 4 * 1024 * 1024
+_MESSAGE_BYTES_PER_RESULT_BYTE = 16
+# The tokens of this process's servers are derived from it.
+_TOKEN_KEY = secrets.token_bytes(32)
 
 
 class ResultChecks:
-    """The output schemas of a server's tools. Each is compiled when its first result comes."""
+    """Checks results against the output schemas of a server's tools. Compiles each schema at its first result."""
 
     def __init__(self, server: str, schemas: Mapping[str, Mapping[str, Any] | None]) -> None:
         self._server = server
@@ -49,7 +57,7 @@ class ResultChecks:
         self._checks: dict[str, SchemaCheck] = {}
 
     async def validate(self, name: str, result: CallToolResult) -> None:
-        """Raise RuntimeError, as the SDK does, if a result breaks the schema that its tool promises."""
+        """Raise RuntimeError, as the SDK does, if a result violates the output schema of its tool."""
         schema = self._schemas.get(name)
         if schema is None:
             return
@@ -74,27 +82,24 @@ class ResultChecks:
             raise RuntimeError(f"invalid structured content returned by tool {name}: {error.message}")
 
 
-_KNOCK_S = 2.0
-
-
 def find_program(spec: ServerSpec) -> str | None:
-    """Where the program is that a server's `command`, or the first word of its `start`, names; None where nowhere."""
+    """The path of the program that a server's `command`, or the first word of its `start`, names; None if not found."""
     program = spec.command if spec.command is not None else spec.settings.start[0]
     if "/" in program:
-        # Relative to the server's own folder, as it is for the shell; absolute, because the child changes there first.
+        # Relative to the server's folder, as in a shell; made absolute because the child changes its folder first.
         program = os.path.abspath(Path(spec.cwd or ".") / program)
-    # Looked up here because the operating system would search our own PATH, not the child's.
+    # Searched here because the operating system would search our PATH, not the child's.
     return shutil.which(program, path=_environment(spec)["PATH"])
 
 
 async def start_child(spec: ServerSpec, *, port: int | None, log: Path) -> ChildProcess:
-    """Start the process of a server, with pipes where it speaks over its standard streams.
+    """Start the process of a server, with pipes if it uses stdio.
 
-    `port` is written in the place of `{port}` in a start command. Raises OSError where it cannot be executed.
+    `port` replaces `{port}` in a start command. Raises OSError if the program cannot be executed.
     """
     program = find_program(spec)
     if program is None:
-        raise FileNotFoundError(f"there is no program {spec.command or spec.settings.start[0]!r} on the PATH")
+        raise FileNotFoundError(f"command {spec.command or spec.settings.start[0]!r} not found on the PATH")
     arguments = spec.args if spec.command is not None else spec.settings.start[1:]
     return await ChildProcess.start(
         [program, *(word if port is None else word.replace(PORT, str(port)) for word in arguments)],
@@ -107,11 +112,11 @@ async def start_child(spec: ServerSpec, *, port: int | None, log: Path) -> Child
 
 
 async def port_answers(url: str) -> bool:
-    """Whether something accepts connections where the URL points."""
+    """Whether something accepts connections at the host and port of a URL."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        async with asyncio.timeout(_KNOCK_S):
+        async with asyncio.timeout(_CONNECT_S):
             _, writer = await asyncio.open_connection(parts.hostname, port)
     except OSError:
         return False
@@ -122,21 +127,12 @@ async def port_answers(url: str) -> bool:
 
 
 def _environment(spec: ServerSpec) -> dict[str, str]:
-    """What the SDK counts as safe to inherit (HOME, PATH, USER and the like), and the server's own variables."""
+    """The variables that the SDK considers safe to inherit (HOME, PATH, USER etc.), and those of the spec."""
     return {**get_default_environment(), "PATH": search_path(), **spec.env}
 
 
-_MAX_LIST_PAGES = 100
-_PORT_POLL_S = 0.05
-# A message also holds JSON escapes, structured content beside the text, or a long list of tools.
-_MIN_MESSAGE_BYTES = 4 * 1024 * 1024
-_MESSAGE_BYTES_PER_RESULT_BYTE = 16
-# Of this process: what the tokens of its servers are made from.
-_TOKEN_KEY = secrets.token_bytes(32)
-
-
 class Session:
-    """A server that answers. The one who opened it waits for its end with `until_over`."""
+    """An open session with a server. Its opener waits for its end with `until_over`."""
 
     client: Client
     definitions: tuple[ToolDefinition, ...] = ()
@@ -150,16 +146,16 @@ class Session:
         self.heard_at = 0.0
         """When the server last sent anything, on the event loop's clock."""
         self.calls: set[asyncio.Task[CallToolResult]] = set()
-        """Calls under way, also those that nobody waits for any more."""
+        """Calls in progress, including those that nobody awaits any more."""
 
     def end(self, why: str) -> None:
-        """Note that the session is over. The first reason stands."""
+        """Mark the session as over. The first reason is kept."""
         if not self.over.is_set():
             self.why = why
             self.over.set()
 
     def forget(self, call: asyncio.Task[CallToolResult]) -> None:
-        """A call has ended. Its error is looked at here, because the one who made it may have gone."""
+        """A call has ended. Retrieve its error, because its caller may be gone."""
         self.calls.discard(call)
         if not call.cancelled():
             call.exception()
@@ -168,7 +164,7 @@ class Session:
         self.heard_at = asyncio.get_running_loop().time()
 
     async def until_over(self) -> None:
-        """Wait until the session, or the process behind it, has ended."""
+        """Wait until the session or its process has ended."""
         if self.child is None:
             await self.over.wait()
             return
@@ -183,12 +179,12 @@ class Session:
             over.cancel()
 
     async def watch_tools(self) -> None:
-        """Ask a server of the stateless protocol to say when its tools change; older ones do so unasked."""
+        """Subscribe to changes of the tool list if the protocol is stateless; older servers notify unasked."""
         capabilities = self.client.server_capabilities.tools
         is_modern = self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
         if not is_modern or capabilities is None or not capabilities.list_changed:
             return
-        # A server may refuse or drop the subscription: a change is then found when it next starts.
+        # If the server refuses or drops the subscription, a change is found at its next start.
         with contextlib.suppress(MCPError, SubscriptionLost, TimeoutError):
             async with self.client.listen(tools_list_changed=True) as subscription:
                 async for _ in subscription:
@@ -196,7 +192,7 @@ class Session:
 
 
 async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Session:
-    """Start the server and shake hands. What was opened is closed by `stack`."""
+    """Start the server and initialize the session. `stack` closes everything."""
     spec = _with_token(_with_folder(stack, spec))
     if spec.make is not None:
         session = Session()
@@ -225,7 +221,7 @@ async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
         if isinstance(message, ToolListChangedNotification):
             session.tools_changed.set()
 
-    # No response cache: a restarted server is asked again what it offers.
+    # No response cache: a restarted server must list its tools again.
     session.client = await stack.enter_async_context(Client(server, cache=None, message_handler=on_message))
     info = session.client.server_info
     session.version = info.version if info is not None else ""
@@ -233,7 +229,7 @@ async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
 
 
 async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
-    """All tools of a server, page by page. From then on its results are held to the output schemas listed."""
+    """All tools of a server, from all pages. Also makes the session check results against their output schemas."""
     tools: list[Tool] = []
     cursor: str | None = None
     size = 0
@@ -245,19 +241,19 @@ async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
         tools.extend(page.tools)
         cursor = page.next_cursor
         if cursor is None:
-            # The SDK's own check of results runs on the event loop, and as long as a server's schema makes it.
+            # The SDK's own check runs on the event loop, for as long as the server's schema takes.
             checks = ResultChecks(server, {tool.name: tool.output_schema for tool in tools})
             client.session.validate_tool_result = checks.validate
             return await asyncio.to_thread(lambda: tuple(map(definition_of, tools)))
     raise ServerStartError(
         f"server {server!r} lists its tools on more than {_MAX_LIST_PAGES} pages",
-        fix="mend the server: its last page must carry no nextCursor",
+        fix="fix the server: its last page must not have a nextCursor",
     )
 
 
 def _measure(server: str, tools: Sequence[Tool]) -> int:
     try:
-        # Twice the depth of a schema: tools that are not on offer may be as odd as they like.
+        # Twice the depth of a schema, since tools that are not offered need not be usable.
         listed = [[tool.name, tool.description, tool.input_schema, tool.output_schema] for tool in tools]
         return measure(listed, most_bytes=MAX_LISTING_BYTES, most_depth=2 * MAX_DEPTH)
     except OverLimitError as error:
@@ -272,7 +268,7 @@ def _too_large(server: str, what: str) -> ToolLimitError:
 
 
 def _with_folder(stack: AsyncExitStack, spec: ServerSpec) -> ServerSpec:
-    """The spec with a folder of this life's own wherever it asks for one."""
+    """The spec with a new folder in place of {folder}."""
     words = (*spec.args, *spec.env.values(), *spec.settings.start, spec.cwd or "")
     if not any(FOLDER in word for word in words):
         return spec
@@ -289,10 +285,10 @@ def _with_folder(stack: AsyncExitStack, spec: ServerSpec) -> ServerSpec:
 
 
 def _with_token(spec: ServerSpec) -> ServerSpec:
-    """The spec with a token for a server that we start on a port, which every user of this machine can connect to.
+    """The spec with a token, if we start the server on a port: every user of this machine can connect to it.
 
-    The server reads it in its environment and we send it with each request. It is another one for each server, so that
-    none can call the others, and stays the same as long as our process lives: it is a secret, and those are kept.
+    The server gets it in its environment and we send it with each request. Each server has a different one, so that
+    none can call the others. It stays the same while our process runs, because registered secrets are never dropped.
     """
     if not spec.settings.start:
         return spec
@@ -307,7 +303,7 @@ def _max_message_bytes(spec: ServerSpec) -> int:
 async def _start_stdio(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Session:
     if find_program(spec) is None:
         raise ServerStartError(
-            f"server {spec.name!r} did not start: there is no program {spec.command!r}",
+            f"server {spec.name!r} did not start: command {spec.command!r} not found",
             fix="install it, or correct 'command' in the mcpServers file",
         )
     child = await start_child(spec, port=None, log=log)
@@ -316,7 +312,7 @@ async def _start_stdio(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
 
 
 async def _start_http(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> tuple[Session, str]:
-    """The session to be, and where its server answers. A server that someone else started is only spoken to."""
+    """The session, and the URL of its server. Starts the server if the spec has a start command."""
     assert spec.url is not None
     if not spec.settings.start:
         return Session(), spec.url

@@ -1,26 +1,26 @@
-"""Counts of what happened to calls, by server and tool: cheap for every call, bounded in memory, JSON at the end.
+"""Statistics of tool calls by server and tool: cheap per call, bounded in memory, written as JSON.
 
-`FILE_NAME` in a run's folder holds them, written by `write_stats` and shown by `mcprl tools stats`.
+They are in `FILE_NAME` in a run's folder; `mcprl tools stats` shows them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
-from typing import NotRequired, TypeVar
+from typing import NotRequired, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from mcprl.errors import ConfigFileError, McprlError
+from mcprl.files import write_file
 from mcprl.records import Observation, Source
 
 __all__ = [
@@ -41,17 +41,17 @@ T = TypeVar("T")
 
 FILE_NAME = "tool_stats.json"
 
-# Each bucket of latencies ends one per cent above the one before.
+# Each latency bucket ends one percent above the one before.
 _BUCKETS_PER_E = 1 / math.log(1.01)
-# Looking a member up in its class takes longer than all the rest of a count.
+# Looking up an enum member takes longer than the rest of `record`.
 _LIVE, _CACHE, _CASSETTE = Source.LIVE, Source.CACHE, Source.CASSETTE
 
 
 class LatencyFigures(TypedDict):
-    """Milliseconds from call to answer, of all live calls. A percentile is up to one per cent too high, `max` exact.
+    """Milliseconds from call to answer, over all live calls. A percentile is up to one percent too high, `max` exact.
 
-    `buckets` are the calls by latency: bucket n ends at 1.01ⁿ microseconds. They are what figures of several toolboxes
-    are merged from; a file of an older run has none.
+    `buckets` count the calls by latency: bucket n ends at 1.01ⁿ microseconds. They allow merging the figures of several
+    toolboxes. Files of older runs have none.
     """
 
     p50: float
@@ -61,7 +61,7 @@ class LatencyFigures(TypedDict):
 
 
 class ToolFigures(TypedDict):
-    """What happened to the calls of one tool. `calls` is `ok`, `policy_faults` and all `failures` together."""
+    """The calls of one tool. `calls` is the sum of `ok`, `policy_faults` and all `failures`."""
 
     calls: int
     ok: int
@@ -76,7 +76,7 @@ class ToolFigures(TypedDict):
 
 
 class ServerFigures(TypedDict):
-    """One server: what it cost, and its tools."""
+    """One server and its tools."""
 
     restarts: int
     calls: int
@@ -86,7 +86,7 @@ class ServerFigures(TypedDict):
 
 
 class StatsDocument(TypedDict):
-    """All servers of a run. `unknown_tool_calls` named no tool on offer, so they belong to no server."""
+    """All servers of a run. `unknown_tool_calls` named no offered tool, so they belong to no server."""
 
     servers: dict[str, ServerFigures]
     unknown_tool_calls: NotRequired[int]
@@ -94,7 +94,7 @@ class StatsDocument(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStats:
-    """What one server went through as a whole. `calls` were really made, repeated attempts included.
+    """The counts of one server as a whole. `calls` were really sent, retries included.
 
     ServerStats(restarts=1, calls=250, usd=0.25, breaker_openings=0)
     """
@@ -115,11 +115,11 @@ class ToolStats:
 
     def __init__(self) -> None:
         self.unknown_tool_calls = 0
-        """Calls that named no tool. One number, because the policy may invent names without end."""
+        """Calls that named no tool. One number, because the policy may invent any number of names."""
         self._counts: dict[tuple[str, str], _Counts] = {}
 
     def record(self, observation: Observation, *, shared: bool = False) -> None:
-        """Count a call that got an answer. `shared`: another call in flight brought it."""
+        """Count a call that got an answer. `shared`: from an equal call in flight."""
         if observation.server is None:
             self.unknown_tool_calls += 1
             return
@@ -162,32 +162,24 @@ class ToolStats:
         return counts
 
 
+@dataclass(slots=True)
 class _Counts:
     """The running counts of one tool."""
 
-    __slots__ = (
-        "buckets",
-        "cached",
-        "calls",
-        "failures",
-        "longest_s",
-        "policy_faults",
-        "replayed",
-        "retries",
-        "shared",
-        "truncated",
-    )
-
-    def __init__(self) -> None:
-        self.calls = self.policy_faults = self.retries = 0
-        self.cached = self.replayed = self.shared = self.truncated = 0
-        self.failures: dict[str, int] = {}
-        self.buckets: dict[int, int] = {}
-        self.longest_s = 0.0
+    calls: int = 0
+    policy_faults: int = 0
+    failures: dict[str, int] = field(default_factory=dict[str, int])
+    retries: int = 0
+    cached: int = 0
+    replayed: int = 0
+    shared: int = 0
+    truncated: int = 0
+    buckets: dict[int, int] = field(default_factory=dict[int, int])
+    longest_s: float = 0.0
 
     def add_latency(self, latency_s: float) -> None:
         if not latency_s:
-            return  # refused before it reached the server: says nothing about how fast the server is
+            return  # refused before it reached the server, so it does not measure the server
         bucket = math.ceil(math.log(latency_s * 1e6) * _BUCKETS_PER_E)
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         if latency_s > self.longest_s:
@@ -209,7 +201,7 @@ class _Counts:
 
 
 def stats_document(servers: Mapping[str, ServerStats], tools: ToolStats) -> StatsDocument:
-    """The whole of a run's figures, with every server in it, called or not."""
+    """All figures of a run, including servers that were never called."""
     by_server = tools.as_dict()
     return StatsDocument(
         servers={
@@ -222,9 +214,9 @@ def stats_document(servers: Mapping[str, ServerStats], tools: ToolStats) -> Stat
 def merge_stats(
     documents: Sequence[StatsDocument], *, spent: Mapping[str, tuple[int, float]] | None = None
 ) -> StatsDocument:
-    """The figures of several toolboxes as those of one that got all their calls.
+    """The figures of several toolboxes, as if one had made all their calls.
 
-    `spent` is what a service counted of each server, in calls and USD: it still knows those of a worker that is gone.
+    `spent` are the calls and USD that a limits service counted per server: it also knows those of workers that died.
     """
     names = dict.fromkeys(name for document in documents for name in document["servers"])
     servers: dict[str, ServerFigures] = {}
@@ -238,7 +230,7 @@ def merge_stats(
 
 def _merged_server(parts: Sequence[ServerFigures], spent: tuple[int, float]) -> ServerFigures:
     tools = dict.fromkeys(tool for part in parts for tool in part["tools"])
-    # In decimal, as budgets count. What a service counted is never less, except where a server needs no service.
+    # In decimal, as budgets count. The service's count is never lower, unless the server has no limits.
     usd = float(sum((Decimal(str(part["usd"])) for part in parts), Decimal(0)))
     return ServerFigures(
         restarts=sum(part["restarts"] for part in parts),
@@ -249,19 +241,16 @@ def _merged_server(parts: Sequence[ServerFigures], spent: tuple[int, float]) -> 
     )
 
 
+_SUMMED = ("calls", "ok", "policy_faults", "retries", "cached", "replayed", "shared", "truncated")
+
+
 def _merged_tool(parts: Sequence[ToolFigures]) -> ToolFigures:
-    return ToolFigures(
-        calls=sum(part["calls"] for part in parts),
-        ok=sum(part["ok"] for part in parts),
-        policy_faults=sum(part["policy_faults"] for part in parts),
-        failures=dict(sorted(_summed(part["failures"] for part in parts).items())),
-        retries=sum(part["retries"] for part in parts),
-        cached=sum(part["cached"] for part in parts),
-        replayed=sum(part["replayed"] for part in parts),
-        shared=sum(part["shared"] for part in parts),
-        truncated=sum(part["truncated"] for part in parts),
-        latency_ms=_merged_latency([part["latency_ms"] for part in parts if part["latency_ms"] is not None]),
-    )
+    figures = {
+        **{name: sum(part[name] for part in parts) for name in _SUMMED},
+        "failures": dict(sorted(_summed(part["failures"] for part in parts).items())),
+        "latency_ms": _merged_latency([part["latency_ms"] for part in parts if part["latency_ms"] is not None]),
+    }
+    return cast("ToolFigures", figures)
 
 
 def _merged_latency(parts: Sequence[LatencyFigures]) -> LatencyFigures | None:
@@ -286,21 +275,19 @@ def _latency_figures(buckets: Mapping[int, int], max_ms: float) -> LatencyFigure
 
 
 def _percentile_ms(ordered: Mapping[int, int], percent: int) -> float:
-    """Nearest rank: the end of the first bucket up to which at least so many per cent of all values lie."""
+    """Nearest rank: the end of the first bucket up to which at least this percentage of all values lies."""
     reached = list(accumulate(ordered.values()))
     bucket = list(ordered)[bisect_left(reached, math.ceil(percent * reached[-1] / 100))]
     return round(math.exp(bucket / _BUCKETS_PER_E) / 1000, 3)
 
 
 def write_stats(folder: Path, document: StatsDocument) -> None:
-    """Replace the figures in a run's folder. Whoever reads meanwhile gets the old ones or the new ones, whole."""
-    unfinished = folder / f".{FILE_NAME}.{os.getpid()}"
-    unfinished.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    unfinished.replace(folder / FILE_NAME)
+    """Replace the figures in a run's folder, atomically."""
+    write_file(folder / FILE_NAME, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_stats(folder: Path) -> StatsDocument:
-    """The figures in a run's folder. Raises ConfigFileError where there are none."""
+    """The figures in a run's folder. Raises ConfigFileError if there are none."""
     path = folder / FILE_NAME
     try:
         return _DOCUMENT.validate_json(path.read_text(encoding="utf-8"))
@@ -312,7 +299,7 @@ def read_stats(folder: Path) -> StatsDocument:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigFileError(
-            f"{path} holds no tool statistics: {place}: {first['msg']}", fix="give the folder of a run"
+            f"{path} is not a file of tool statistics: {place}: {first['msg']}", fix="give the folder of a run"
         ) from error
 
 

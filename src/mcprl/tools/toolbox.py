@@ -1,4 +1,4 @@
-"""The tool servers of a run, open together: one catalog, and leases that episodes call tools through."""
+"""All tool servers of a run: one catalog, and leases through which episodes call tools."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = ["ToolLease", "Toolbox", "open_toolbox"]
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-# A start is mostly the server's own imports: more at once than there are cores only delays all of them.
+# A start is mostly CPU time for imports, so more at once would only delay all of them.
 _STARTS_PER_CORE = 2
 
 
 class Toolbox:
-    """All servers of a run. Entering starts them and builds the catalog; leaving ends them.
+    """All servers of a run. Entering starts them and builds the catalog; leaving stops them.
 
     async with Toolbox(load_server_specs(Path("servers.json"), {}), log_dir=Path("logs")) as toolbox:
         async with toolbox.lease(["find_person"]) as lease:
             observation = await lease.call(ToolCall(name="find_person", arguments={"name": "Ana"}))
 
-    With a cassette in mode `replay` no server is started: the cassette says which tools there are, and `replayed`
-    holds the settings of its servers. Rates and budgets are the toolbox's own, or those of the service `limits`.
+    With a cassette in mode `replay` no server is started: the cassette lists the tools, and `replayed` has the settings
+    of its servers. Rates and budgets are the toolbox's own, or those of the service `limits`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Toolbox:
         self._cassette = cassette
         self._mode: CassetteMode = cassette_mode
         self._replayed = replayed or {}
-        self._desk = limits
+        self._limits = limits
         self._pools: dict[str, ServerPool] = {}
         self._routes: dict[str, Route] = {}
         self._stack = AsyncExitStack()
@@ -81,7 +81,7 @@ class Toolbox:
 
     @property
     def definitions(self) -> Mapping[str, tuple[str, tuple[ToolDefinition, ...]]]:
-        """Of each server its version and its tools, those not on offer included."""
+        """The version and the tools of each server, including tools that are not offered."""
         if self._mode == "replay":
             assert self._cassette is not None
             return self._cassette.tools()
@@ -89,15 +89,15 @@ class Toolbox:
 
     @property
     def restarts(self) -> int:
-        """How often any server had to be started again."""
+        """How often any server was restarted."""
         return sum(pool.restarts for pool in self._pools.values())
 
     def pids(self, server: str) -> tuple[int, ...]:
-        """The processes of a server that run now; none where someone else started it."""
+        """The running processes of a server; none if mcprl did not start it."""
         return self._pools[server].pids
 
     def stats(self) -> StatsDocument:
-        """What happened to all calls so far, by server and tool."""
+        """Statistics of all calls so far, by server and tool."""
         assert self._pipeline is not None
         servers = {
             name: ServerStats(
@@ -117,7 +117,7 @@ class Toolbox:
             settings = {spec.name: spec.settings for spec in self._specs} or self._replayed
             definitions = self.definitions
             self._routes = {
-                name: open_route(name, settings.get(name, ServerSettings()), version, self._desk)
+                name: open_route(name, settings.get(name, ServerSettings()), version, self._limits)
                 for name, (version, _) in definitions.items()
             }
             tools = tuple(_on_offer(definitions, self._routes))
@@ -136,9 +136,9 @@ class Toolbox:
     def lease(
         self, tool_names: Sequence[str] | None, *, probes: Sequence[str] = (), lives_s: float = 3600.0
     ) -> AbstractAsyncContextManager[ToolLease]:
-        """The named tools (all for None) for one episode. Any other tool is unknown to it.
+        """The named tools (None: all) for one episode. It cannot call any other tool.
 
-        `probes` are tools that only the environment will call; the episode is certainly over after `lives_s`.
+        `probes` are tools that only the environment calls; the episode is certainly over after `lives_s`.
         """
         return self._lease(tool_names, probes, EpisodeKey(lives_s=lives_s))
 
@@ -158,7 +158,7 @@ class Toolbox:
             yield ToolLease(tools, self._pipeline, servers, probed)
 
     async def _open(self) -> None:
-        """Start every server. The first failure is raised, the others are named with it."""
+        """Start every server. The first failure is raised, the others are added to it as notes."""
         starts = asyncio.Semaphore(_STARTS_PER_CORE * (os.cpu_count() or 1))
         pinned = self._read_pins()
         for spec in self._specs:
@@ -206,16 +206,16 @@ class ToolLease:
     async def call(
         self, call: ToolCall, *, without: Collection[str] = (), instead: Instead | None = None
     ) -> Observation:
-        """Run one call. Faults of the policy are observations; an InfrastructureError is raised.
+        """Run one call. Faults of the policy are returned as observations; an InfrastructureError is raised.
 
-        To this call there are no tools named in `without`. What `instead` shows takes the place of a call that could
-        have been made.
+        Tools in `without` do not exist for this call. If `instead` returns an observation, a valid call is not made and
+        that is shown in its place.
         """
         offered = {name: tool for name, tool in self._offered.items() if name not in without}
         return await self._pipeline.run(call, offered=offered, servers=self._servers, instead=instead)
 
     async def probe(self, call: ToolCall) -> Observation:
-        """Run one call of the environment, which looks at the world behind the policy's back."""
+        """Run one call of the environment, which inspects the state of the world."""
         return await self._pipeline.run(call, offered=self._probed, servers=self._servers)
 
 
@@ -223,9 +223,9 @@ class ToolLease:
 async def open_toolbox(
     config: ServersConfig, *, log_dir: Path, limits: LimitsService | None = None
 ) -> AsyncGenerator[Toolbox]:
-    """The toolbox of a recipe: servers with their keys, pins and cassette as its `servers` section says.
+    """The toolbox of a recipe: servers, keys, pins and cassette as configured in its `servers` section.
 
-    `limits` is the service that keeps rates and budgets for several toolboxes; without one they are this toolbox's own.
+    `limits` is a service that keeps rates and budgets for several toolboxes; without it this toolbox keeps its own.
     """
     specs: Sequence[ServerSpec] = ()
     if config.cassette_mode != "replay":
@@ -250,21 +250,20 @@ async def open_toolbox(
 
 
 def _check_replayed(config: ServersConfig, cassette: Cassette) -> None:
-    """In strict replay there is no mcpServers file to compare the names in the settings with."""
+    """In strict replay there is no mcpServers file, so the names in the settings are compared with the cassette."""
     if config.cassette_mode != "replay":
         return
     known = cassette.tools()
     for name in config.settings:
         if name not in known:
             raise ServerFileError(
-                f"servers.settings names {name!r}, but {config.cassette} holds no such server"
-                f"{did_you_mean(name, known)}",
+                f"servers.settings names {name!r}, but {config.cassette} has no such server{did_you_mean(name, known)}",
                 fix="correct the name, or record that server",
             )
 
 
 async def _gather(*works: Awaitable[_Result]) -> list[_Result]:
-    """Do all. The first failure is raised, the others are named with it."""
+    """Await all. The first failure is raised, the others are added to it as notes."""
     outcomes = await asyncio.gather(*works, return_exceptions=True)
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors:
@@ -275,7 +274,7 @@ async def _gather(*works: Awaitable[_Result]) -> list[_Result]:
 
 
 async def _compile(tools: Sequence[Tool], routes: Mapping[str, Route]) -> dict[str, ArgumentCheck]:
-    """The checks of all tools, made off the event loop, each server's within the time that it has to start."""
+    """The argument checks of all tools, compiled off the event loop, per server within its start deadline."""
     by_server: dict[str, list[Tool]] = {}
     for tool in tools:
         by_server.setdefault(tool.server, []).append(tool)

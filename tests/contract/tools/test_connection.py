@@ -181,7 +181,7 @@ async def test_a_restart_that_fails_says_so_and_a_later_one_may_work(tmp_path):
 
 async def test_a_missing_program_is_named(tmp_path):
     spec = ServerSpec(name="gone", command="no-such-program-here")
-    message = r"E-TOOL-010 server 'gone' .* no program 'no-such-program-here'\. Fix: install it"
+    message = r"E-TOOL-010 server 'gone' .* command 'no-such-program-here' not found\. Fix: install it"
     with pytest.raises(ServerStartError, match=message):
         await ServerConnection(spec, log=tmp_path / "server.log").__aenter__()
 
@@ -189,7 +189,7 @@ async def test_a_missing_program_is_named(tmp_path):
 async def test_a_missing_start_program_is_named(tmp_path):
     settings = ServerSettings(start=("no-such-program-here", "{port}"))
     spec = ServerSpec(name="gone", url="http://127.0.0.1:{port}/mcp", settings=settings)
-    with pytest.raises(ServerStartError, match="no program 'no-such-program-here'"):
+    with pytest.raises(ServerStartError, match="command 'no-such-program-here' not found"):
         await ServerConnection(spec, log=tmp_path / "server.log").__aenter__()
 
 

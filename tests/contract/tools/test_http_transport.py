@@ -166,7 +166,7 @@ async def test_a_refused_key_is_told_as_such_and_not_shown(status, caplog):
 
     told = await outcome_of_misbehaviour(behave, headers={"Authorization": f"Bearer {key}"})
     assert told.trouble is Trouble.BROKEN
-    assert "refused the key" in told.detail
+    assert "rejected the key" in told.detail
     assert key not in repr(told) + caplog.text
 
 

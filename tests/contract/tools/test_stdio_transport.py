@@ -293,7 +293,7 @@ def test_a_program_is_looked_up_in_the_servers_own_path_and_folder(tmp_path, mon
 
 
 async def test_a_missing_program_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no program 'nowhere'"):
+    with pytest.raises(FileNotFoundError, match="command 'nowhere' not found"):
         await start_child(ServerSpec(name="s", command="nowhere"), port=None, log=tmp_path / "log")
 
 

@@ -255,7 +255,7 @@ def test_a_pin_file_edited_by_hand_fails_the_check_and_is_replaced_by_the_next_p
     pins.write_text(pins.read_text().replace("Repeats a text.", "Repeats any text."))
     checked = mcprl("tools", "pin", str(office / "recipe.yaml"), "--check")
     assert checked.returncode == 2
-    assert "does not fit its sha256" in checked.stderr
+    assert "does not match its sha256" in checked.stderr
     code, out = pin()
     assert code == 0
     assert "The old file cannot be compared" in out

@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.errors import CassetteError
+from mcprl.files import canonical_json
 from mcprl.secrets import SECRETS
-from mcprl.tools.cassettes.cassette import ANY_VERSION, Cassette, canonical_arguments
+from mcprl.tools.cassettes.cassette import ANY_VERSION, Cassette
 from mcprl.tools.cassettes.importing import find_faults
 from mcprl.tools.catalog import ToolDefinition, definition_of
 
@@ -67,49 +68,49 @@ def same(one, other) -> bool:
 
 @given(ARGUMENTS)
 def test_the_order_of_arguments_does_not_matter(arguments):
-    assert canonical_arguments(arguments) == canonical_arguments(reversed_keys(arguments))
+    assert canonical_json(arguments) == canonical_json(reversed_keys(arguments))
 
 
 @given(ARGUMENTS, ARGUMENTS)
 def test_two_calls_share_a_key_exactly_where_their_arguments_mean_the_same(one, other):
-    assert (canonical_arguments(one) == canonical_arguments(other)) is same(one, other)
+    assert (canonical_json(one) == canonical_json(other)) is same(one, other)
 
 
 @given(ARGUMENTS)
 def test_a_key_is_json_that_means_the_arguments(arguments):
-    key = canonical_arguments(arguments)
+    key = canonical_json(arguments)
     assert same(json.loads(key), arguments)
-    assert canonical_arguments(json.loads(key)) == key
+    assert canonical_json(json.loads(key)) == key
 
 
 @pytest.mark.parametrize(
     ("one", "other"), [(1, 1.0), (0, -0.0), (10**22, 1e22), ([2.0, {"a": 3.0}], [2, {"a": 3}]), ((1, 2), [1, 2])]
 )
 def test_equal_numbers_have_one_key(one, other):
-    assert canonical_arguments({"x": one}) == canonical_arguments({"x": other})
+    assert canonical_json({"x": one}) == canonical_json({"x": other})
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (0, False), (1, "1"), (None, "null"), ("a", "a "), ({}, [])])
 def test_values_of_different_kinds_have_different_keys(one, other):
-    assert canonical_arguments({"x": one}) != canonical_arguments({"x": other})
+    assert canonical_json({"x": one}) != canonical_json({"x": other})
 
 
 def test_two_unicode_forms_of_a_letter_are_two_arguments():
     composed, decomposed = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
-    assert canonical_arguments({"q": composed}) != canonical_arguments({"q": decomposed})
+    assert canonical_json({"q": composed}) != canonical_json({"q": decomposed})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, {1: "a"}, object(), {"s": {1}}], ids=lambda v: type(v).__name__)
 def test_what_is_no_json_has_no_key(value):
     with pytest.raises(ValueError, match=r"\w"):
-        canonical_arguments({"x": value})
+        canonical_json({"x": value})
 
 
 def test_endless_nesting_has_no_key():
     nested: list = []
     nested.append(nested)
     with pytest.raises(ValueError, match="nested too deeply"):
-        canonical_arguments({"x": nested})
+        canonical_json({"x": nested})
 
 
 def test_a_recorded_call_is_found_by_its_server_version_tool_and_arguments(cassette):
@@ -251,7 +252,7 @@ def test_several_processes_make_and_fill_one_cassette_and_nothing_is_lost(path):
         writer.communicate(timeout=60)
         assert writer.returncode == 0
     with Cassette.open(path, writable=False) as cassette:
-        assert len({canonical_arguments(r.arguments) for r in cassette.recordings()}) == 300
+        assert len({canonical_json(r.arguments) for r in cassette.recordings()}) == 300
         assert cassette.integrity() == []
 
 
@@ -282,11 +283,11 @@ async def test_many_tasks_and_threads_share_one_open_cassette(cassette):
 
 
 def test_a_missing_cassette_is_made_for_writing_and_an_error_for_reading(path):
-    with pytest.raises(CassetteError, match="there is no cassette") as caught:
+    with pytest.raises(CassetteError, match="does not exist") as caught:
         Cassette.open(path, writable=False)
     assert "cassette import" in caught.value.fix
     assert not path.exists()
-    with pytest.raises(CassetteError, match="its folder is missing"):
+    with pytest.raises(CassetteError, match="its folder does not exist"):
         Cassette.open(path.parent / "nowhere" / "c", writable=True)
 
 
@@ -294,7 +295,7 @@ def test_a_missing_cassette_is_made_for_writing_and_an_error_for_reading(path):
 def test_a_file_of_something_else_is_refused_and_left_as_it_was(path, writable):
     path.write_bytes(b"these are no recorded calls " * 100)
     before = path.read_bytes()
-    with pytest.raises(CassetteError, match="is no cassette"):
+    with pytest.raises(CassetteError, match="is not a cassette"):
         Cassette.open(path, writable=writable)
     assert path.read_bytes() == before
 
@@ -305,14 +306,14 @@ def test_a_database_of_something_else_is_refused_and_left_as_it_was(path, writab
     database.execute("CREATE TABLE people (name TEXT)")
     database.close()
     before = path.read_bytes()
-    with pytest.raises(CassetteError, match="is no cassette"):
+    with pytest.raises(CassetteError, match="is not a cassette"):
         Cassette.open(path, writable=writable)
     assert path.read_bytes() == before
 
 
 def test_an_empty_file_is_laid_out_for_writing_and_is_no_cassette_to_read(path):
     path.touch()
-    with pytest.raises(CassetteError, match="is no cassette"):
+    with pytest.raises(CassetteError, match="is not a cassette"):
         Cassette.open(path, writable=False)
     with Cassette.open(path, writable=True) as cassette:
         assert cassette.tools() == {}

@@ -126,7 +126,7 @@ def test_an_answer_is_no_error_because_it_mentions_one(text):
 
 def test_a_rule_of_the_user_is_searched_for_and_a_wrong_one_is_refused():
     assert tells_of_an_error(call("t", "Sorry, No DATA today"), error_rules(["(?i)no data"]))
-    with pytest.raises(BadValueError, match="is no regular expression"):
+    with pytest.raises(BadValueError, match="is not a regular expression"):
         error_rules(["("])
 
 
@@ -254,10 +254,10 @@ def test_faults_of_a_cassette_are_named(cassette):
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ("""UPDATE recordings SET arguments = '{"symbol": "A"}'""", "not in the form that is looked up"),
-        ("UPDATE recordings SET arguments = '{'", "are no JSON"),
-        ("UPDATE recordings SET arguments = '[]'", "is none"),
-        ("UPDATE recordings SET answer = 'text'", "is none"),
+        ("""UPDATE recordings SET arguments = '{"symbol": "A"}'""", "not in canonical form"),
+        ("UPDATE recordings SET arguments = '{'", "are not JSON"),
+        ("UPDATE recordings SET arguments = '[]'", "is invalid"),
+        ("UPDATE recordings SET answer = 'text'", "is invalid"),
         ("UPDATE listings SET definitions = '[{}]'", "the tools of server 's' are unreadable"),
         ("UPDATE listings SET definitions = 'x'", "the tools of server 's' are unreadable"),
     ],

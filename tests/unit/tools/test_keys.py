@@ -189,7 +189,7 @@ def test_all_missing_keys_of_all_enabled_servers_are_reported_at_once(tmp_path, 
         f"E-TOOL-007 {tmp_path / 'servers.json'} asks for keys that are not set: "
         "FMP_API_KEY for server 'fmp' and 'web'; EMPTY_KEY for server 'fmp'; WEB_TOKEN for server 'web'. "
         f"Fix: set each in the environment or as a line NAME=value in {tmp_path / '.env'}, or disable the server; "
-        "${NAME:-} stands for a value that may be empty."
+        "write ${NAME:-} for a value that may be empty."
     )
 
 

@@ -204,7 +204,7 @@ async def test_the_budget_stops_before_the_call_that_would_exceed_it_and_cached_
     assert market.calls == ["quote A", "quote B", "quote C"]
 
 
-async def test_a_budget_holds_over_toolboxes_that_share_a_desk_and_their_figures_add_up(tmp_path):
+async def test_a_budget_holds_over_toolboxes_that_share_a_service_and_their_figures_add_up(tmp_path):
     market = Market()
     settings = ServerSettings(budget=BudgetSettings(usd=0.5, usd_per_call=0.1))
     spec, service = ServerSpec(name="market", make=market.make, settings=settings), SharedLimits({"market": settings})
@@ -223,16 +223,16 @@ async def test_a_budget_holds_over_toolboxes_that_share_a_desk_and_their_figures
     assert merged["tools"]["order"]["ok"] == 5
 
 
-async def test_a_lost_desk_is_no_fault_of_the_policy_nor_of_the_server(tmp_path):
+async def test_a_lost_limits_service_is_not_a_fault_of_the_policy_nor_of_the_server(tmp_path):
     class Lost(SharedLimits):
         async def take_place(self, server: str) -> int | None:
-            raise ConnectionResetError("peer is gone")
+            raise WorkerLostError("the driver is gone", fix="resume the run")
 
     market, settings = Market(), ServerSettings(rate=RateSettings(calls=9), breaker=BreakerSettings(failures=1))
     spec, service = ServerSpec(name="market", make=market.make, settings=settings), Lost({"market": settings})
     async with Toolbox([spec], log_dir=tmp_path, limits=service) as box, box.lease(None) as lease:
         for _ in range(2):
-            with pytest.raises(WorkerLostError, match="limits of server 'market'"):
+            with pytest.raises(WorkerLostError, match="the driver is gone"):
                 await lease.call(call("quote", symbol="A"))
         figures = box.stats()["servers"]["market"]
     assert figures["tools"]["quote"]["failures"] == {"E-WORK-011": 2}
@@ -260,7 +260,7 @@ async def test_a_toolbox_that_closes_leaves_no_place_taken_longer_than_needed(tm
 
 
 @pytest.mark.process
-async def test_the_toolbox_of_a_recipe_counts_what_others_spent_at_its_desk(tmp_path):
+async def test_the_toolbox_of_a_recipe_counts_what_others_spent_at_its_service(tmp_path):
     file = tmp_path / "servers.json"
     entry = {"command": sys.executable, "args": ["-m", "mcprl", "serve", "directory"]}
     file.write_text(json.dumps({"mcpServers": {"directory": entry}}))

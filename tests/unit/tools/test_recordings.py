@@ -18,8 +18,11 @@ from processor_time import least_s
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
-NAMES = st.text(min_size=1, max_size=10).filter(lambda name: name.isprintable())
-ARGUMENTS = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=20) | st.booleans(), max_size=3)
+# Without tags, which end a block early; the parser of the policy's turns has the same limit.
+CHARACTERS = st.characters(exclude_characters="<")
+NAMES = st.text(CHARACTERS, min_size=1, max_size=10).filter(lambda name: name.isprintable())
+TEXTS = st.text(CHARACTERS, max_size=20)
+ARGUMENTS = st.dictionaries(TEXTS, st.integers() | TEXTS | st.booleans(), max_size=3)
 
 
 def assistant(*calls: tuple[str, dict], before: str = "") -> dict:
@@ -141,7 +144,7 @@ def test_a_structured_answer_is_its_json_and_an_object_with_other_keys_is_the_an
         ([assistant(("a", {})), user()], "no answer follows"),
         ([assistant(("a", {}))], "no answer follows"),
         ([assistant(("a", {})), {"role": "tool", "content": "<tool_response>cut"}], "no closing </tool_response>"),
-        ([assistant(("a", {})), tool({"function_name": "b", "result": "x"})], "is of 'a', but its answer is of 'b'"),
+        ([assistant(("a", {})), tool({"function_name": "b", "result": "x"})], "is to 'a', but its answer is from 'b'"),
         ([{"role": "assistant", "content": '{"function_call": {"name"'}, tool({"content": ""})], "is no JSON"),
         ([{"role": "assistant", "content": "", "tool_calls": [3]}, tool({"content": ""})], "is no object"),
     ],
@@ -165,8 +168,8 @@ def test_calls_whose_answers_are_too_few_or_too_many_are_not_guessed(read):
     found = read([assistant(("a", {}), ("b", {})), tool({"content": "?"}), user(), tool({"content": "!"})])
     assert found.calls == []
     assert [part.why for part in found.unreadable] == [
-        "2 calls have 1 answers: which is whose is not known",
-        "2 calls have 1 answers: which is whose is not known",
+        "2 calls have 1 answers, which cannot be matched",
+        "2 calls have 1 answers, which cannot be matched",
         "an answer without a call",
     ]
     assert found.calls_seen == 2
@@ -201,9 +204,8 @@ def test_a_missing_file_is_an_error(tmp_path):
         read_recordings([tmp_path / "nothing.json"])
 
 
-@given(st.lists(st.tuples(NAMES, ARGUMENTS, st.text(max_size=30)), min_size=1, max_size=4))
+@given(st.lists(st.tuples(NAMES, ARGUMENTS, TEXTS), min_size=1, max_size=4))
 def test_whatever_was_called_and_answered_is_read_back(exchanges):
-    # Tags inside a value end a block early; the parser of the policy's own turns has the same limit.
     calls = calls_in(assistant(*((name, given) for name, given, _ in exchanges)))
     answers = [answers_in(tool({"content": text}))[0] for _, _, text in exchanges]
     read_back = [(call.name, call.arguments, answer.text) for call, answer in zip(calls, answers, strict=True)]

@@ -262,7 +262,7 @@ def test_nothing_merges_to_nothing():
     assert merge_stats([]) == {"servers": {}, "unknown_tool_calls": 0}
 
 
-def test_calls_of_a_worker_that_is_gone_are_counted_where_the_desk_knows_them():
+def test_calls_of_a_worker_that_is_gone_are_counted_if_the_service_knows_them():
     parts = [stats_document({"fmp": ServerStats(calls=2, usd=0.2), "time": ServerStats(calls=5)}, ToolStats())] * 2
     merged = merge_stats(parts, spent={"fmp": (7, 0.7), "time": (0, 0.0)})
     assert (merged["servers"]["fmp"]["calls"], merged["servers"]["fmp"]["usd"]) == (7, 0.7)
@@ -291,5 +291,5 @@ def test_a_folder_without_figures_is_an_error_with_the_fix(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"servers": {"time": {"restarts": 0}}}'])
 def test_a_file_of_something_else_is_an_error_that_says_where(tmp_path, text):
     (tmp_path / "tool_stats.json").write_text(text)
-    with pytest.raises(ConfigFileError, match=r"holds no tool statistics: \S+"):
+    with pytest.raises(ConfigFileError, match=r"is not a file of tool statistics: \S+"):
         read_stats(tmp_path)

@@ -1,1 +1,1 @@
-"""Recorded tool calls: the file that holds them, and how recorded conversations become one."""
+"""Recorded tool calls: the cassette file, and importing recorded conversations into one."""

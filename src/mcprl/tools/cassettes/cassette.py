@@ -1,8 +1,8 @@
-"""Recorded tool calls in one SQLite file: what a server once answered, found again by server, version, tool, arguments.
+"""A cassette: recorded tool calls in one SQLite file, looked up by server, version, tool and arguments.
 
-Only answers of calls that worked, of tools that change nothing, belong in here: whoever records decides that. Each
-operation is one statement in write-ahead mode, so tasks, threads and processes of one machine may share the file. A
-crash loses at most the last recordings and never damages the file. (Write-ahead mode needs a local file system.)
+Callers must record only successful calls of tools without side effects. Each operation is one statement in write-ahead
+mode, so tasks, threads and processes of one machine may share the file. A crash loses at most the last recordings and
+never damages the file. (Write-ahead mode needs a local file system.)
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from mcprl.files import canonical_json
 from mcprl.secrets import SECRETS
 from mcprl.tools.catalog import ToolDefinition
 
-__all__ = ["ANY_VERSION", "Cassette", "Recording", "canonical_arguments"]
+__all__ = ["ANY_VERSION", "Cassette", "Recording"]
 
 ANY_VERSION = ""
-"""The version of recordings whose server did not tell it, as in old logs: they answer for every version."""
+"""The version of recordings whose server version is unknown, as in old logs: they answer for every version."""
 
 _APPLICATION_ID = 0x6D63726C
 _LAYOUT = 1
@@ -33,7 +33,7 @@ _TABLES = (
     "CREATE TABLE recordings (id INTEGER PRIMARY KEY, server TEXT NOT NULL, version TEXT NOT NULL, tool TEXT NOT NULL,"
     " arguments TEXT NOT NULL, answer BLOB NOT NULL, truncated INTEGER NOT NULL)",
     "CREATE INDEX recordings_by_call ON recordings (server, tool, arguments, version)",
-    # AUTOINCREMENT: a listing that is recorded again becomes the newest, also where it replaces the last row.
+    # AUTOINCREMENT: a listing that is recorded again becomes the newest, even if it replaces the last row.
     "CREATE TABLE listings (id INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT NOT NULL, version TEXT NOT NULL,"
     " definitions TEXT NOT NULL, UNIQUE (server, version))",
 )
@@ -55,14 +55,9 @@ SELECT server, version, tool, arguments, answer, truncated,
 FROM recordings ORDER BY server, tool, arguments, version, id"""
 
 
-def canonical_arguments(arguments: Mapping[str, Any]) -> str:
-    """The one text under which a call's arguments are recorded and found; see `canonical_json`."""
-    return canonical_json(arguments)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """One recorded answer. `ordinal` counts the differing answers to the same call from 1, the newest last.
+    """One recorded answer. `ordinal` numbers the different answers to the same call from 1, the newest last.
 
     Recording(server="fmp", version="1.2.0", tool="fmp_get_quote", arguments={"symbol": "AAPL"},
               text="**AAPL - Apple Inc.**\\nPrice: $213.88", truncated=False, ordinal=1)
@@ -78,7 +73,7 @@ class Recording:
 
 
 class Cassette:
-    """An open cassette. Use `Cassette.open`, and `close` it or use it with `with`."""
+    """An open cassette. Open it with `Cassette.open`, and use `with` or `close` it."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -86,14 +81,16 @@ class Cassette:
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> Cassette:
-        """Open a cassette; a writable one is made where there is none."""
+        """Open a cassette; a writable one is created if it does not exist."""
         if not writable and not path.is_file():
             raise CassetteError(
-                f"there is no cassette {path}",
+                f"cassette {path} does not exist",
                 fix="record one with servers.cassette_mode=record, or make one with `mcprl cassette import`",
             )
         if writable and not path.parent.is_dir():
-            raise CassetteError(f"cassette {path} cannot be made: its folder is missing", fix="make the folder")
+            raise CassetteError(
+                f"cassette {path} cannot be created: its folder does not exist", fix="create the folder"
+            )
         try:
             connection = _connect(path, writable=writable)
         except sqlite3.Error as error:
@@ -116,9 +113,9 @@ class Cassette:
         self.close()
 
     def find(self, server: str, version: str, tool: str, arguments: Mapping[str, Any]) -> Recording | None:
-        """The newest answer of exactly this version, else the newest of a recording without version, else None."""
+        """The newest answer of exactly this version, else the newest without a version, else None."""
         known = _clean(arguments)
-        rows = self._run(_FIND, (server, version, tool, canonical_arguments(known)))
+        rows = self._run(_FIND, (server, version, tool, canonical_json(known)))
         if not rows:
             return None
         found_version, answer, truncated = rows[0]
@@ -141,14 +138,14 @@ class Cassette:
         *,
         truncated: bool = False,
     ) -> None:
-        """Keep an answer, with secrets struck out. The newest answer once more is not kept twice."""
-        key = canonical_arguments(_clean(arguments))
-        # Bytes, because an answer may hold halves of surrogate pairs, which SQLite takes for no text.
+        """Store an answer, with secrets redacted, unless it equals the newest one."""
+        key = canonical_json(_clean(arguments))
+        # Bytes, because SQLite rejects text with unpaired surrogates.
         answer = SECRETS.redact(text).encode("utf-8", "surrogatepass")
         self._run(_RECORD, (server, version, tool, key, answer, truncated))
 
     def record_tools(self, server: str, version: str, tools: Iterable[ToolDefinition]) -> None:
-        """Keep what a server lists, in its order, so that it can be replayed without the server."""
+        """Store the tools that a server lists, in its order, for replay without the server."""
         clean = [ToolDefinition(**_clean(asdict(tool))) for tool in tools]
         entries = [{**asdict(tool), "fingerprint": tool.fingerprint()} for tool in clean]
         values = (server, version, json.dumps(entries))
@@ -178,11 +175,11 @@ class Cassette:
             try:
                 arguments: Any = json.loads(key)
             except ValueError as error:
-                raise _damaged(self.path, f"arguments of {tool!r} are no JSON") from error
+                raise _damaged(self.path, f"arguments of {tool!r} are not JSON") from error
             if not isinstance(arguments, dict) or not isinstance(answer, bytes):
-                raise _damaged(self.path, f"a recording of {tool!r} is none")
-            if canonical_arguments(cast("dict[str, Any]", arguments)) != key:
-                raise _damaged(self.path, f"arguments of {tool!r} are not in the form that is looked up")
+                raise _damaged(self.path, f"a recording of {tool!r} is invalid")
+            if canonical_json(cast("dict[str, Any]", arguments)) != key:
+                raise _damaged(self.path, f"arguments of {tool!r} are not in canonical form")
             yield Recording(
                 server=server,
                 version=version,
@@ -198,17 +195,17 @@ class Cassette:
         statement = (
             "SELECT answer FROM recordings WHERE server = ? AND version = ? AND tool = ? AND arguments = ? ORDER BY id"
         )
-        rows = self._run(statement, (server, version, tool, canonical_arguments(_clean(arguments))))
+        rows = self._run(statement, (server, version, tool, canonical_json(_clean(arguments))))
         return [_decoded(answer) for (answer,) in rows]
 
     def integrity(self) -> list[str]:
-        """What SQLite finds wrong with the file itself."""
+        """Errors that SQLite finds in the file itself."""
         return [str(line) for (line,) in self._run("PRAGMA integrity_check") if line != "ok"]
 
     def _prepare(self, *, writable: bool) -> None:
-        """Refuse a file of something else before anything is written to it; lay out an empty one."""
+        """Reject a file that is not a cassette before writing to it; create the tables in an empty one."""
         if self._is_empty() and writable:
-            self._lay_out()
+            self._create_tables()
         application, layout = self._number("application_id"), self._number("user_version")
         if application != _APPLICATION_ID:
             raise _no_cassette(self.path)
@@ -221,11 +218,11 @@ class Cassette:
     def _is_empty(self) -> bool:
         return self._run("SELECT count(*) FROM sqlite_master") == [(0,)] and self._number("application_id") == 0
 
-    def _lay_out(self) -> None:
+    def _create_tables(self) -> None:
         self._enter_write_ahead_mode()
         self._run("BEGIN IMMEDIATE")
         try:
-            # Another process may have been here between the first look and the lock.
+            # Another process may have created them before we got the lock.
             if self._is_empty():
                 for statement in _TABLES:
                     self._run(statement)
@@ -237,7 +234,7 @@ class Cassette:
             raise
 
     def _enter_write_ahead_mode(self) -> None:
-        """Changing the mode is the one thing for which SQLite does not wait its turn by itself."""
+        """Changing the mode is the one statement for which SQLite does not wait by itself."""
         give_up = time.monotonic() + _BUSY_S
         while True:
             try:
@@ -260,7 +257,7 @@ class Cassette:
 
 def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
     def connect(options: str) -> sqlite3.Connection:
-        # No transactions of Python's own, and any thread: each statement is whole by itself.
+        # No implicit transactions, and any thread: each statement is atomic.
         uri = f"{path.absolute().as_uri()}?{options}"
         return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
 
@@ -269,11 +266,11 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
-        # A reader that may write cleans up the files beside the cassette when it is the last to leave.
+        # The last reader to close removes the files beside the cassette, if it may write.
         connection = connect("mode=rw")
         connection.execute("PRAGMA query_only = ON")
         return connection
-    # Where nothing can be written, SQLite reads a file in write-ahead mode only if told that nobody writes it.
+    # If nothing can be written, SQLite reads a file in write-ahead mode only if it is declared immutable.
     return connect("mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1")
 
 
@@ -291,11 +288,11 @@ def _decoded(answer: bytes) -> str:
 
 
 def _no_cassette(path: Path) -> CassetteError:
-    return CassetteError(f"{path} is no cassette", fix="name a file that mcprl recorded, or a new one")
+    return CassetteError(f"{path} is not a cassette", fix="name a file that mcprl recorded, or a new one")
 
 
 def _damaged(path: Path, why: str) -> CassetteError:
-    return CassetteError(f"cassette {path} is damaged: {why}", fix="take a copy that is whole, or record it again")
+    return CassetteError(f"cassette {path} is damaged: {why}", fix="restore an intact copy, or record it again")
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> CassetteError:

@@ -1,4 +1,4 @@
-"""A cassette made from recorded conversations, with a report of what went in and what did not."""
+"""Make a cassette from recorded conversations, check one, and look up the calls of a log in one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from mcprl.errors import BadToolSchemaError, BadValueError, CassetteError, ToolLimitError
+from mcprl.files import canonical_json
 from mcprl.secrets import SECRETS
-from mcprl.tools.arguments import ArgumentCheck
-from mcprl.tools.cassettes.cassette import ANY_VERSION, Cassette, Recording, canonical_arguments
+from mcprl.tools.arguments import JSON_TYPES, ArgumentCheck
+from mcprl.tools.cassettes.cassette import ANY_VERSION, Cassette, Recording
 from mcprl.tools.cassettes.recordings import ListedTool, RecordedCall, Recordings
 from mcprl.tools.catalog import ToolDefinition
-from mcprl.tools.names import SEARCHED_CHARS, resolve_arguments
+from mcprl.tools.names import SEARCHED_CHARS, matches, resolve_arguments
 
 __all__ = [
     "DEFAULT_SERVER",
@@ -36,6 +37,10 @@ __all__ = [
     "tells_of_an_error",
 ]
 
+DEFAULT_SERVER = "recorded"
+
+# ---- which calls can be replayed
+# --------------------------------------------------------------------------------------
 
 _READING = re.compile(
     r"calculate|check|compare|convert|count|describe|detect|estimate|extract|fetch|find|geocode|get|inspect|is|list"
@@ -48,14 +53,14 @@ _WRITING = re.compile(
     r"|remove|rename|replace|reply|reset|restart|save|sell|send|submit|subscribe|sync|uninstall|unsubscribe|update"
     r"|upload|upsert|write"
 )
-# Nouns after a verb that reads, as in get_post or list_open_orders; verbs before one, or after an "and".
+# Nouns after a reading verb, as in get_post or list_open_orders; otherwise, or after an "and", verbs.
 _EITHER = re.compile(
     r"accept|apply|archive|book|build|call|close|comment|commit|copy|fork|import|log|make|open|order|patch|play|post"
     r"|run|schedule|set|share|start|stop|store|tag|transfer|trigger"
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
-# At the beginning only: an article about errors is no error.
+# At the beginning only: an article about errors is not an error.
 _ERRORS = (
     r"(?i)\A\s*(?:❌|✗|⛔|error\b|failed (?:to|with)\b|(?:failed|failure|fatal|exception|forbidden|denied)\s{0,4}:"
     r"|(?:api|http|internal|server|client|connection|network|timeout|validation|execution|rate limit) error\b"
@@ -69,20 +74,20 @@ _ERRORS = (
 
 
 class Verdict(StrEnum):
-    """What becomes of a recorded call."""
+    """Whether a recorded call can be replayed, and if not, why."""
 
     REPLAYABLE = "replayable"
     WRITE = "write"
     ERROR = "error"
     UNFIT = "unfit"
-    """Its arguments do not fit the tool's definition, so a policy could never make the same call."""
+    """Its arguments do not match the tool's definition, so a policy could never make the same call."""
     UNKNOWN = "unknown"
-    """No server is named for its tool."""
+    """Its tool belongs to no server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTool:
-    """A tool, the server it belongs to, and the version of that server's listing.
+    """A tool, its server, and the version of that server's listing.
 
     KnownTool(server="fmp", version="", definition=ToolDefinition(name="fmp_get_quote", ...))
     """
@@ -93,11 +98,11 @@ class KnownTool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SortedCall:
-    """A recorded call with its verdict, and its arguments under the names that the tool knows.
+class ClassifiedCall:
+    """A recorded call with its verdict, and its arguments under the names of the tool's schema.
 
-    SortedCall(call=RecordedCall(tool="fmp_get_quote", arguments={"ticker": "AAPL"}, ...), tool=KnownTool(...),
-               arguments={"symbol": "AAPL"}, verdict=Verdict.ERROR)
+    ClassifiedCall(call=RecordedCall(tool="fmp_get_quote", arguments={"ticker": "AAPL"}, ...), tool=KnownTool(...),
+                   arguments={"symbol": "AAPL"}, verdict=Verdict.ERROR)
     """
 
     call: RecordedCall
@@ -105,14 +110,9 @@ class SortedCall:
     arguments: Mapping[str, Any]
     verdict: Verdict
 
-    @property
-    def renamed(self) -> bool:
-        """Whether an alias was applied."""
-        return self.arguments.keys() != self.call.arguments.keys()
-
 
 def reads_by_name(tool: str) -> bool:
-    """Whether a tool of this name surely only reads.
+    """Whether a tool of this name certainly only reads.
 
     >>> [reads_by_name(name) for name in ("fmp_get_quote", "listFiles", "send_message", "search_and_replace", "frob")]
     [True, True, False, False, False]
@@ -129,117 +129,101 @@ def reads_by_name(tool: str) -> bool:
 
 
 def error_rules(extra: Iterable[str] = ()) -> tuple[re.Pattern[str], ...]:
-    """What the answer of a failed call looks like. Raises BadValueError for a rule that is no regular expression."""
+    """Patterns for the answers of failed calls. Raises BadValueError if one is not a regular expression."""
     rules = [re.compile(rule) for rule in _ERRORS]
     for rule in extra:
         try:
             rules.append(re.compile(rule))
         except re.error as error:
-            raise BadValueError(f"{rule!r} is no regular expression: {error}", fix="correct it") from error
+            raise BadValueError(f"{rule!r} is not a regular expression: {error}", fix="correct it") from error
     return tuple(rules)
 
 
 def tells_of_an_error(call: RecordedCall, rules: Iterable[re.Pattern[str]]) -> bool:
-    """Whether the log says that a call failed, or one of the rules finds an error in its answer."""
+    """Whether the log marks a call as failed, or one of the rules matches its answer."""
     return call.failed or any(rule.search(call.text, 0, SEARCHED_CHARS) for rule in rules)
 
 
-def sort_calls(
+def classify(
     calls: Iterable[RecordedCall],
     known: Mapping[str, KnownTool],
     aliases: Mapping[str, str],
     errors: Sequence[re.Pattern[str]],
-) -> Iterator[SortedCall]:
-    """A verdict for each call. Raises BadToolSchemaError where the definition of a tool that was called is unusable."""
+) -> Iterator[ClassifiedCall]:
+    """A verdict for each call. Raises BadToolSchemaError if the definition of a called tool is unusable."""
     checks: dict[str, ArgumentCheck] = {}
     for call in calls:
         tool = known.get(call.tool)
         if tool is None:
-            yield SortedCall(call=call, tool=None, arguments=call.arguments, verdict=Verdict.UNKNOWN)
+            yield ClassifiedCall(call=call, tool=None, arguments=call.arguments, verdict=Verdict.UNKNOWN)
             continue
         if call.tool not in checks:
             checks[call.tool] = ArgumentCheck(call.tool, tool.server, tool.definition.parameters)
-        properties = cast("dict[str, Any]", tool.definition.parameters.get("properties", {}))
-        arguments = resolve_arguments(call.arguments, properties, aliases)
+        arguments = resolve_arguments(call.arguments, tool.definition.parameters.get("properties", {}), aliases)
         if not tool.definition.read_only:
             verdict = Verdict.WRITE
         elif tells_of_an_error(call, errors):
             verdict = Verdict.ERROR
         else:
             verdict = Verdict.REPLAYABLE if checks[call.tool].problem(arguments) is None else Verdict.UNFIT
-        yield SortedCall(call=call, tool=tool, arguments=arguments, verdict=verdict)
+        yield ClassifiedCall(call=call, tool=tool, arguments=arguments, verdict=verdict)
 
+
+# ---- definitions inferred from calls
+# ----------------------------------------------------------------------------------
 
 _INFERRED = "Inferred from recorded calls"
-_JSON_TYPES = {
-    type(None): "null",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    list: "array",
-    dict: "object",
-}
 
 
 def infer_definition(name: str, calls: Sequence[Mapping[str, Any]], aliases: Mapping[str, str]) -> ToolDefinition:
-    """A definition that all the calls fit: each argument seen with its types; required is what every call gave.
+    """A definition that all calls match: each argument with the types seen; required if every call has it.
 
-    Of two names of which one is an alias of the other, the one seen less often is left out: it was a mistake.
+    If both an alias and its target were used, the less frequent name is left out as a mistake.
 
     infer_definition("quote", [{"symbol": "A"}, {"symbol": "B", "limit": 2}], {}).parameters == {
         "type": "object", "required": ["symbol"],
         "properties": {"symbol": {"type": "string"}, "limit": {"type": "integer"}}}
     """
-    uses = Counter(argument for call in calls for argument in call)
-    mistaken = _mistaken_names(uses, aliases)
+    mistaken = _mistaken_names(Counter(argument for call in calls for argument in call), aliases)
+    renamed = [{aliases[key] if key in mistaken else key: value for key, value in call.items()} for call in calls]
     types: dict[str, set[str]] = {}
-    required: set[str] | None = None
-    for call in calls:
-        given = {_meant(argument, mistaken, aliases): value for argument, value in call.items()}
-        for argument, value in given.items():
-            types.setdefault(argument, set()).add(_JSON_TYPES[type(value)])
-        required = set(given) if required is None else required & set(given)
-    return _definition(name, types, required or set())
+    for call in renamed:
+        for argument, value in call.items():
+            types.setdefault(argument, set()).add(JSON_TYPES[type(value)])
+    return _definition(name, types, {argument for argument in types if all(argument in call for call in renamed)})
 
 
 def is_inferred(definition: ToolDefinition) -> bool:
-    """Whether a definition was inferred here, so that a written one may replace it and a new one widen it."""
+    """Whether a definition was inferred here, so that a listed one replaces it and a new inference widens it."""
     return definition.description.startswith(_INFERRED)
 
 
 def merged_definitions(one: ToolDefinition, other: ToolDefinition) -> ToolDefinition:
-    """The inferred definition that the calls of both fit."""
+    """The inferred definition that the calls of both match."""
     types: dict[str, set[str]] = {}
     for definition in (one, other):
         for argument, schema in cast("dict[str, dict[str, Any]]", definition.parameters["properties"]).items():
             kinds: str | list[str] = schema["type"]
             types.setdefault(argument, set()).update([kinds] if isinstance(kinds, str) else kinds)
-    required = set(one.parameters["required"]) & set(other.parameters["required"])
-    return _definition(one.name, types, required)
+    return _definition(one.name, types, set(one.parameters["required"]) & set(other.parameters["required"]))
 
 
 def _mistaken_names(uses: Mapping[str, int], aliases: Mapping[str, str]) -> set[str]:
     mistaken: set[str] = set()
-    for other, meant in aliases.items():
-        if other in uses and meant in uses and not {other, meant} & mistaken:
-            mirrored = aliases.get(meant) == other
-            mistaken.add(meant if mirrored and uses[other] > uses[meant] else other)
+    for alias, target in aliases.items():
+        if alias in uses and target in uses and not {alias, target} & mistaken:
+            is_mutual = aliases.get(target) == alias
+            mistaken.add(target if is_mutual and uses[alias] > uses[target] else alias)
     return mistaken
 
 
-def _meant(argument: str, mistaken: Collection[str], aliases: Mapping[str, str]) -> str:
-    return aliases[argument] if argument in mistaken else argument
-
-
 def _definition(name: str, types: Mapping[str, set[str]], required: Collection[str]) -> ToolDefinition:
-    properties = {argument: {"type": _schema_type(kinds)} for argument, kinds in types.items()}
     return ToolDefinition(
         name=name,
         description=f"{_INFERRED}: arguments {', '.join(types) or 'none'}.",
         parameters={
             "type": "object",
-            "properties": properties,
+            "properties": {argument: {"type": _schema_type(kinds)} for argument, kinds in types.items()},
             "required": [argument for argument in types if argument in required],
         },
     )
@@ -251,9 +235,13 @@ def _schema_type(kinds: set[str]) -> str | list[str]:
     return wide[0] if len(wide) == 1 else wide
 
 
+# ---- checking a cassette, and looking up the calls of a log
+# -----------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayShare:
-    """How many calls of a log a cassette answers. `replayable` are those that an import would have taken.
+    """How many calls of a log a cassette answers. `replayable` are those that an import would have recorded.
 
     ReplayShare(calls=1137, found=891, replayable=889, replayable_found=889, missing=(), lookup_s=(0.00005, ...))
     """
@@ -262,26 +250,53 @@ class ReplayShare:
     found: int
     replayable: int
     replayable_found: int
-    missing: tuple[SortedCall, ...]
+    missing: tuple[ClassifiedCall, ...]
     lookup_s: tuple[float, ...]
 
 
 def find_faults(cassette: Cassette) -> Iterator[str]:
-    """Each fault of a cassette in a sentence. A file that SQLite finds damaged is not looked into further."""
+    """Each fault of a cassette in a sentence. If SQLite finds the file damaged, nothing else is checked."""
     try:
         damage = cassette.integrity()
         if damage:
             yield from (f"the file is damaged: {line}" for line in damage)
             return
-        definitions = _Definitions()
+        checks: dict[tuple[str, str, str], ArgumentCheck | None] = {}
+        newest: dict[str, str] = {}
         for server, version, tools in cassette.listings():
+            newest[server] = version
             for tool, fingerprint in tools:
-                definitions.add(server, version, tool, fingerprint)
-        yield from definitions.faults
+                if tool.fingerprint() != fingerprint:
+                    yield f"server {server!r}: the definition of {tool.name!r} is not the one recorded"
+                checks[server, version, tool.name] = None
+                try:
+                    checks[server, version, tool.name] = ArgumentCheck(tool.name, server, tool.parameters)
+                except (BadToolSchemaError, ToolLimitError) as error:
+                    yield error.what
         for recording in cassette.recordings():
-            yield from _faults_of(recording, definitions)
+            what = (
+                f"server {recording.server!r}, {recording.tool} {SECRETS.redact(canonical_json(recording.arguments))}"
+            )
+            version = recording.version
+            if version == ANY_VERSION and (recording.server, version, recording.tool) not in checks:
+                version = newest.get(recording.server, version)
+            for problem in _problems(recording, checks, (recording.server, version, recording.tool)):
+                yield f"{what}: {problem}"
     except CassetteError as error:
         yield error.what
+
+
+def _problems(
+    recording: Recording, checks: Mapping[tuple[str, str, str], ArgumentCheck | None], tool: tuple[str, str, str]
+) -> Iterator[str]:
+    if tool not in checks:
+        yield "no definition of the tool is recorded"
+    elif (check := checks[tool]) is not None and (problem := check.problem(recording.arguments)) is not None:
+        yield problem
+    if SECRETS.redact(recording.text) != recording.text:
+        yield "the answer holds what looks like a secret"
+    if SECRETS.redact_json(recording.arguments) != recording.arguments:
+        yield "an argument holds what looks like a secret"
 
 
 def replay(
@@ -294,9 +309,9 @@ def replay(
         for tool in tools
     }
     found = replayable = 0
-    missing: list[SortedCall] = []
+    missing: list[ClassifiedCall] = []
     lookup_s: list[float] = []
-    for call in sort_calls(calls, known, aliases, errors):
+    for call in classify(calls, known, aliases, errors):
         started = time.perf_counter()
         tool = call.tool
         answered = tool is not None and (
@@ -318,54 +333,13 @@ def replay(
     )
 
 
-class _Definitions:
-    """The recorded definitions, each with its check, by server, version and tool."""
-
-    def __init__(self) -> None:
-        self.faults: list[str] = []
-        self._checks: dict[tuple[str, str, str], ArgumentCheck | None] = {}
-        self._newest: dict[str, str] = {}
-
-    def add(self, server: str, version: str, tool: ToolDefinition, fingerprint: str) -> None:
-        if tool.fingerprint() != fingerprint:
-            self.faults.append(f"server {server!r}: the definition of {tool.name!r} is not the one recorded")
-        self._newest[server] = version
-        key = (server, version, tool.name)
-        self._checks[key] = None
-        try:
-            self._checks[key] = ArgumentCheck(tool.name, server, tool.parameters)
-        except (BadToolSchemaError, ToolLimitError) as error:
-            self.faults.append(error.what)
-
-    def problem(self, recording: Recording) -> str | None:
-        """Why a recording cannot be found under its definition."""
-        version = recording.version
-        if version == ANY_VERSION and (recording.server, version, recording.tool) not in self._checks:
-            version = self._newest.get(recording.server, version)
-        key = (recording.server, version, recording.tool)
-        if key not in self._checks:
-            return "no definition of the tool is recorded"
-        check = self._checks[key]
-        return None if check is None else check.problem(recording.arguments)
-
-
-def _faults_of(recording: Recording, definitions: _Definitions) -> Iterator[str]:
-    what = f"server {recording.server!r}, {recording.tool} {SECRETS.redact(canonical_arguments(recording.arguments))}"
-    problem = definitions.problem(recording)
-    if problem is not None:
-        yield f"{what}: {problem}"
-    if SECRETS.redact(recording.text) != recording.text:
-        yield f"{what}: the answer holds what looks like a secret"
-    if SECRETS.redact_json(recording.arguments) != recording.arguments:
-        yield f"{what}: an argument holds what looks like a secret"
-
-
-DEFAULT_SERVER = "recorded"
+# ---- importing
+# --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRules:
-    """How recorded calls are read. Patterns are those of file names; the first server that matches a tool has it.
+    """How recorded calls are interpreted. Patterns are globs; a tool belongs to the first server that matches.
 
     ImportRules(servers=(("fmp", "fmp_*"), ("slack", "*_slack_*")), aliases={"ticker": "symbol"},
                 reads=("polygon_aggs",), writes=("*_cart",), errors=error_rules(["No data"]))
@@ -381,18 +355,18 @@ class ImportRules:
         return next((server for server, pattern in self.servers if fnmatchcase(tool, pattern)), None)
 
     def is_read(self, listed: ListedTool) -> bool:
-        """A pattern for writes counts first, then one for reads, then what the definition says, then the name."""
+        """By the patterns for writes, then those for reads, then the definition's hint, then the name."""
         name = listed.definition.name
-        if any(fnmatchcase(name, pattern) for pattern in self.writes):
+        if matches(name, self.writes):
             return False
-        if any(fnmatchcase(name, pattern) for pattern in self.reads):
+        if matches(name, self.reads):
             return True
         return reads_by_name(name) if listed.read_only is None else listed.read_only
 
 
 @dataclass(slots=True, kw_only=True)
 class ToolCount:
-    """What became of the calls of one tool. `distinct` counts different calls, `differing` those of several answers.
+    """The calls of one tool by verdict. `distinct` counts different calls, `differing` those with several answers.
 
     ToolCount(server="fmp", tool="fmp_get_quote", seen=107, recorded=83, errors=24, distinct=46, differing=12)
     """
@@ -412,9 +386,9 @@ class ToolCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """What an import did. `unassigned` are tools that no server was named for, with the number of their calls.
+    """The result of an import. `unassigned` are tools without a server, with the number of their calls.
 
-    ImportReport(tools=[ToolCount(...)], unassigned={"frob": 3}, aliases_applied=20, redactions=0, ...)
+    ImportReport(tools=[ToolCount(...)], unassigned={"frob": 3}, aliases_applied=20, redactions=0)
     """
 
     tools: list[ToolCount]
@@ -426,14 +400,14 @@ class ImportReport:
 def import_recordings(
     recordings: Recordings, cassette: Cassette, rules: ImportRules, listed: Mapping[str, ListedTool]
 ) -> ImportReport:
-    """Put the replayable calls into the cassette, and the tools. `listed` counts more than what the logs define."""
+    """Record the replayable calls and the tools. Definitions in `listed` take precedence over those in the logs."""
     definitions = _definitions(recordings, cassette, rules, {**recordings.tools, **listed})
     known: dict[str, KnownTool] = {}
     for name, definition in definitions.items():
         server = rules.server_of(name)
         if server is not None:
             known[name] = KnownTool(server=server, version=ANY_VERSION, definition=definition)
-    calls = list(sort_calls(recordings.calls, known, rules.aliases, rules.errors))
+    calls = list(classify(recordings.calls, known, rules.aliases, rules.errors))
     counts = {
         name: ToolCount(
             server=tool.server,
@@ -443,75 +417,57 @@ def import_recordings(
         )
         for name, tool in known.items()
     }
-    _count(calls, counts)
+    unassigned = {name: 0 for name in definitions if name not in known}
+    for call in calls:
+        name = call.call.tool
+        if name not in counts:
+            unassigned[name] = unassigned.get(name, 0) + 1
+            continue
+        counts[name].seen += 1
+        counts[name].recorded += call.verdict is Verdict.REPLAYABLE
+        counts[name].writes += call.verdict is Verdict.WRITE
+        counts[name].errors += call.verdict is Verdict.ERROR
+        counts[name].unfit += call.verdict is Verdict.UNFIT
     redactions = _record_calls(calls, cassette, counts)
     _record_tools(known.values(), cassette)
-    uncalled = {name: 0 for name in definitions if name not in known}
-    unassigned = {**uncalled, **_numbers(call.call.tool for call in calls if call.tool is None)}
     return ImportReport(
         tools=sorted(counts.values(), key=lambda count: (count.server, count.tool)),
         unassigned=unassigned,
-        aliases_applied=sum(call.renamed for call in calls),
+        aliases_applied=sum(call.arguments.keys() != call.call.arguments.keys() for call in calls),
         redactions=redactions,
     )
 
 
 def _definitions(
-    recordings: Recordings,
-    cassette: Cassette,
-    rules: ImportRules,
-    listed: Mapping[str, ListedTool],
+    recordings: Recordings, cassette: Cassette, rules: ImportRules, listed: Mapping[str, ListedTool]
 ) -> dict[str, ToolDefinition]:
-    """One definition a tool: written down in a list or a prompt, else from an earlier import, else inferred."""
+    """One definition per tool: from a list or a prompt, else from an earlier import, else inferred."""
     earlier = {
         (server, tool.name): tool
         for server, version, tools in cassette.listings()
         if version == ANY_VERSION
         for tool, _ in tools
     }
-    made: dict[str, ListedTool] = dict(listed)
-    for name, calls in _by_tool(recordings.calls).items():
-        if name in made:
+    calls_by_tool: dict[str, list[RecordedCall]] = {}
+    for call in recordings.calls:
+        calls_by_tool.setdefault(call.tool, []).append(call)
+    found: dict[str, ListedTool] = dict(listed)
+    for name, calls in calls_by_tool.items():
+        if name in found:
             continue
         before = earlier.get((rules.server_of(name) or "", name))
         if before is not None and not is_inferred(before):
-            made[name] = ListedTool(definition=before, read_only=before.read_only)
+            found[name] = ListedTool(definition=before, read_only=before.read_only)
             continue
-        # Calls that failed may have failed for their arguments; they are better than nothing.
+        # Failed calls may have had bad arguments, so they are used only if there are no others.
         worked = [call.arguments for call in calls if not tells_of_an_error(call, rules.errors)]
         inferred = infer_definition(name, worked or [call.arguments for call in calls], rules.aliases)
-        made[name] = ListedTool(definition=inferred if before is None else merged_definitions(before, inferred))
-    return {name: replace(tool.definition, read_only=rules.is_read(tool)) for name, tool in made.items()}
+        found[name] = ListedTool(definition=inferred if before is None else merged_definitions(before, inferred))
+    return {name: replace(tool.definition, read_only=rules.is_read(tool)) for name, tool in found.items()}
 
 
-def _by_tool(calls: Iterable[RecordedCall]) -> dict[str, list[RecordedCall]]:
-    grouped: dict[str, list[RecordedCall]] = {}
-    for call in calls:
-        grouped.setdefault(call.tool, []).append(call)
-    return grouped
-
-
-def _numbers(names: Iterable[str]) -> dict[str, int]:
-    numbers: dict[str, int] = {}
-    for name in names:
-        numbers[name] = numbers.get(name, 0) + 1
-    return numbers
-
-
-def _count(calls: Iterable[SortedCall], counts: Mapping[str, ToolCount]) -> None:
-    for call in calls:
-        if call.tool is None:
-            continue
-        count = counts[call.call.tool]
-        count.seen += 1
-        count.recorded += call.verdict is Verdict.REPLAYABLE
-        count.writes += call.verdict is Verdict.WRITE
-        count.errors += call.verdict is Verdict.ERROR
-        count.unfit += call.verdict is Verdict.UNFIT
-
-
-def _record_calls(calls: Iterable[SortedCall], cassette: Cassette, counts: Mapping[str, ToolCount]) -> int:
-    """Record the answers of each call in the order of the logs, so that the last one is found. Returns redactions."""
+def _record_calls(calls: Iterable[ClassifiedCall], cassette: Cassette, counts: Mapping[str, ToolCount]) -> int:
+    """Record the answers of each call in the order of the logs, so that lookups find the last. Returns redactions."""
     answers: dict[tuple[str, str, str], tuple[Mapping[str, Any], dict[str, None]]] = {}
     redactions = 0
     for call in calls:
@@ -519,16 +475,16 @@ def _record_calls(calls: Iterable[SortedCall], cassette: Cassette, counts: Mappi
             continue
         arguments, text = SECRETS.redact_json(call.arguments), SECRETS.redact(call.call.text)
         redactions += (arguments != call.arguments) + (text != call.call.text)
-        key = (call.tool.server, call.call.tool, canonical_arguments(arguments))
+        key = (call.tool.server, call.call.tool, canonical_json(arguments))
         _, texts = answers.setdefault(key, (arguments, {}))
-        # Again at the end: of answers that differ, the order is that of their last time.
+        # Moved to the end: different answers are in the order of their last occurrence.
         texts.pop(text, None)
         texts[text] = None
     for (server, tool, _), (arguments, texts) in answers.items():
         counts[tool].distinct += 1
         counts[tool].differing += len(texts) > 1
         kept = cassette.answers(server, ANY_VERSION, tool, arguments)
-        # The same files imported again change nothing.
+        # Importing the same files again changes nothing.
         if not texts.keys() <= set(kept) or kept[-1] != list(texts)[-1]:
             for text in texts:
                 cassette.record(server, ANY_VERSION, tool, arguments, text)
@@ -536,7 +492,7 @@ def _record_calls(calls: Iterable[SortedCall], cassette: Cassette, counts: Mappi
 
 
 def _record_tools(known: Iterable[KnownTool], cassette: Cassette) -> None:
-    """Add to what earlier imports listed; a definition made now replaces an earlier one."""
+    """Add to the tools of earlier imports; a new definition replaces an earlier one."""
     servers: dict[str, dict[str, ToolDefinition]] = {}
     for tool in known:
         servers.setdefault(tool.server, {})[tool.definition.name] = tool.definition

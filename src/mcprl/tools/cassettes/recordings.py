@@ -1,8 +1,8 @@
-"""Recorded conversations read back: which tools were called with what, and what they answered.
+"""Reading recorded conversations: the tool calls in them and their answers.
 
-A file holds rows, as a JSON list or one a line. A row is a list of messages, or an object with such a list as "prompt",
-"messages" or "extra_info.original_conversation"; it may list its tools as "tools". Messages are read as
-`mcprl.conversations` says. What cannot be read is kept as well, with its place and the reason.
+A file holds rows, as a JSON list or one per line. A row is a list of messages, or an object with such a list as
+"prompt", "messages" or "extra_info.original_conversation"; it may list its tools as "tools". `mcprl.conversations`
+parses the messages. What cannot be parsed is reported with its place and the reason.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = [
 
 
 _DECODER = json.JSONDecoder()
-# A list of objects, or one object of a `<tools>` block with an object a line.
+# A list of objects, or one object of a `<tools>` block with one object per line.
 _BEGINNING = re.compile(r"\[\s{0,64}\{|^\{", re.MULTILINE)
-# Python counts the lines before each error it raises, so without a bound many broken lists take time squared.
+# Python counts the lines before each error it raises, so many broken lists would take quadratic time.
 _MAX_BROKEN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedTool:
-    """A definition found in a text. `read_only` is None where the text does not say, and most do not.
+    """A definition found in a text. `read_only` is None if the text has no such hint, as is usual.
 
     ListedTool(definition=ToolDefinition(name="now", description="The time.", parameters={"type": "object"}))
     """
@@ -49,7 +49,7 @@ class ListedTool:
 
 
 def load_tool_list(path: Path) -> dict[str, ListedTool]:
-    """The tools of a JSON file: a list, or an object that holds it as "tools", as servers answer tools/list."""
+    """The tools in a JSON file: a list, or an object with the list as "tools", like the answer to tools/list."""
     fix = 'write a JSON list of objects with "name", "description" and "parameters"'
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -59,12 +59,12 @@ def load_tool_list(path: Path) -> dict[str, ListedTool]:
         value = cast("dict[str, Any]", value).get("tools")
     tools = listed_tools(value)
     if tools is None:
-        raise CassetteError(f"{path} holds no list of tools", fix=fix)
+        raise CassetteError(f"{path} is not a list of tools", fix=fix)
     return tools
 
 
 def listed_tools(value: Any) -> dict[str, ListedTool] | None:
-    """The tools of a list, by name; None where it is something else."""
+    """The tools of a list, by name; None if it is something else."""
     if not isinstance(value, list) or not value:
         return None
     tools = [_listed(entry) for entry in cast("list[Any]", value)]
@@ -72,7 +72,7 @@ def listed_tools(value: Any) -> dict[str, ListedTool] | None:
 
 
 def tools_in_prompt(text: str) -> dict[str, ListedTool]:
-    """The tools that a system prompt lists as JSON, wherever in it. Text that is no list of tools is passed over."""
+    """The tools that a system prompt lists as JSON, anywhere in it. Other text is skipped."""
     tools: dict[str, ListedTool] = {}
     for value in _values(text):
         tools.update(listed_tools(value if isinstance(value, list) else [value]) or {})
@@ -85,7 +85,7 @@ def _values(text: str) -> Iterator[Any]:
         try:
             value, place = _DECODER.raw_decode(text, found.start())
         except json.JSONDecodeError as error:
-            # Not before the place of the error: what was read once is not read again.
+            # Continue at the error, so that nothing is parsed twice.
             place = max(found.end(), error.pos)
             broken += 1
         except (ValueError, RecursionError):
@@ -106,7 +106,7 @@ def _listed(entry: Any) -> ListedTool | None:
     parameters = _first(tool, "parameters", "inputSchema", "input_schema")
     if not isinstance(name, str) or not name or not isinstance(description, str | None):
         return None
-    # Some leave the schema of a tool without arguments away, but a name alone is a name of anything.
+    # The schema of a tool without arguments may be left out, but a name alone could be anything.
     if not isinstance(parameters, dict) and not (parameters is None and description):
         return None
     output: Any = _first(tool, "outputSchema", "output_schema")
@@ -130,7 +130,7 @@ def _first(fields: dict[str, Any], *names: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where in the files something stands, counted from 1. `message` is 0 for a whole row.
+    """A place in the files, counted from 1. `message` is 0 for a whole row.
 
     str(Place(file="train.json", row=3, message=5)) == "train.json, row 3, message 5"
     """
@@ -145,7 +145,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """A call and its answer. `failed` is what the log itself says; the text may still tell of an error.
+    """A call and its answer. `failed`: the log marks it so; otherwise the text may still be an error.
 
     RecordedCall(tool="fmp_get_quote", arguments={"symbol": "AAPL"}, text="Price: $213.88",
                  place=Place(file="train.json", row=3, message=5))
@@ -160,7 +160,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A part of a log that could not be read, and why. `is_call` tells a call from anything else.
+    """A part of a log that could not be parsed, and why. `is_call`: it is a call.
 
     Unreadable(place=Place(file="train.json", row=3, message=5), why="no answer follows the call", is_call=True)
     """
@@ -172,7 +172,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recordings:
-    """All that was read, in the order of the files. `redefined` names tools that different rows define differently.
+    """Everything in the files, in order. `redefined` has the tools that rows define differently.
 
     Recordings(calls=[RecordedCall(...)], tools={"now": ListedTool(...)}, unreadable=[], redefined=set())
     """
@@ -184,12 +184,12 @@ class Recordings:
 
     @property
     def calls_seen(self) -> int:
-        """The calls of the files, those that could not be read included."""
+        """The number of calls in the files, including those that could not be parsed."""
         return len(self.calls) + sum(part.is_call for part in self.unreadable)
 
 
 def read_recordings(paths: Iterable[Path]) -> Recordings:
-    """Read the calls of recorded conversations. Raises CassetteError for a file that holds none at all."""
+    """Read recorded conversations. Raises CassetteError for a file without any."""
     found = Recordings()
     prompts_read: set[str] = set()
     for path in paths:
@@ -217,10 +217,10 @@ def _rows(path: Path, found: Recordings) -> Iterator[tuple[Place, Any]]:
 
 
 def _lines(path: Path, text: str, as_a_whole: Exception, found: Recordings) -> Iterator[tuple[Place, Any]]:
-    """One row a line. Where no line is JSON, the file is something else, and the first error tells more."""
+    """One row per line. If no line is JSON, the error of parsing the whole file is more helpful."""
     broken: list[Unreadable] = []
     rows = 0
-    # Not splitlines: a text in JSON may hold other characters that it takes for ends of lines.
+    # Not splitlines: JSON text may contain other characters that it treats as line ends.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -228,13 +228,13 @@ def _lines(path: Path, text: str, as_a_whole: Exception, found: Recordings) -> I
         try:
             row: Any = json.loads(line)
         except (ValueError, RecursionError) as error:
-            broken.append(Unreadable(place=place, why=f"the line is no JSON: {error}"))
+            broken.append(Unreadable(place=place, why=f"the line is not JSON: {error}"))
             continue
         rows += 1
         yield place, row
     if not rows:
-        fix = "name files of recorded conversations: a JSON list of rows, or one row a line"
-        raise CassetteError(f"{path} is no JSON: {as_a_whole}", fix=fix)
+        fix = "name files of recorded conversations: a JSON list of rows, or one row per line"
+        raise CassetteError(f"{path} is not JSON: {as_a_whole}", fix=fix)
     found.unreadable.extend(broken)
 
 
@@ -252,17 +252,13 @@ def _conversations(row: Any, place: Place, found: Recordings) -> Iterator[list[A
     fields = cast("dict[str, Any]", row)
     extra: Any = fields.get("extra_info")
     original = cast("dict[str, Any]", extra).get("original_conversation") if isinstance(extra, dict) else None
-    conversations = [value for value in (fields.get("prompt"), fields.get("messages"), original) if _is_list(value)]
+    candidates = (fields.get("prompt"), fields.get("messages"), original)
+    conversations = [cast("list[Any]", value) for value in candidates if isinstance(value, list)]
     if not conversations:
         why = 'the row has no list of messages as "prompt", "messages" or "extra_info.original_conversation"'
         found.unreadable.append(Unreadable(place=place, why=why))
     _define(listed_tools(fields.get("tools")) or {}, found)
-    for conversation in conversations:
-        yield cast("list[Any]", conversation)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
+    yield from conversations
 
 
 def _define(tools: Mapping[str, ListedTool], found: Recordings) -> None:
@@ -271,13 +267,13 @@ def _define(tools: Mapping[str, ListedTool], found: Recordings) -> None:
 
 
 def _read_conversation(conversation: list[Any], row: Place, found: Recordings, prompts_read: set[str]) -> None:
-    """Calls are gathered until their answers have come, then paired: several calls may go out at once."""
+    """Collect calls until their answers have come, then pair them: several calls may be made at once."""
     calls: list[tuple[Place, WrittenCall]] = []
     answers: list[tuple[Place, WrittenAnswer]] = []
     for number, value in enumerate(conversation, start=1):
         place = Place(file=row.file, row=row.row, message=number)
         if not _is_message(value):
-            found.unreadable.append(Unreadable(place=place, why='the message is no object with a "role"'))
+            found.unreadable.append(Unreadable(place=place, why='the message is not an object with a "role"'))
             continue
         message = cast("dict[str, Any]", value)
         if is_answer(message):
@@ -290,7 +286,7 @@ def _read_conversation(conversation: list[Any], row: Place, found: Recordings, p
         if is_assistant:
             calls.extend((place, call) for call in calls_in(message))
         elif message["role"] in {"system", "developer"} and (prompt := text_of(message)) not in prompts_read:
-            # The rows of a file mostly share one prompt: it is long, and read once.
+            # The rows of a file usually share one long prompt, which is parsed once.
             prompts_read.add(prompt)
             _define(tools_in_prompt(prompt), found)
     _pair(calls, answers, found)
@@ -299,7 +295,7 @@ def _read_conversation(conversation: list[Any], row: Place, found: Recordings, p
 def _pair(
     calls: list[tuple[Place, WrittenCall]], answers: list[tuple[Place, WrittenAnswer]], found: Recordings
 ) -> None:
-    """Each call with its answer: by id where both have one, else in order where their numbers agree."""
+    """Match calls and answers by id, else in order if there are equally many."""
     by_id = {answer.id: answer for _, answer in answers if answer.id is not None}
     called = {call.id for _, call in calls if call.id is not None}
     rest_of_answers = [(place, answer) for place, answer in answers if answer.id not in called]
@@ -312,7 +308,7 @@ def _pair(
         elif agree:
             _keep(place, call, next(in_order)[1], found)
         else:
-            many = f"{len(rest_of_calls)} calls have {len(rest_of_answers)} answers: which is whose is not known"
+            many = f"{len(rest_of_calls)} calls have {len(rest_of_answers)} answers, which cannot be matched"
             why = many if rest_of_answers else "no answer follows the call"
             found.unreadable.append(Unreadable(place=place, why=call.problem or why, is_call=True))
     if rest_of_answers and not rest_of_calls:
@@ -322,7 +318,7 @@ def _pair(
 def _keep(place: Place, call: WrittenCall, answer: WrittenAnswer, found: Recordings) -> None:
     problem = call.problem or answer.problem
     if problem is None and answer.name is not None and answer.name != call.name:
-        problem = f"the call is of {call.name!r}, but its answer is of {answer.name!r}"
+        problem = f"the call is to {call.name!r}, but its answer is from {answer.name!r}"
     if problem is not None or call.arguments is None:
         found.unreadable.append(Unreadable(place=place, why=problem or "the call has no arguments", is_call=True))
         return

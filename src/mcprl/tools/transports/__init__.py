@@ -1,1 +1,1 @@
-"""How bytes reach a tool server: its process, its standard streams, HTTP, and what is said where an answer fails."""
+"""Transports to a tool server: stdio and streamable HTTP, and the errors that they report to a call."""

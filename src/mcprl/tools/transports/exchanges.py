@@ -1,4 +1,4 @@
-"""A request on its way over HTTP, and the stream of events in which its answer may come."""
+"""HTTP requests and their answers: parsing, failures, and server-sent events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """One event: its fields, and the bytes that say the same.
+    """One server-sent event: its fields, and its bytes.
 
     ServerEvent(name="message", data=b'{"jsonrpc":"2.0"}', id="7", raw=b'id: 7\\ndata: {"jsonrpc":"2.0"}\\n\\n')
     """
@@ -65,9 +65,9 @@ class ServerEvent:
 
 
 class EventSplitter:
-    """Takes bytes in pieces of any length and gives whole events, in time linear in their length.
+    """Splits a stream of bytes into events, in linear time.
 
-    Lines end with a line feed, a carriage return or both. Comments are dropped. What no empty line ended is no event.
+    Lines end with a line feed, a carriage return or both. Comments are dropped. An event ends with an empty line.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -80,16 +80,16 @@ class EventSplitter:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether the event that is arriving exceeds the limit. Nothing more can be fed then."""
+        """Whether the unfinished event exceeds the limit. If so, feed nothing more."""
         return self._num_bytes + len(self._unfinished) > self._max_bytes
 
     @property
     def beginning(self) -> bytes:
-        """The data of the event that is arriving, as far as it has come."""
+        """The data of the unfinished event so far."""
         return _data([*self._lines, bytes(self._unfinished)])
 
     def feed(self, piece: bytes) -> list[ServerEvent]:
-        """The events that this piece completes. Stops where one becomes too large."""
+        """The events that this piece completes. Stops if one becomes too large."""
         if self._ended_with_return and piece.startswith(b"\n"):
             piece = piece[1:]
             self._ended_with_return = False
@@ -141,13 +141,13 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
 
 
 _EXCERPT_CHARACTERS = 300
-# Cut only after secrets are taken out, so that none is cut in two and not recognised.
+# Redacted before the cut to the excerpt, because half a secret is not recognized.
 _REDACTED_BYTES = 8192
 
-# What a request looks like as the SDK writes it. Anything else is parsed.
+# A request as the SDK writes it. Other messages are parsed.
 _REQUEST_HEAD = re.compile(rb'\{"jsonrpc":"2\.0","id":(\d+),"method":')
 
-# Nothing of a request has been sent when these are raised. All others leave open whether the server has it.
+# If these are raised, nothing of a request was sent. After any other error the server may have received it.
 _NOTHING_SENT = (
     httpx2.ConnectError,
     httpx2.ConnectTimeout,
@@ -159,7 +159,7 @@ _NOTHING_SENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """How much of an answer is read, and how much of one that exceeds it is kept as text.
+    """How much of an answer is read, and how much text is kept of one that is too large.
 
     AnswerLimits(max_bytes=16_777_216, text_characters=69_632)
     """
@@ -169,7 +169,7 @@ class AnswerLimits:
 
 
 def request_id_of(content: bytes) -> str | int | None:
-    """The id of the JSON-RPC request in a body; None where it is a notification or a response."""
+    """The id of the JSON-RPC request in a body; None for a notification or a response."""
     head = _REQUEST_HEAD.match(content)
     if head is not None:
         return int(head[1])
@@ -178,7 +178,7 @@ def request_id_of(content: bytes) -> str | int | None:
 
 
 def cancelled_id_of(content: bytes) -> str | int | None:
-    """The id of the request that the notification in a body takes back; None where it is another notification."""
+    """The id of the request that the notification in a body cancels; None for any other notification."""
     message: dict[str, Any] = from_json(content)
     return message["params"]["requestId"] if message.get("method") == "notifications/cancelled" else None
 
@@ -186,7 +186,7 @@ def cancelled_id_of(content: bytes) -> str | int | None:
 def read_message(
     body: bytes, limits: AnswerLimits
 ) -> JSONRPCRequest | JSONRPCNotification | JSONRPCResponse | JSONRPCError | TransportOutcome:
-    """The JSON-RPC message that the SDK will read from these bytes, or what is wrong with them."""
+    """The JSON-RPC message in these bytes, as the SDK will parse it, or an outcome if there is none."""
     try:
         return jsonrpc_message_adapter.validate_json(body, by_name=False)
     except ValidationError as error:
@@ -194,35 +194,35 @@ def read_message(
     if "recursion limit" in why:
         text = beginning_of(body, limits.text_characters)
         return TransportOutcome(trouble=Trouble.TOO_LARGE, detail="the answer is nested too deeply", text=text)
-    return broken("the answer is no JSON-RPC message", body)
+    return broken("the answer is not a JSON-RPC message", body)
 
 
 def read_repaired(
     body: bytes, limits: AnswerLimits
 ) -> tuple[bytes, JSONRPCRequest | JSONRPCNotification | JSONRPCResponse | JSONRPCError | TransportOutcome]:
-    """Like `read_message`, with the bytes that the SDK is to read: bad UTF-8 and half surrogates become U+FFFD."""
+    """The message, and the bytes for the SDK to parse: invalid UTF-8 and unpaired surrogates become U+FFFD."""
     message = read_message(body, limits)
     if not isinstance(message, TransportOutcome) or message.trouble is not Trouble.BROKEN:
         return body, message
     try:
-        mended = to_json(lenient_json(body))
+        repaired = to_json(lenient_json(body))
     except ValueError:
         return body, message
-    return mended, read_message(mended, limits)
+    return repaired, read_message(repaired, limits)
 
 
 def answers(message: object, request_id: str | int) -> bool:
-    """Whether a message is the answer to this request. An error may lack an id that the server could not read."""
+    """Whether a message answers this request. An error may lack the id if the server could not parse it."""
     match message:
         case JSONRPCResponse(id=answered) | JSONRPCError(id=answered):
-            # Some servers answer the number 7 with the text "7", and the SDK lets them.
+            # Some servers answer the id 7 with "7", and the SDK accepts that.
             return answered is None or str(answered) == str(request_id)
         case _:
             return False
 
 
 def connection_outcome(error: httpx2.RequestError) -> TransportOutcome:
-    """A connection that failed. Only where nothing was sent is it certain that the call was not made."""
+    """The outcome of a failed connection. The call was certainly not made only if nothing was sent."""
     text = _one_line(str(error))
     return TransportOutcome(
         trouble=Trouble.BROKEN if isinstance(error, httpx2.DecodingError) else Trouble.UNREACHABLE,
@@ -232,7 +232,7 @@ def connection_outcome(error: httpx2.RequestError) -> TransportOutcome:
 
 
 def too_large(beginning: bytes, limits: AnswerLimits) -> TransportOutcome:
-    """An answer of which no more is read."""
+    """The outcome of an answer beyond the limit."""
     return TransportOutcome(
         trouble=Trouble.TOO_LARGE,
         detail=f"the answer is larger than {limits.max_bytes} bytes",
@@ -241,34 +241,34 @@ def too_large(beginning: bytes, limits: AnswerLimits) -> TransportOutcome:
 
 
 def broken(what: str, body: bytes) -> TransportOutcome:
-    """Bytes that are no answer."""
+    """The outcome of bytes that are not an answer."""
     excerpt = _one_line(body[:_REDACTED_BYTES].decode(errors="replace"))
     return TransportOutcome(trouble=Trouble.BROKEN, detail=f"{what}: {excerpt}" if excerpt else what)
 
 
 def status_outcome(status: int, headers: Mapping[str, str], body: bytes) -> TransportOutcome:
-    """What a status says when the body holds no JSON-RPC message that could say more."""
+    """The outcome of an HTTP status whose body holds no JSON-RPC message."""
     wait_s = retry_after_s(headers)
     if status == 413:
         return TransportOutcome(trouble=Trouble.REFUSED_FOR_SIZE, detail="HTTP 413", delivered=False)
     if status == 429:
-        # The status says that the request was turned away before anything was done with it.
+        # The status means that the request was rejected before it was processed.
         return TransportOutcome(trouble=Trouble.BUSY, detail="HTTP 429", delivered=False, retry_after_s=wait_s)
     if status == 503 and wait_s is not None:
         return TransportOutcome(trouble=Trouble.BUSY, detail="HTTP 503", retry_after_s=wait_s)
     if status in {401, 403}:
-        return broken(f"HTTP {status}, the server refused the key in the headers, or wants one", b"")
+        return broken(f"HTTP {status}, the server rejected the key in the headers, or needs one", b"")
     if status < 300 and headers.get("content-type"):
-        return broken(f"HTTP {status} with content of type {_one_line(headers['content-type'])}, no answer", body)
+        return broken(f"HTTP {status} with content of type {_one_line(headers['content-type'])}, not an answer", body)
     outcome = broken(f"HTTP {status} without an answer" if status < 300 else f"HTTP {status}", body)
-    return TransportOutcome(trouble=Trouble.BROKEN, detail=outcome.detail, retry_after_s=wait_s)
+    return replace(outcome, retry_after_s=wait_s)
 
 
 def refuses_session(status: int, message: object) -> bool:
-    """Whether this answer to a request that named its session says that there is no such session any more.
+    """Whether this answer to a request with a session id means that the server no longer knows the session.
 
-    404 says so by the protocol's rules, unless the body says that it is the method which was not found. Servers made
-    after a widespread example answer 400 and an error without an id whose text names the session.
+    By the protocol that is 404, unless the error in the body is that the method was not found. Servers based on a
+    common example send 400 and an error without an id whose message mentions the session.
     """
     if not isinstance(message, JSONRPCError):
         return status == 404
@@ -278,7 +278,7 @@ def refuses_session(status: int, message: object) -> bool:
 
 
 def _one_line(text: str) -> str:
-    """A text of the server for a sentence of ours: without secrets, control characters and length."""
+    """A text of the server for an error message: one short line without secrets and control characters."""
     words = SECRETS.redact(text).split()
     line = "".join(character if character.isprintable() else "\ufffd" for character in " ".join(words))
     return line if len(line) <= _EXCERPT_CHARACTERS else line[:_EXCERPT_CHARACTERS] + "…"
@@ -292,25 +292,25 @@ _DRAIN_BYTES = 65536
 
 
 class Exchange:
-    """One request until its answer: over its POST, and over the GETs that ask for the rest of a broken stream."""
+    """One request until its answer: its POST, and the GETs that resume a broken stream."""
 
     def __init__(self, request_id: str | int) -> None:
         self.request_id = request_id
         self.last_event_id = ""
-        """Where a broken stream can be resumed; empty where it cannot."""
+        """Where a broken stream can be resumed; empty if it cannot."""
         self.failed_resumptions = 0
         self.is_abandoned = False
         self._scope: anyio.CancelScope | None = None
 
     def abandon(self) -> None:
-        """Stop waiting: nobody wants the answer."""
+        """Stop waiting: nobody needs the answer."""
         self.is_abandoned = True
         if self._scope is not None:
             self._scope.cancel()
 
     @contextmanager
     def until_abandoned(self) -> Generator[None]:
-        """Ends the block early, and without an exception, when the exchange is abandoned."""
+        """Ends the block early, without an exception, when the exchange is abandoned."""
         with anyio.CancelScope() as scope:
             if self.is_abandoned:
                 scope.cancel()
@@ -322,7 +322,7 @@ class Exchange:
 
 
 def error_event(error: JSONRPCError) -> ServerEvent:
-    """An error in the place of the answer."""
+    """An error as an event, in place of the answer."""
     data = error.model_dump_json().encode()
     return ServerEvent("message", data, "", b"data: " + data + b"\n\n")
 
@@ -330,8 +330,8 @@ def error_event(error: JSONRPCError) -> ServerEvent:
 class EventStream(httpx2.AsyncByteStream):
     """The events of a response, for the SDK to read.
 
-    A stream that belongs to a request ends with its answer, or with an error in its place, or else where the SDK can
-    resume it. One that belongs to none just ends, and the SDK opens it again.
+    The stream of a request ends with its answer, with an error in its place, or where the SDK can resume it. A stream
+    without a request just ends, and the SDK opens it again.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class EventStream(httpx2.AsyncByteStream):
         finish: Callable[[Exchange], None],
     ) -> None:
         self.answer: JSONRPCResponse | JSONRPCError | None = None
-        """What the last event says, once that is the answer to the request."""
+        """The answer to the request, once it has arrived."""
         self._exchange = exchange
         self._limits = limits
         self._background = background
@@ -357,7 +357,7 @@ class EventStream(httpx2.AsyncByteStream):
         self._is_over = False
 
     async def first_event(self) -> ServerEvent | None:
-        """The first event, which a reader of the stream gets as well; None where there is none."""
+        """The first event, which a reader of the stream gets as well; None if there is none."""
         self._held = await self._next_event()
         return self._held
 
@@ -373,12 +373,12 @@ class EventStream(httpx2.AsyncByteStream):
         return event.raw
 
     async def aclose(self) -> None:
-        """Free the connection. The exchange goes on only where the stream broke and can be resumed."""
+        """Free the connection. The exchange continues only if the stream broke and can be resumed."""
         exchange = self._exchange
         if exchange is not None and (self.answer is not None or not self._is_over):
             self._finish(exchange)
         if self.answer is not None and not self._is_over:
-            # The connection can be used again once the end of the body is read, which no caller should wait for.
+            # The connection can be reused once the body is read to its end, in the background.
             self._is_over = True
             self._background.start_soon(self._drain)
         else:
@@ -406,14 +406,14 @@ class EventStream(httpx2.AsyncByteStream):
         return event
 
     async def _arrival(self) -> ServerEvent | None:
-        """The next event as it arrives, or what stands in its place where none does."""
+        """The next event, or an error in its place; None at the end of the stream."""
         while not self._arrived:
             if self._splitter.is_too_large:
                 return self._answer(too_large(self._splitter.beginning, self._limits))
             try:
                 chunk = await anext(self._chunks, None)
             except httpx2.RequestError as error:
-                # The request was received, or there would be no stream.
+                # The request was received, otherwise there would be no stream.
                 return self._break_off(replace(connection_outcome(error), delivered=True))
             if chunk is None:
                 return self._break_off(_ENDED)
@@ -445,7 +445,7 @@ class EventStream(httpx2.AsyncByteStream):
                     if num_bytes > _DRAIN_BYTES:
                         break
         except httpx2.RequestError:
-            pass  # the answer was there before: only the connection is lost
+            pass  # the answer has arrived: only the connection is lost
         finally:
             await self._close()
 

@@ -1,8 +1,8 @@
-"""The SDK's streamable HTTP transport, made so that one failed request is one failed call and nothing more.
+"""The SDK's streamable HTTP transport, changed so that a failed request fails one call and not the session.
 
-The SDK ends a session, with every call in it, when a connection fails or a body cannot be read. So it is given a
-client that does not fail: what goes wrong with a request is answered as a JSON-RPC error for that request (see
-`mcprl.tools.transports.messages`). The handshake, sessions, redirects and resumption stay the SDK's own.
+The SDK ends a session, with every call in it, if a connection fails or a body cannot be parsed. So it gets an HTTP
+client that does not fail: a failure of a request becomes a JSON-RPC error that answers it (see
+`mcprl.tools.transports.messages`). Handshake, sessions, redirects and resumption are left to the SDK.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 from urllib.request import getproxies
 
@@ -44,10 +45,10 @@ __all__ = ["http_transport"]
 
 
 class KeptOpen:
-    """A stream of the SDK that is closed when the transport ends, and not already when the session lets go of it.
+    """A stream of the SDK that is closed when the transport ends, not already when the session closes it.
 
-    In between, the SDK ends its session with the server, and an answer that arrives then would find no stream and be
-    raised as an error.
+    In between, the SDK ends its session with the server. An answer that arrived then would find the stream closed and
+    raise an error.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class KeptOpen:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Leave it open."""
+        """Does nothing: the transport closes the stream."""
 
 
 EVENTS = "text/event-stream"
@@ -89,24 +90,24 @@ _JSON = "application/json"
 
 
 def error_response(request: httpx2.Request, request_id: str | int, outcome: TransportOutcome) -> httpx2.Response:
-    """An outcome as the answer to a request."""
+    """An outcome as the response to a request."""
     content = error_for(request_id, outcome).model_dump_json().encode()
     return httpx2.Response(200, headers={"content-type": _JSON}, content=content, request=request)
 
 
-def says_that_it_is_at_most(max_bytes: int, headers: httpx2.Headers) -> bool:
-    """Whether a body has an announced length, which HTTP holds it to, and is not packed into less."""
+def has_length_within(max_bytes: int, headers: httpx2.Headers) -> bool:
+    """Whether a body has a content length within the limit, which HTTP enforces, and is not compressed."""
     length = headers.get("content-length", "")
     return length.isdecimal() and int(length) <= max_bytes and "content-encoding" not in headers
 
 
 def json_response(request: httpx2.Request, response: httpx2.Response, body: bytes, message: object) -> httpx2.Response:
-    """The message in the body of a response, whole and uncompressed, as the answer to a request."""
+    """The JSON-RPC message `body` as the response to a request."""
     if isinstance(message, JSONRPCResponse) and _is_read(response):
         return response
     status = response.status_code
     if response.is_success:
-        # The SDK addresses an error to its request, whatever id it has, only where the status is one of failure.
+        # The SDK passes an error without an id to its request only if the status is a failure.
         status = 400 if isinstance(message, JSONRPCError) else 200
     headers = {"content-type": _JSON, **_session_header(response)}
     return httpx2.Response(status, headers=headers, content=body, request=request)
@@ -115,13 +116,13 @@ def json_response(request: httpx2.Request, response: httpx2.Response, body: byte
 def events_response(
     request: httpx2.Request, stream: httpx2.AsyncByteStream, response: httpx2.Response
 ) -> httpx2.Response:
-    """A stream of events in the place of that of a response."""
+    """A response with our stream in place of its own."""
     headers = {"content-type": EVENTS, **_session_header(response)}
     return httpx2.Response(200, headers=headers, stream=stream, request=request)
 
 
 def _is_read(response: httpx2.Response) -> bool:
-    """Whether the SDK can read the answer from this response itself."""
+    """Whether the SDK can parse this response as it is."""
     if response.status_code != 200 or not response.headers.get("content-type", "").startswith(_JSON):
         return False
     try:
@@ -139,65 +140,57 @@ _MAX_IN_FLIGHT = 8
 
 
 class SmallPools(httpx2.AsyncBaseTransport):
-    """Sends a request through the first pool that has room, and opens another where none has."""
+    """Sends a request through the first pool that has room, or a new one: a pool takes quadratic time for many."""
 
     def __init__(self, make_pool: Callable[[], httpx2.AsyncBaseTransport]) -> None:
         self._make_pool = make_pool
-        self._pools: list[_Pool] = []
+        # Requests per pool whose responses are not yet closed.
+        self._in_flight: dict[httpx2.AsyncBaseTransport, int] = {}
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        pool = next((pool for pool in self._pools if pool.in_flight < _MAX_IN_FLIGHT), None)
+        pool = next((pool for pool, count in self._in_flight.items() if count < _MAX_IN_FLIGHT), None)
         if pool is None:
-            pool = _Pool(self._make_pool())
-            self._pools.append(pool)
-        return await pool.handle(request)
-
-    async def aclose(self) -> None:
-        for pool in self._pools:
-            await pool.transport.aclose()
-
-
-class _Pool:
-    """One pool, and how many requests are on their way in it: until their bodies are read or let go."""
-
-    def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
-        self.transport = transport
-        self.in_flight = 0
-
-    async def handle(self, request: httpx2.Request) -> httpx2.Response:
-        self.in_flight += 1
+            pool = self._make_pool()
+        self._in_flight[pool] = self._in_flight.get(pool, 0) + 1
         try:
-            response = await self.transport.handle_async_request(request)
+            response = await pool.handle_async_request(request)
             assert isinstance(response.stream, httpx2.AsyncByteStream)
         except BaseException:
-            self.in_flight -= 1
+            self._release(pool)
             raise
-        response.stream = _CountedBody(response.stream, self)
+        response.stream = _CountedBody(response.stream, partial(self._release, pool))
         return response
+
+    def _release(self, pool: httpx2.AsyncBaseTransport) -> None:
+        self._in_flight[pool] -= 1
+
+    async def aclose(self) -> None:
+        for pool in self._in_flight:
+            await pool.aclose()
 
 
 class _CountedBody(httpx2.AsyncByteStream):
-    """A body that tells its pool when it is closed."""
+    """A body that calls `on_close` once, when it is closed."""
 
-    def __init__(self, body: httpx2.AsyncByteStream, pool: _Pool) -> None:
+    def __init__(self, body: httpx2.AsyncByteStream, on_close: Callable[[], None]) -> None:
         self._body = body
-        self._pool: _Pool | None = pool
+        self._on_close: Callable[[], None] | None = on_close
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._body.__aiter__()
 
     async def aclose(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.in_flight -= 1
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
         await self._body.aclose()
 
 
 _logger = logging.getLogger(__name__)
 
 _CONNECT_S = 30.0
-# Shorter than the five seconds after which common servers close an idle connection: a request that crosses with the
-# closing is lost, and nobody can tell whether it was read.
+# Common servers close an idle connection after five seconds. A request sent at that moment would be lost, and nobody
+# could tell whether the server received it.
 _KEEPALIVE_S = 4.0
 _MAX_IDLE_CONNECTIONS = 64
 _LIMITS = httpx2.Limits(
@@ -207,9 +200,9 @@ _NOTIFY_S = 5.0
 _GOODBYE_S = 2.0
 _LAST_ANSWERS_S = 0.1
 _HAND_OVER_S = 0.01
-# Beyond what the policy is shown, so that a secret at the cut is still whole when it is looked for.
+# More than is shown to the policy, so that a secret at the cut is still complete when it is redacted.
 _TEXT_MARGIN = 4096
-# The SDK asks twice for the rest of a stream that broke, then gives up.
+# The SDK tries twice to resume a broken stream.
 _RESUMPTIONS = 2
 
 _SESSION_LOST = TransportOutcome(
@@ -227,12 +220,12 @@ async def http_transport(
     on_message: Callable[[], None] | None = None,
     on_session_lost: Callable[[], None] | None = None,
 ) -> AsyncGenerator[Any, None]:
-    """The reading and the writing stream of a session, for the SDK's Client.
+    """The read and write streams of a session, for the SDK's Client.
 
-    There is no limit on the number of requests in flight, nor on time except for connecting: deadlines are the
-    caller's. `on_message` is called for each message that came, `on_end` when there will be no more, before any waiting
-    call hears of it. `on_session_lost` is called once when the server says that it no longer knows the session: no
-    request can succeed in it any more. The requests in flight have had a moment to hear so by then.
+    The number of requests in flight is not limited, nor their time except for connecting: callers have deadlines.
+    `on_message` is called for each message, `on_end` after the last one, before any waiting call fails.
+    `on_session_lost` is called once if the server no longer knows the session, so that no request can succeed. By then
+    the requests in flight have had a moment to fail by themselves.
     """
     background = anyio.create_task_group()
     client = _UnfailingClient(
@@ -242,20 +235,20 @@ async def http_transport(
         on_session_lost,
     )
     async with client, background:
-        # Events are limited by our client, which can answer the request that a too large one belongs to.
+        # Our client limits the size of events, because it can answer the request of one that is too large.
         async with streamable_http_client(url, http_client=client, max_sse_event_size=None) as (reading, writing):
             yield KeptOpen(reading, on_end, on_message), KeptOpen(writing)
         background.cancel_scope.cancel()
 
 
 def _small_pools(*, trust_env: bool) -> SmallPools:
-    # Made once: it reads all certificates of the machine.
+    # Made once, because it loads all certificates of the machine.
     certificates = httpx2.create_ssl_context(trust_env=trust_env)
     return SmallPools(lambda: httpx2.AsyncHTTPTransport(verify=certificates, limits=_LIMITS, trust_env=trust_env))
 
 
 class _UnfailingClient(httpx2.AsyncClient):
-    """An HTTP client for the SDK, in which a POST with a JSON-RPC request is always answered, come what may."""
+    """An HTTP client for the SDK that always returns an answer to a POST with a JSON-RPC request."""
 
     def __init__(
         self,
@@ -270,7 +263,7 @@ class _UnfailingClient(httpx2.AsyncClient):
             headers=dict(spec.headers),
             timeout=httpx2.Timeout(None, connect=_CONNECT_S),
             limits=_LIMITS,
-            # The client reads proxies from the environment only where the transport is its own.
+            # The client uses proxies from the environment only with its own transport.
             transport=None if trust_env and getproxies() else _small_pools(trust_env=trust_env),
             trust_env=trust_env,
         )
@@ -282,7 +275,7 @@ class _UnfailingClient(httpx2.AsyncClient):
         self._all_answered = anyio.Event()
 
     async def send(self, request: httpx2.Request, **_: Any) -> httpx2.Response:
-        """Send a request of the SDK, which always asks for a stream and follows redirects itself."""
+        """Send a request of the SDK, which always wants a stream and follows redirects itself."""
         match request.method:
             case "POST":
                 content = await request.aread()
@@ -299,13 +292,13 @@ class _UnfailingClient(httpx2.AsyncClient):
         response = await super().send(request, stream=True, follow_redirects=False)
         if response.next_request is None:
             return response
-        # The SDK reads the body of a redirect before it follows, without a limit and without a net.
+        # The SDK reads the body of a redirect without a limit, and fails if it cannot.
         await response.aclose()
         redirect = httpx2.Response(response.status_code, headers=response.headers, content=b"", request=request)
         redirect.next_request = response.next_request
         return redirect
 
-    # Requests: each is answered.
+    # Requests: each gets an answer.
 
     async def _ask(self, request: httpx2.Request, request_id: str | int) -> httpx2.Response:
         self._exchanges[request_id] = exchange = Exchange(request_id)
@@ -368,12 +361,12 @@ class _UnfailingClient(httpx2.AsyncClient):
             return error_response(request, exchange.request_id, _SESSION_LOST)
         outcome = status_outcome(response.status_code, response.headers, body)
         if isinstance(message, JSONRPCError) and outcome.trouble is not Trouble.BUSY:
-            # Versions are negotiated with such errors, so they reach the SDK as they are.
+            # The SDK negotiates versions with such errors, so it gets them unchanged.
             return json_response(request, response, body, message)
         return error_response(request, exchange.request_id, outcome)
 
     async def _read_body(self, response: httpx2.Response) -> bytes | TransportOutcome:
-        if says_that_it_is_at_most(self._answer_limits.max_bytes, response.headers):
+        if has_length_within(self._answer_limits.max_bytes, response.headers):
             return await response.aread()
         pieces: list[bytes] = []
         num_bytes = 0
@@ -400,7 +393,7 @@ class _UnfailingClient(httpx2.AsyncClient):
             await stream.aclose()
             raise
         if first is not None and answers(stream.answer, exchange.request_id):
-            # The usual case. As a plain answer it costs the SDK less time and memory than as an event.
+            # The usual case. A plain response takes the SDK less time and memory than an event.
             await stream.aclose()
             return json_response(request, response, first.data, stream.answer)
         return events_response(request, stream, response)
@@ -415,31 +408,31 @@ class _UnfailingClient(httpx2.AsyncClient):
         )
 
     def _lose_session(self) -> None:
-        tell, self._on_session_lost = self._on_session_lost, None
-        if tell is not None:
-            self._background.start_soon(self._tell_of_loss, tell)
+        report, self._on_session_lost = self._on_session_lost, None
+        if report is not None:
+            self._background.start_soon(self._report_loss, report)
 
-    async def _tell_of_loss(self, tell: Callable[[], None]) -> None:
-        # Whoever hears of it will end the session, and with it the requests in flight. Most are about to be refused,
-        # too, and can then be repeated safely: so they get their answers first.
+    async def _report_loss(self, report: Callable[[], None]) -> None:
+        # The callback ends the session and the requests in flight. Most of them are about to be rejected as well and
+        # can then be retried safely, so wait for that first.
         with anyio.move_on_after(_LAST_ANSWERS_S):
             self._all_answered = anyio.Event()
             if self._exchanges:
                 await self._all_answered.wait()
         await anyio.sleep(_HAND_OVER_S)
-        tell()
+        report()
 
-    # All else: it may neither end the session nor hold it up.
+    # Everything else: it may neither end the session nor delay it.
 
     async def _notify(self, request: httpx2.Request, content: bytes) -> httpx2.Response:
         cancelled = cancelled_id_of(content)
         if cancelled is not None and (exchange := self._exchanges.get(cancelled)) is not None:
             exchange.abandon()
         if b'"notifications/initialized"' in content:
-            # Servers refuse requests that overtake this one.
+            # Servers reject requests that arrive before this one.
             await self._post_notification(request)
         else:
-            # Until we return, the SDK sends nothing else.
+            # In the background: the SDK sends nothing else until we return.
             self._background.start_soon(self._post_notification, request)
         return httpx2.Response(202, request=request)
 
@@ -469,10 +462,9 @@ class _UnfailingClient(httpx2.AsyncClient):
         return httpx2.Response(405, request=request)
 
     async def _listen(self, request: httpx2.Request) -> httpx2.Response:
-        """A stream for messages that answer no request, or the rest of one that broke.
+        """A stream for messages that answer no request, or the resumption of a broken one.
 
-        The SDK survives every failure of it and tries again by itself. Where it would give up on a request, that is
-        answered here.
+        The SDK handles every failure of it and retries. If it is about to give up on a request, answer that here.
         """
         last = request.headers.get(LAST_EVENT_ID)
         exchange = next((one for one in self._exchanges.values() if last and one.last_event_id == last), None)

@@ -1,6 +1,6 @@
-"""The lines that a server writes, cut from its bytes, what they hold, and the id of one that cannot be read as a whole.
+"""What both transports share: errors in place of answers, and reading JSON-RPC that is cut, broken or too long.
 
-Linear in the number of bytes, and bounded: of a line beyond the limit only its beginning and its very end are kept.
+All of it takes linear time and bounded memory: of a line beyond the limit only the beginning and the end are kept.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 
-# The parser makes objects of up to thirty times the size of what it reads, so more than this is read only where the
-# text has begun by then. One of its characters may take six bytes in JSON.
+# Parsed objects take up to thirty times the memory of their JSON, so more than this is parsed only if the text has
+# begun by then. A character may take six bytes in JSON.
 _FIRST_LOOK_BYTES = 64 * 1024
 _BYTES_PER_CHARACTER = 6
 
@@ -44,7 +44,7 @@ _PLACE = re.compile(r"at line (\d+) column (\d+)$")
 def beginning_of(raw: bytes, limit: int) -> str:
     """The first `limit` characters of the text parts in a JSON-RPC result that is cut anywhere, or else of the bytes.
 
-    It never fails, whatever the bytes: what is no UTF-8 is shown as U+FFFD, what is no JSON is shown as it is.
+    It never fails: invalid UTF-8 is shown as U+FFFD, and what is not JSON is shown as it is.
 
         beginning_of(b'{"id":1,"result":{"content":[{"type":"text","text":"Once upon a ti', 9) == "Once upon"
     """
@@ -59,12 +59,12 @@ def _text_in(raw: bytes) -> str:
 
 
 def _decoded(raw: bytes) -> str:
-    # A character whose last bytes are missing is left out.
+    # An incomplete last character is left out.
     return codecs.utf_8_decode(raw, "replace", False)[0]
 
 
 def _parse(data: bytes) -> Any:
-    """What can be read of the JSON: all of it up to its end, or up to the first mistake in it."""
+    """The JSON up to its end or its first error; None if nothing can be parsed."""
     try:
         return from_json(data, allow_partial="trailing-strings")
     except ValueError as error:
@@ -76,7 +76,7 @@ def _parse(data: bytes) -> Any:
 
 
 def _offset(data: bytes, message: str) -> int:
-    """How many bytes stand before the mistake that the parser names by line and column."""
+    """The offset of the error whose line and column the parser reports."""
     place = _PLACE.search(message)
     if place is None:
         return 0
@@ -105,23 +105,23 @@ _PROOF = secrets.token_hex(8)
 
 
 class Trouble(StrEnum):
-    """What came in the place of an answer."""
+    """What came in place of an answer."""
 
     UNREACHABLE = "unreachable"
-    """The connection failed before or after the request was sent; `delivered` says which."""
+    """The connection failed; `delivered` tells whether the request may have been received."""
     BUSY = "busy"
-    """The server, or whoever stands before it, asked to be called later."""
+    """The server, or a proxy, asked to be called later."""
     BROKEN = "broken"
-    """An answer that is none: an HTTP status of failure, or bytes that are no JSON-RPC."""
+    """Not an answer: an HTTP error status, or bytes that are not JSON-RPC."""
     REFUSED_FOR_SIZE = "refused_for_size"
-    """The request itself was turned away, because it is longer than the server takes."""
+    """The server rejected the request because it is too long."""
     TOO_LARGE = "too_large"
-    """A result beyond the limit, or nested beyond what can be read; `text` is its beginning."""
+    """The result is too long or too deeply nested; `text` is its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportOutcome:
-    """One request's outcome as its transport saw it.
+    """What a transport reports in place of an answer.
 
     TransportOutcome(trouble=Trouble.BUSY, detail="HTTP 429", delivered=False, retry_after_s=2.0)
     """
@@ -134,26 +134,21 @@ class TransportOutcome:
 
 
 def error_for(request_id: str | int, outcome: TransportOutcome) -> JSONRPCError:
-    """The message that a transport hands to the session."""
+    """The outcome as a JSON-RPC error, for the session."""
     data = ErrorData(code=_CODE, message=outcome.detail, data={"proof": _PROOF, **asdict(outcome)})
     return JSONRPCError(jsonrpc="2.0", id=request_id, error=data)
 
 
 def outcome_of(error: MCPError) -> TransportOutcome | None:
-    """What a transport said, or None where the error is the server's own."""
+    """The outcome in an error that a transport made; None if the error is the server's own."""
     data: Any = error.data
     if error.code != _CODE or not isinstance(data, dict):
         return None
-    fields = cast("dict[str, Any]", data)
-    if fields.get("proof") != _PROOF:
+    fields = dict(cast("dict[str, Any]", data))
+    if fields.pop("proof", None) != _PROOF:
         return None
-    return TransportOutcome(
-        trouble=Trouble(fields["trouble"]),
-        detail=fields["detail"],
-        delivered=fields["delivered"],
-        retry_after_s=fields["retry_after_s"],
-        text=fields["text"],
-    )
+    fields["trouble"] = Trouble(fields["trouble"])
+    return TransportOutcome(**fields)
 
 
 _TAIL_BYTES = 512
@@ -161,17 +156,17 @@ _HEAD_BYTES = 4096
 
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _KEY = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*")
-# With what follows it: a number at the end of what was read may go on.
+# Including the comma: a number at the end of the data may be incomplete.
 _SCALAR = re.compile(rb"(" + _STRING + rb"|-?[0-9][0-9.eE+-]*|true|false|null)\s*,")
-# The object's last member is its id, or its id and then its version. In valid JSON nothing else can look like this: a
-# quote within a string stands behind a backslash, and an inner object would have one more brace.
+# The last member of the object is its id, or its id and then its version. In valid JSON nothing else can look like
+# this: a quote within a string is escaped, and an inner object would have one more brace.
 _ID_AT_END = re.compile(rb'[,{]\s*"id"\s*:\s*(-?[0-9]+|' + _STRING + rb')\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 _HALF_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
 class CutLine:
-    """A line has just exceeded the limit; `head` is its beginning. More of it follows and is dropped.
+    """A line has just exceeded the limit; `head` is its beginning. The rest will be dropped.
 
     CutLine(b'{"jsonrpc":"2.0","id":5,"result":{"content":[{"type":"text","text":"xxxxxxxxxxxx')
     """
@@ -204,7 +199,7 @@ class LineSplitter:
         self._is_cutting = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes | CutLine | CutLineEnd]:
-        """The lines that end in this chunk, without their ends, and what happens to one that is too long."""
+        """The lines that end in this chunk, without line ends, or how a line is cut that is too long."""
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
             if self._line or self._is_cutting or end - start > self._max_bytes:
@@ -236,15 +231,15 @@ class LineSplitter:
 
     def _take(self) -> bytes:
         line = bytes(self._line)
-        # A new one: the old would keep the memory of the longest line there was.
+        # A new buffer: the old one would keep the memory of the longest line.
         self._line = bytearray()
         return line
 
 
 def lenient_json(data: bytes) -> Any:
-    """The value that JSON holds. Bytes that are no UTF-8, and halves of surrogate pairs, become U+FFFD.
+    """Parse JSON; invalid UTF-8 and unpaired surrogates become U+FFFD.
 
-    JavaScript writes such a half where a program cuts a text in the middle of an emoji. Raises ValueError.
+    JavaScript writes an unpaired surrogate if a program cuts a text in the middle of an emoji. Raises ValueError.
     """
     try:
         return from_json(data)
@@ -260,10 +255,10 @@ def lenient_json(data: bytes) -> Any:
 
 
 def leading_members(line: bytes) -> dict[str, str | int | None]:
-    """The first members of an object, up to and with the first whose value is not a text or a number.
+    """The first members of an object, up to and including the first whose value is not a string or a number.
 
-    Only these are certain in a line that is cut or broken: whatever comes later may be text that looks like JSON. A
-    value that is not read is None.
+    Only these are certain in a line that is cut or broken: later parts may be text that looks like JSON. A value that
+    is not parsed is None.
 
         leading_members(b'{"jsonrpc":"2.0","id":5,"result":{"id":7') == {"jsonrpc": "2.0", "id": 5, "result": None}
     """

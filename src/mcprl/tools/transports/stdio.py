@@ -1,21 +1,22 @@
-"""Messages to and from a server over its standard streams, in time linear in their size and in bounded memory.
+"""The stdio transport, in time linear in the size of messages and in bounded memory.
 
-In the place of the SDK's own stdio transport, which is quadratic in the size of a result, keeps results of any size,
-and leaves a call without an answer where its answer cannot be read.
+It replaces the SDK's, which takes quadratic time for large results, keeps results of any size in memory, and leaves a
+call without an answer if its answer cannot be parsed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import os
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import IO, Any, Self, cast
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.shared.message import SessionMessage
 from mcp_types import (
     JSONRPCError,
@@ -48,21 +49,21 @@ _logger = logging.getLogger(__name__)
 
 _MAX_FLOOD_BYTES = 256 * 1024 * 1024
 _MAX_FLOOD_S = 10.0
-# The share of a message that may be text for the policy: the rest is room for escapes and structure.
+# The part of a message that may be text for the policy; the rest is room for escapes and structure.
 _MESSAGE_BYTES_PER_CHARACTER = 16
-# So that a secret at the place where the text is cut later is still whole when it is looked for.
+# So that a secret at the place where the text is cut later is still complete when it is redacted.
 _TEXT_MARGIN = 4096
-# A value in memory is some fifty bytes or more, in JSON it may be two. Text is one value, however long.
+# A value takes about fifty bytes or more in memory, but may take two in JSON. A text of any length is one value.
 _BYTES_PER_VALUE = 20
 _DENSE_WINDOW_BYTES = 256 * 1024
-# As long as {"id":1,"error":1}: what is shorter answers nothing.
+# The length of {"id":1,"error":1}: a shorter line is not an answer.
 _SHORTEST_BYTES = 18
 _SHOWN_CHARS = 200
 _TAIL_BYTES = 512
 
 
 class Unanswered:
-    """The requests that were sent and may still be answered, also those whose callers wait no more."""
+    """The requests that were sent and may still be answered, including those whose callers are gone."""
 
     def __init__(self) -> None:
         self._ids: dict[str, RequestId] = {}
@@ -74,16 +75,16 @@ class Unanswered:
         return str(request_id) in self._ids
 
     def take(self, request_id: RequestId | None) -> RequestId | None:
-        """The request, which is answered with this; None where there is none of that id. Servers may write 5 as "5"."""
+        """Remove and return the request with this id; None if there is none. Servers may write 5 as "5"."""
         return self._ids.pop(str(request_id), None)
 
     def take_only(self) -> RequestId | None:
-        """The request, where there is just one."""
+        """Remove and return the request, if there is exactly one."""
         return self._ids.popitem()[1] if len(self._ids) == 1 else None
 
 
 class LineReader(asyncio.Protocol):
-    """Turns what the server writes into messages for the session."""
+    """Parses the server's output into messages for the session."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class LineReader(asyncio.Protocol):
         self._num_useless_bytes = 0
         self._num_dropped_lines = 0
         self._head_without_id: bytes | None = None
-        """Of a line that is being cut: its beginning, until its end tells which request it answers."""
+        """The beginning of a line that is being cut, until its end shows which request it answers."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.ReadTransport", transport)
@@ -130,7 +131,7 @@ class LineReader(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
             if self._num_dropped_lines > 1:
-                _logger.warning("%s: %d lines were no JSON-RPC", self._name, self._num_dropped_lines)
+                _logger.warning("%s: %d lines were not JSON-RPC", self._name, self._num_dropped_lines)
 
     def _read_line(self, line: bytes) -> None:
         if len(line) < _SHORTEST_BYTES or not line.lstrip().startswith(b"{"):
@@ -148,25 +149,25 @@ class LineReader(asyncio.Protocol):
             if "recursion" in str(error):
                 self._answer_unreadable(line, _certain_members(line), too_large="the result is nested too deeply")
             else:
-                self._answer_unreadable(line, _certain_members(line), broken=f"no JSON ({error})")
+                self._answer_unreadable(line, _certain_members(line), broken=f"not JSON ({error})")
             return
         message = _message_of(value)
         if message is None:
-            self._answer_unreadable(line, value, broken="no JSON-RPC response")
+            self._answer_unreadable(line, value, broken="not a JSON-RPC response")
             return
         if isinstance(message, JSONRPCResponse | JSONRPCError):
             self._unanswered.take(message.id)
         self._deliver(message)
 
     def _is_dense(self, data: bytes) -> bool:
-        """Whether it may hold so many values that they would take much more memory, and time, than their bytes do."""
+        """Whether it may hold so many small values that parsing takes far more memory and time than its size."""
         limit = self._max_message_bytes // _BYTES_PER_VALUE
         return len(data) > limit and sum(map(data.count, (b",", b"{", b"["))) > limit
 
     def _answer_unreadable(
         self, line: bytes, members: dict[str, Any], *, too_large: str | None = None, broken: str = ""
     ) -> None:
-        """Answer the request that the line was meant to answer. A line without one is dropped."""
+        """Report an error to the request that the line answers. A line that answers none is dropped."""
         request_id = None if "method" in members else self._unanswered.take(members.get("id"))
         if request_id is None:
             self._drop(line)
@@ -177,7 +178,7 @@ class LineReader(asyncio.Protocol):
             self._deliver(error_for(request_id, TransportOutcome(trouble=Trouble.BROKEN, detail=detail)))
 
     def _begin_cut(self, head: bytes) -> None:
-        """Answer as soon as it is known which request the line answers: it may never end."""
+        """Answer the request of a line that is too long as soon as it is known: the line may never end."""
         self._flood_timer = asyncio.get_running_loop().call_later(_MAX_FLOOD_S, self._end_flood)
         members = leading_members(head)
         request_id: RequestId | None = None
@@ -203,7 +204,7 @@ class LineReader(asyncio.Protocol):
                 self._answer_too_large(request_id, head, self._too_long())
 
     def _end_flood(self) -> None:
-        _logger.warning("%s: the server does not end a line, or writes nothing of use; it is given up", self._name)
+        _logger.warning("%s: the server floods its output without answering; the session is ended", self._name)
         self._on_lost()
 
     def _cancel_flood_timer(self) -> None:
@@ -226,21 +227,21 @@ class LineReader(asyncio.Protocol):
     def _drop(self, line: bytes) -> None:
         self._num_dropped_lines += 1
         if self._num_dropped_lines == 1:
-            _logger.warning("%s: a line that is no JSON-RPC, or too long, was dropped: %s", self._name, _shown(line))
+            _logger.warning("%s: a line that is not JSON-RPC, or too long, was dropped: %s", self._name, _shown(line))
 
 
 def _certain_members(line: bytes) -> dict[str, Any]:
-    """What is known of a message without reading it as a whole: its first members, or else its id at its end."""
+    """The members of a message that are certain without parsing it: the first ones, or else the id at its end."""
     return {"id": id_at_end(line[-_TAIL_BYTES:]), **leading_members(line)}
 
 
 def _shown(line: bytes) -> str:
-    # Struck out before it is cut: half a secret would not be recognised.
+    # Redacted before it is cut: half a secret would not be recognized.
     return SECRETS.redact(line[: 16 * _SHOWN_CHARS].decode(errors="replace"))[:_SHOWN_CHARS]
 
 
 def _message_of(value: dict[str, Any]) -> JSONRPCMessage | None:
-    """The message, or None where it is none. Told apart by their members: trying all four kinds takes four times."""
+    """The message; None if it is invalid. Its members show its kind: trying all four would take four times as long."""
     if "method" in value:
         kind = JSONRPCRequest if "id" in value else JSONRPCNotification
     else:
@@ -251,9 +252,6 @@ def _message_of(value: dict[str, Any]) -> JSONRPCMessage | None:
         return None
 
 
-_MESSAGES_BETWEEN_PAUSES = 100
-
-
 @asynccontextmanager
 async def stdio_transport(
     child: ChildProcess,
@@ -261,39 +259,38 @@ async def stdio_transport(
     max_message_bytes: int,
     on_end: Callable[[], None],
     on_message: Callable[[], None] | None = None,
-) -> AsyncGenerator[tuple[_Inbox, _Outbox], None]:
-    """The streams of a session with a child that was started with pipes. The child stays the caller's to stop.
+) -> AsyncGenerator[tuple[MemoryObjectReceiveStream[SessionMessage], _Outbox], None]:
+    """The streams of a session with a child that was started with pipes. The caller still has to stop the child.
 
-    `on_end` is called once, when the server no longer reads or writes, or floods us, before any waiting call hears of
-    it. `on_message` is called for each message that came. A line that is longer than `max_message_bytes`, or that
-    cannot be read, becomes an error that answers the request it belongs to; see `messages.py`.
+    `on_end` is called once, when the server closes its streams or floods us, before any waiting call fails.
+    `on_message` is called for each message. A line that is longer than `max_message_bytes`, or that cannot be parsed,
+    becomes an error that answers its request; see `messages.py`.
     """
     loop = asyncio.get_running_loop()
     unanswered = Unanswered()
-    inbox = _Inbox()
+    # Unbounded: asyncio calls the reader, which cannot wait.
+    sender, inbox = anyio.create_memory_object_stream[SessionMessage](math.inf)
+    is_over = False
 
     def deliver(message: JSONRPCMessage) -> None:
-        inbox.put(message)
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            sender.send_nowait(SessionMessage(message))
         if on_message is not None:
             on_message()
 
     def close() -> None:
-        inbox.end()
+        nonlocal is_over
+        is_over = True
+        sender.close()
         reader.stop()
         outbox.stop()
 
     def lose() -> None:
-        if not inbox.is_over:
+        if not is_over:
             on_end()
             close()
 
-    reader = LineReader(
-        child.log.name,
-        unanswered,
-        max_message_bytes=max_message_bytes,
-        deliver=deliver,
-        on_lost=lose,
-    )
+    reader = LineReader(child.log.name, unanswered, max_message_bytes=max_message_bytes, deliver=deliver, on_lost=lose)
     outbox = _Outbox(unanswered, on_lost=lose)
     try:
         await loop.connect_read_pipe(lambda: reader, _duplicate(child.stdout, "rb"))
@@ -301,74 +298,17 @@ async def stdio_transport(
         yield inbox, outbox
     finally:
         close()
+        inbox.close()
 
 
 def _duplicate(pipe: IO[bytes] | None, mode: str) -> IO[bytes]:
-    # The child closes its own when it is stopped; a number that asyncio watches must not be closed under it.
+    # The child closes its own when it is stopped; a descriptor that asyncio watches must not be closed under it.
     assert pipe is not None, "the child was started without pipes"
     return os.fdopen(os.dup(pipe.fileno()), mode, buffering=0)
 
 
-class _Inbox:
-    """What the session reads."""
-
-    def __init__(self) -> None:
-        self._messages: deque[SessionMessage] = deque()
-        self._arrival: asyncio.Future[None] | None = None
-        self._num_without_pause = 0
-        self.is_over = False
-
-    def put(self, message: JSONRPCMessage) -> None:
-        if not self.is_over:
-            self._messages.append(SessionMessage(message))
-            self._wake()
-
-    def end(self) -> None:
-        """What has arrived is still read."""
-        self.is_over = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage:
-        self._num_without_pause += 1
-        if self._num_without_pause == _MESSAGES_BETWEEN_PAUSES:
-            self._num_without_pause = 0
-            await asyncio.sleep(0)
-        while not self._messages:
-            if self.is_over:
-                raise StopAsyncIteration
-            self._num_without_pause = 0
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-        return self._messages.popleft()
-
-    async def receive(self) -> SessionMessage:
-        try:
-            return await self.__anext__()
-        except StopAsyncIteration:
-            raise anyio.EndOfStream from None
-
-    async def aclose(self) -> None:
-        self._messages.clear()
-        self.end()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
 class _Outbox(asyncio.BaseProtocol):
-    """What the session writes. A request waits while the server does not read; nothing else ever waits."""
+    """Where the session writes. A request waits while the server does not read; nothing else waits."""
 
     def __init__(self, unanswered: Unanswered, *, on_lost: Callable[[], None]) -> None:
         self._unanswered = unanswered
@@ -391,7 +331,7 @@ class _Outbox(asyncio.BaseProtocol):
         self._transport.write(data)
 
     def _is_needless(self, message: JSONRPCMessage) -> bool:
-        """Whether it takes back a request that the server never saw, because it waited for its turn to be written."""
+        """Whether it cancels a request that was never written, because the server did not read."""
         return (
             isinstance(message, JSONRPCNotification)
             and message.method == "notifications/cancelled"
@@ -402,7 +342,7 @@ class _Outbox(asyncio.BaseProtocol):
         self._is_over = True
         self._may_write.set()
         if self._transport is not None and not self._transport.is_closing():
-            # What is still unwritten is dropped: nobody waits for its answer.
+            # Drops what is unwritten: nobody waits for its answer.
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -425,7 +365,5 @@ class _Outbox(asyncio.BaseProtocol):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()

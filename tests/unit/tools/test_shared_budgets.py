@@ -7,9 +7,9 @@ import asyncio
 from dataclasses import dataclass
 
 import pytest
-from desk_wire import Wire, budgeted, clients_of
 from hypothesis import given
 from hypothesis import strategies as st
+from limits_wire import Wire, budgeted, clients_of
 from virtual_clock import run_in_virtual_time
 
 from mcprl.errors import BudgetExceededError

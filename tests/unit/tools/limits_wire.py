@@ -16,7 +16,7 @@ class Wire:
     """A line to a service in another process: what is said is pickled, and takes its time each way."""
 
     def __init__(self, service: SharedLimits, delay_s: float = 0.0) -> None:
-        self._desk = service
+        self._service = service
         self._delay_s = delay_s
         self.problem: Exception | None = None
 
@@ -25,7 +25,7 @@ class Wire:
         if self.problem is not None:
             raise self.problem
         try:
-            answer = await getattr(self._desk, method)(*pickle.loads(pickle.dumps(arguments)))
+            answer = await getattr(self._service, method)(*pickle.loads(pickle.dumps(arguments)))
         except McprlError as error:
             answer = error
         await asyncio.sleep(self._delay_s)
