@@ -1,6 +1,6 @@
 """The circuit breaker of one server: after failures in a row it is left alone, then tried with a single call.
 
-    closed ── `failures` in a row ──▶ open ── `rest_s` later, one call ──▶ half_open ── it succeeds ──▶ closed
+    closed ── FAILURES in a row ──▶ open ── REST_S later, one call ──▶ half_open ── it succeeds ──▶ closed
                                         ◀──────────────────────────────────── it fails ──┘
 
 While it is not closed, calls wait: an episode that waits a few seconds is worth more than one that is lost. Libraries
@@ -14,13 +14,14 @@ import contextlib
 from types import TracebackType
 from typing import Literal
 
-from mcprl.config import BreakerSettings
 from mcprl.errors import BreakerOpenError, CallDeadlineError, ServerBusyError, ToolServerError
 
 __all__ = ["Breaker", "BreakerState"]
 
 
 BreakerState = Literal["closed", "open", "half_open"]
+FAILURES = 5  # in a row, that open the breaker
+REST_S = 5.0  # until one call may try the server again
 
 
 class Breaker:
@@ -34,9 +35,8 @@ class Breaker:
     Calls in flight that fail together are one failure: a server that dies takes all of them with it.
     """
 
-    def __init__(self, server: str, settings: BreakerSettings) -> None:
+    def __init__(self, server: str) -> None:
         self._server = server
-        self._settings = settings
         self._state: BreakerState = "closed"
         self._failures = 0
         self._failures_in_a_row = 0
@@ -91,9 +91,9 @@ class Breaker:
             self._failures += 1
             self._failures_in_a_row += 1
             # A probe comes after so many failures: its own is always one too many.
-            if self._failures_in_a_row >= self._settings.failures:
+            if self._failures_in_a_row >= FAILURES:
                 self._openings += 1
-                self._rests_until = asyncio.get_running_loop().time() + self._settings.rest_s
+                self._rests_until = asyncio.get_running_loop().time() + REST_S
                 self._become("open")
 
     def _may_pass(self) -> bool:
@@ -123,7 +123,7 @@ class Breaker:
         return BreakerOpenError(
             f"server {self._server!r} failed {self._failures_in_a_row} calls in a row and is left alone; "
             "a call waited for it as long as it may",
-            fix=f"see the server's log; servers.settings.{self._server}.breaker says when it is tried again",
+            fix=f"read the server's log; it is tried again {REST_S:g} s after each failure",
             delivered=False,
             retry_after_s=max(0.0, self._rests_until - now),
         )

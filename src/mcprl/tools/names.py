@@ -51,27 +51,26 @@ exponential time, such as `(a+)+$`, stays the user's to avoid. `$` matches at th
 class CompiledRule:
     """A rule ready to use.
 
-    CompiledRule(pattern=re.compile('"error": "(rate limit|upstream)'), fault=Fault.INFRASTRUCTURE, tools=("fmp_*",))
+    CompiledRule(pattern=re.compile('"error": "(rate limit|upstream)'), fault=Fault.INFRASTRUCTURE)
     """
 
     pattern: re.Pattern[str]
     fault: Fault
-    tools: tuple[str, ...] = ("*",)
 
 
 def compile_rules(rules: Sequence[ErrorRule]) -> tuple[CompiledRule, ...]:
     """The rules of a server's settings, in their order."""
-    return tuple(CompiledRule(re.compile(rule.match), Fault(rule.fault), rule.tools) for rule in rules)
+    return tuple(CompiledRule(re.compile(rule.match), Fault(rule.fault)) for rule in rules)
 
 
-def recognise(tool: str, text: str, is_error: bool, rules: Sequence[CompiledRule]) -> Fault | None:
+def recognise(text: str, is_error: bool, rules: Sequence[CompiledRule]) -> Fault | None:
     """Whose fault a result is, or None where it is no error.
 
     The first rule that matches decides, whatever the server says. Where none does, an error that the server reports
     itself is the policy's: MCP means it to be read by the model.
     """
     for rule in rules:
-        if matches(tool, rule.tools) and rule.pattern.search(text, 0, SEARCHED_CHARS):
+        if rule.pattern.search(text, 0, SEARCHED_CHARS):
             return rule.fault
     return Fault.POLICY if is_error else None
 
