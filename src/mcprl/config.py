@@ -95,9 +95,7 @@ class Section(BaseModel):
 class SkyrlConfig(Section):
     """The server of the Tinker API that engine skyrl uses: SkyRL's, started here or on a cluster, or a hosted one."""
 
-    url: str | None = Field(
-        default=None, description="Address of a server that is already running; null: mcprl starts one here."
-    )
+    url: str | None = Field(default=None, description="Address of a running server; null: mcprl starts one here.")
     backend: Literal["jax", "fsdp", "megatron", "hosted"] = Field(
         default="jax",
         description="Backend behind the API. It decides how the loss is scaled and which settings are refused.",
@@ -118,9 +116,7 @@ class WorkersConfig(Section):
     count: int = Field(
         default=0, ge=0, description="Ray workers, at one core each; 0: this process plays all episodes, without Ray."
     )
-    address: str | None = Field(
-        default=None, description="Address of the Ray cluster; null: mcprl starts Ray on this machine."
-    )
+    address: str | None = Field(default=None, description="Address of the Ray cluster; null: mcprl starts Ray here.")
 
 
 def lacking_in_skyrl(config: RunConfig) -> str | None:
@@ -165,9 +161,7 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
 class TasksConfig(Section):
     """The tasks to train on."""
 
-    train: FilePath = Field(
-        description="File of training tasks: one JSON object per line, or a JSON list of SkyRL rows."
-    )
+    train: FilePath = Field(description="File of tasks to train on: JSON lines, or a JSON list of SkyRL rows.")
     validation: FilePath | None = Field(
         default=None, description="File of tasks for evaluation, in the same formats; the policy never trains on them."
     )
@@ -198,9 +192,7 @@ class EpisodesConfig(Section):
     max_turns: Annotated[dict[Difficulty, _AtLeastOne], BeforeValidator(_with_default_turns)] = Field(
         default=_MAX_TURNS, description="Turns per episode, by difficulty of the task."
     )
-    deadline_s: float = Field(
-        default=600.0, gt=0, description="Seconds per episode. No turn may take longer to sample either."
-    )
+    deadline_s: float = Field(default=600.0, gt=0, description="Seconds per episode; no single turn may take longer.")
     injected_errors: float = Field(
         default=0.0, ge=0, lt=1, description="Share of tool calls that fail on purpose, to teach recovery."
     )
@@ -230,9 +222,7 @@ class RewardsConfig(Section):
     answer: float = Field(default=1.0, ge=0, description="Weight of a correct final answer.")
     state: float = Field(default=1.0, ge=0, description="Weight of the share of expected facts that hold at the end.")
     calls: float = Field(default=0.5, ge=0, description="Weight of the share of expected tools that were called.")
-    arguments: float = Field(
-        default=0.5, ge=0, description="Weight of the share of expected arguments that were right."
-    )
+    arguments: float = Field(default=0.5, ge=0, description="Weight of the share of expected arguments that are right.")
     efficiency: float = Field(default=0.1, ge=0, description="Weight of expected calls divided by all calls made.")
     rubric: float = Field(default=1.0, ge=0, description="Weight of the judge's grade, for tasks with a rubric.")
     invalid_call: float = Field(default=0.05, ge=0, description="Penalty per invalid call.")
@@ -255,15 +245,11 @@ class LearnerConfig(Section):
     )
     warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up of the learning rate.")
     weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of AdamW.")
-    max_grad_norm: float | None = Field(
-        default=1.0, gt=0, description="Norm to which gradients are clipped; null: no clipping."
-    )
+    max_grad_norm: float | None = Field(default=1.0, gt=0, description="Norm to clip gradients to; null: no clipping.")
     lora_rank: int = Field(default=16, ge=1, description="Rank of the adapter.")
     lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
     microbatch: int = Field(default=4, ge=1, description="Trajectories per forward pass.")
-    share_prefix: bool = Field(
-        default=True, description="Compute a prefix that trajectories of a forward pass share only once."
-    )
+    share_prefix: bool = Field(default=True, description="Compute the prefix that trajectories in a pass share once.")
     checkpointing: bool = Field(
         default=True, description="Gradient checkpointing: about a fifth slower, for a fraction of the memory."
     )
@@ -381,9 +367,7 @@ class AlgorithmConfig(Section):
         description="grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: not divided; "
         "rloo: reward minus the mean of the other members; gae: against a value head.",
     )
-    whiten: bool = Field(
-        default=False, description="Normalize advantages to mean 0 and standard deviation 1 over the batch."
-    )
+    whiten: bool = Field(default=False, description="Normalize advantages over the batch to mean 0 and deviation 1.")
     loss: Literal["ppo", "gspo", "cispo"] = Field(
         default="ppo",
         description="ppo: clipped ratio per token; gspo: per sequence; cispo: clipped weight of the logprob.",
@@ -408,9 +392,7 @@ class AlgorithmConfig(Section):
         description="Denominator of the ratio. sampled: the sampler's logprobs; recomputed: the learner's before the "
         "update, with an importance weight per token for the difference (for bfloat16 and stale weights).",
     )
-    max_importance: float = Field(
-        default=2.0, ge=1, description="Limit on that importance weight, with old_logprobs recomputed."
-    )
+    max_importance: float = Field(default=2.0, ge=1, description="Limit on the importance weight of recomputed.")
     entropy: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     masks: Literal["exact", "text", "none"] = Field(
         default="exact",
@@ -487,19 +469,8 @@ class VllmConfig(Section):
 
 # Other trainers allow these; their ratios then belong to another distribution than the one sampled from.
 NOT_REPRODUCIBLE = frozenset(
-    {
-        "top_p",
-        "top_k",
-        "min_p",
-        "typical_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "min_tokens",
-        "logit_bias",
-        "bad_words",
-    }
-)
+    ("top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty")
+) | frozenset(("frequency_penalty", "min_tokens", "logit_bias", "bad_words"))
 
 
 def _off_as_text(value: object) -> object:
@@ -540,9 +511,7 @@ class TrainingConfig(Section):
     keep_checkpoints: int = Field(
         default=3, ge=1, description="Newest checkpoints to keep, besides the best one and the last healthy one."
     )
-    outputs: Path = Field(
-        default=Path("outputs"), description="Folder of all runs, relative to where mcprl was started."
-    )
+    outputs: Path = Field(default=Path("outputs"), description="Folder of all runs, relative to where mcprl starts.")
 
 
 class RateSettings(Section):
@@ -592,9 +561,7 @@ class ServerSettings(Section):
         default=(),
         description="Command that starts a server reached by URL; `{port}` in it and in the URL becomes a free port.",
     )
-    start_deadline_s: float = Field(
-        default=30.0, gt=0, description="Seconds that the server may take to start and list its tools."
-    )
+    start_deadline_s: float = Field(default=30.0, gt=0, description="Seconds to start the server and list its tools.")
     call_deadline_s: float = Field(default=30.0, gt=0, description="Seconds that a call may take.")
     attempts: int = Field(
         default=3,
@@ -626,7 +593,7 @@ class ServerSettings(Section):
         description="Other names of arguments, each with the argument that it means, for tools that have only that.",
     )
     errors: tuple[ErrorRule, ...] = Field(
-        default=(), description="Rules that recognize errors in results; the first match counts."
+        default=(), description="Rules that find errors in results; the first match counts."
     )
 
     @model_validator(mode="after")
@@ -687,25 +654,19 @@ _PROJECT = r"^[^/\s]+(/[^/\s]+)?$"
 class WandbConfig(Section):
     """Weights & Biases: metrics, verdicts, a few episodes per step, and the trained weights as an artifact."""
 
-    project: str = Field(
-        pattern=_PROJECT, description="Project in W&B: entity/project, or a project of the key's default entity."
-    )
+    project: str = Field(pattern=_PROJECT, description="Project in W&B, as entity/project or project alone.")
 
 
 class WeaveConfig(Section):
     """Weave: a trace per episode, with its turns and calls."""
 
-    project: str = Field(
-        pattern=_PROJECT, description="Project in Weave: entity/project, or a project of the key's default entity."
-    )
+    project: str = Field(pattern=_PROJECT, description="Project in Weave, as entity/project or project alone.")
 
 
 class OpenTelemetryConfig(Section):
     """OpenTelemetry: spans of episodes, turns and calls, sent as OTLP over HTTP."""
 
-    endpoint: _HttpUrl = Field(
-        description="Traces endpoint of the collector, with its path: http://127.0.0.1:4318/v1/traces."
-    )
+    endpoint: _HttpUrl = Field(description="URL of the collector for traces, such as http://127.0.0.1:4318/v1/traces.")
 
 
 class TrackingConfig(Section):
@@ -719,13 +680,7 @@ class TrackingConfig(Section):
     @property
     def named(self) -> list[str]:
         """The trackers that are on. Their settings, extras and processes have the same names."""
-        asked = {
-            "wandb": self.wandb is not None,
-            "weave": self.weave is not None,
-            "tensorboard": self.tensorboard,
-            "opentelemetry": self.opentelemetry is not None,
-        }
-        return [name for name, is_asked in asked.items() if is_asked]
+        return [name for name in ("wandb", "weave", "tensorboard", "opentelemetry") if getattr(self, name)]
 
 
 class RunConfig(Section):
