@@ -151,7 +151,7 @@ def test_for_whole_weights_the_server_takes_no_adapters_and_listens_to_a_socket_
 
 async def test_without_vllm_the_error_names_the_extra_to_install(installed, tmp_path):
     installed(None)
-    with pytest.raises(MissingExtraError, match=r"E-CONF-004.*mcprl\[vllm\].*sampling\.engine to transformers"):
+    with pytest.raises(MissingExtraError, match=r"E-CONF-004.*mcprl\[vllm\].*set engine to transformers"):
         await make_sampler(tmp_path).__aenter__()
 
 
