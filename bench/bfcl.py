@@ -9,7 +9,7 @@ own checker comes to another verdict on the same calls.
 docs/bfcl.md before the last line. A task whose conversation does not fit into the context has failed.
 
     python bench/bfcl.py --gold [--ci]                               (--ci: 40 tasks over all categories)
-    python bench/bfcl.py --model FOLDER [--ci] [--sample 100] [--set sampling.engine=transformers]    (--ci: 10 tasks)
+    python bench/bfcl.py --model FOLDER [--ci] [--sample 100] [--set engine=transformers]    (--ci: 10 tasks)
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ def _losses(case: Case) -> dict[str, Any]:
 def _sequence_weights(case: Case) -> dict[str, Tensor]:
     counts, tokens = case["mask_CBT"].sum(1).long(), int(case["constant_tokens_C"])
     return {
-        "token_mean": ours.sequence_weights(counts, "token_mean", constant_tokens=None),
-        "sequence_mean": ours.sequence_weights(counts, "sequence_mean", constant_tokens=None),
+        "token_mean": ours.sequence_weights(counts, "token_mean", constant_tokens=tokens),
+        "sequence_mean": ours.sequence_weights(counts, "sequence_mean", constant_tokens=tokens),
         "constant": ours.sequence_weights(counts, "constant", constant_tokens=tokens),
     }
 

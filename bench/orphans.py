@@ -60,7 +60,7 @@ def specs(folder: Path) -> list[ServerSpec]:
     return [
         stdio("echo", "", replicas=2),
         stdio("deep", "child,session,daemon"),
-        stdio("huge", "daemon", isolation="per_episode", spares=1),
+        stdio("huge", "daemon", isolation="per_episode"),
         stdio("deaf", "session"),
         ServerSpec(
             name="http",

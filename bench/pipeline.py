@@ -1,9 +1,9 @@
-"""What collecting ahead gains: the same run with `training.pipeline` sync and async, on tools that take a second.
+"""What collecting ahead gains: the same run with `training.max_staleness` 0 (sync) and 1 (async).
 
 The task is in bench/pipelining/vaults.py: two calls an episode, each of a real MCP server that sleeps for a second, and
 a policy that knows how calls are written but not which are right. The runs are whole runs of mcprl, with vLLM and
-`algorithm.old_logprobs` recomputed in both; they differ in `training.pipeline` alone. vLLM and the learner have one
-thread each. All figures come from their metrics.jsonl. The first two steps and the last two are not timed.
+`algorithm.old_logprobs` recomputed in both; they differ in `training.max_staleness` alone. vLLM and the learner have
+one thread each. All figures come from their metrics.jsonl. The first two steps and the last two are not timed.
 
   updates_per_hour_sync, updates_per_hour_async    from the median duration of a step; median over the seeds
   ratio                     async / sync of the same seed; median over the seeds

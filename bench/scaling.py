@@ -128,7 +128,6 @@ def predict(size: Size, constants: Constants) -> Plan:
         "training.tasks_per_step": size.episodes // 2,
         "episodes.group_size": 2,
         "episodes.max_concurrent": size.episodes,
-        "workers.kind": "ray",
         "workers.count": size.workers,
     }
     config = load_recipe(HELLO, [f"{name}={value}" for name, value in overrides.items()])

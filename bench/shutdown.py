@@ -1,7 +1,7 @@
 """SIGTERM and Ctrl-C at places of every phase of a run: what is saved, how soon, and what is left behind.
 
 A small run (that of crash.py: tiny model, transformers sampler, a real MCP server) gets SIGTERM at a chosen place, from
-itself, so that the place is exact. It must end with exit code 75 within `training.shutdown_s`, 10 s, with a whole
+itself, so that the place is exact. It must end with exit code 75 within 10 s, with a whole
 checkpoint that covers every step on record. One of them is in an update that takes a minute: it cannot be saved, and
 ends in time all the same. Then the run is resumed, stopped again at another place, and in the end resumed to its last
 step; it must be the same, to the last bit, as one that was never stopped (see crash.py for what is compared).

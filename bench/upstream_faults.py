@@ -24,7 +24,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from mcprl.config import BreakerSettings, BudgetSettings, RateSettings, RetrySettings, ServerSettings
+from mcprl.config import BudgetSettings, RateSettings, ServerSettings
 from mcprl.errors import (
     BudgetExceededError,
     CallDeadlineError,
@@ -35,13 +35,13 @@ from mcprl.errors import (
 )
 from mcprl.records import Observation, ToolCall
 from mcprl.tools import ServerSpec, Toolbox
+from mcprl.tools.breaker import FAILURES, REST_S
 from servers.gateway import Gateway, Reply
 from servers.harness import run_bench, say
 
 BARS = {"violations": ("==", 0)}
 # 60 calls at 10 a second, and calls with a deadline of a second.
 SPEED_BARS = {"burst_of_60_s": ("<=", 7.0), "slow_ended_s": ("<=", 1.5)}
-ONE_ATTEMPT = RetrySettings(attempts=1)
 JSON = {"Content-Type": "application/json"}
 
 
@@ -82,7 +82,7 @@ async def scenario(folder: Path, violations: list[str], settings: ServerSettings
 
 
 async def busy(folder: Path, violations: list[str]) -> dict[str, Any]:
-    settings = ServerSettings(retry=RetrySettings(attempts=3))
+    settings = ServerSettings(attempts=3)
     async with scenario(folder, violations, settings) as vendor:
         vendor.gateway.replies = [Reply(status=429, headers={"Retry-After": "2"})]
         first = asyncio.create_task(vendor.outcome(0, "order"))
@@ -121,13 +121,11 @@ async def rate(folder: Path, violations: list[str]) -> dict[str, Any]:
 
 
 async def breaker(folder: Path, violations: list[str]) -> dict[str, Any]:
-    rest_s = 1.5
-    settings = ServerSettings(
-        breaker=BreakerSettings(failures=5, rest_s=rest_s), retry=ONE_ATTEMPT, call_deadline_s=10.0
-    )
+    rest_s = REST_S
+    settings = ServerSettings(attempts=1, call_deadline_s=10 * REST_S)
     async with scenario(folder, violations, settings) as vendor:
         vendor.gateway.replies = [Reply(status=500)] * 6
-        for number in range(5):
+        for number in range(FAILURES):
             outcome = await vendor.outcome(number)
             vendor.expect(isinstance(outcome, ServerFaultError), f"a 500 gave {outcome!r}")
         opened = time.monotonic()
@@ -183,7 +181,7 @@ BROKEN_OFF = Reply(status=200, headers={"Content-Type": "text/event-stream"})
 
 
 async def malformed(folder: Path, violations: list[str]) -> dict[str, Any]:
-    settings = ServerSettings(retry=ONE_ATTEMPT, call_deadline_s=5.0)
+    settings = ServerSettings(attempts=1, call_deadline_s=5.0)
     async with scenario(folder, violations, settings) as vendor:
         for number, (name, reply) in enumerate(MALFORMED.items()):
             vendor.gateway.replies = [reply]

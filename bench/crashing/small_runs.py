@@ -15,14 +15,14 @@ HERE = Path(__file__).resolve().parent
 TINY_QWEN3 = HERE.parents[1] / ".cache" / "models" / "tiny-qwen3"
 STEPS = 5
 
-_KL = {"coefficient": 0.05, "target": 0.001, "reference": "ema", "ema_decay": 0.8}
+_KL = {"coefficient": 0.05, "target": 0.001, "reference": "ema", "lag": 5}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     # Every step is saved, and a value head is trained.
     "critic": {"algorithm": {"advantages": "gae", "old_logprobs": "recomputed", "minibatches": 2, "kl": _KL}},
     # Two steps from one checkpoint to the next; groups that teach nothing are played for by others.
     "refill": {
-        "algorithm": {"dead_groups": "refill", "max_refills": 2, "minibatches": 2, "kl": _KL},
+        "algorithm": {"refill_rounds": 2, "minibatches": 2, "kl": _KL},
         "training": {"checkpoint_every": 2, "keep_checkpoints": 1},
     },
 }
@@ -39,11 +39,12 @@ def small_run(folder: Path, variant: str, *, engine: str = "transformers", **tra
         {
             "name": variant,
             "seed": 11,
+            "engine": engine,
             "model": {"path": str(TINY_QWEN3), "renderer": "chatml", "dtype": "float32", "context_tokens": 512},
             "tasks": {"train": str(folder / "tasks.jsonl"), "order": "curriculum"},
             "servers": {"file": str(folder / "servers.json")},
             # A turn ends at the letter e, if one comes up: some episodes answer and some are cut.
-            "sampling": {"engine": engine, "max_tokens": 2, "stop": ["e"]},
+            "sampling": {"max_tokens": 2, "stop": ["e"]},
             "episodes": {"group_size": 4, "max_turns": {"easy": 2, "medium": 2, "hard": 2}},
             "algorithm": {"min_learnable_tokens": 1, **own["algorithm"]},
             "learner": {"lora_rank": 2, "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2}

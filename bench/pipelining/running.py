@@ -69,17 +69,21 @@ class Course:
 
 
 def make_config(folder: Path, pipeline: str, seed: int, *, updates: int) -> RunConfig:
-    """A run in `folder`, which differs from its counterpart in `training.pipeline` only."""
+    """A run in `folder`, which differs from its counterpart in `training.max_staleness` only."""
     write_vaults(folder / "vaults.jsonl")
     write_servers(folder / "servers.json")
-    training: dict[str, Any] = {"pipeline": pipeline, "steps": updates, "checkpoint_every": updates}
+    training: dict[str, Any] = {
+        "max_staleness": int(pipeline == "async"),
+        "steps": updates,
+        "checkpoint_every": updates,
+    }
     return RunConfig(
         name=f"{pipeline}-{seed}",
         seed=seed,
         model=ModelConfig(path=str(folder / "policy"), renderer="chatml", dtype="float32", context_tokens=512),
         tasks=TasksConfig(train=folder / "vaults.jsonl"),
         servers=ServersConfig(file=folder / "servers.json"),
-        sampling=SamplingConfig(engine="vllm", max_tokens=16),
+        sampling=SamplingConfig(max_tokens=16),
         episodes=EpisodesConfig(group_size=_GROUP_SIZE, max_concurrent=512),
         rewards=RewardsConfig(calls=0.0, efficiency=0.0, arguments=1.0, unanswered=0.0, invalid_call=0.0),
         algorithm=AlgorithmConfig(old_logprobs="recomputed", epochs=4, minibatches=1),
@@ -99,7 +103,8 @@ async def run_once(config: RunConfig) -> Course:
     async with open_run(config, _Silent()) as run:
         await train(run)
         lines = (run.folder.path / "metrics.jsonl").read_text().splitlines()
-    return Course(config.training.pipeline, config.seed, [json.loads(line) for line in lines])
+    pipeline = "async" if config.training.max_staleness else "sync"
+    return Course(pipeline, config.seed, [json.loads(line) for line in lines])
 
 
 class _Silent:

@@ -45,7 +45,7 @@ TIMED = (
     Arm(
         name="async",
         says="the next step is collected during the update",
-        settings=("training.pipeline=async", "algorithm.old_logprobs=recomputed"),
+        settings=("training.max_staleness=1", "algorithm.old_logprobs=recomputed"),
     ),
 )
 """Run for their time alone, for fewer steps."""

@@ -28,16 +28,17 @@ def make_config(folder: Path, name: str, *, engine: str) -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": name,
+            "engine": engine,
             "model": {"path": str(folder / "policy"), "renderer": "chatml", "dtype": "float32", "context_tokens": 512},
             "tasks": {"train": str(folder / "vaults.jsonl")},
             "servers": {"file": str(folder / "servers.json"), "settings": {"keys": settings}},
-            "sampling": {"engine": engine, "max_tokens": 16},
+            "sampling": {"max_tokens": 16},
             "episodes": {"group_size": _GROUP_SIZE, "max_concurrent": 128},
             "rewards": {"calls": 0, "efficiency": 0, "arguments": 1, "unanswered": 0, "invalid_call": 0},
             "algorithm": {"old_logprobs": "recomputed", "epochs": 4, "minibatches": 1},
             "learner": {"lora_rank": 8, "learning_rate": 1e-4, "microbatch": len(VAULTS) * _GROUP_SIZE}
             | {"max_parity_error": 1e-4},
-            "training": {"steps": 100_000, "tasks_per_step": len(VAULTS), "outputs": str(folder / "runs")}
-            | {"pipeline": "async", "max_staleness": MAX_STALENESS},
+            "training": {"steps": 100_000, "tasks_per_step": len(VAULTS), "max_staleness": MAX_STALENESS}
+            | {"outputs": str(folder / "runs")},
         }
     )

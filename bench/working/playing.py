@@ -52,12 +52,13 @@ def make_config(
         {
             "name": "workers",
             "seed": 5,
+            "engine": "transformers",
             "model": {"path": str(_MODEL), "renderer": "chatml", "dtype": "float32", "context_tokens": 4096},
             "tasks": {"train": str(folder / "tasks.jsonl")},
             "servers": {"file": str(folder / "servers.json"), "settings": {"waiting": settings}},
-            "sampling": {"engine": "transformers", "max_tokens": 64},
+            "sampling": {"max_tokens": 64},
             "episodes": {"group_size": GROUP_SIZE, "max_concurrent": at_once, "deadline_s": 600},
-            "workers": {"kind": "ray", "count": workers, "address": address},
+            "workers": {"count": workers, "address": address},
         }
     )
 

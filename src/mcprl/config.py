@@ -28,7 +28,6 @@ from mcprl.records import Difficulty, Task
 __all__ = [
     "NOT_REPRODUCIBLE",
     "AlgorithmConfig",
-    "BreakerSettings",
     "BudgetSettings",
     "CassetteMode",
     "CriticConfig",
@@ -40,7 +39,6 @@ __all__ = [
     "ModelConfig",
     "OpenTelemetryConfig",
     "RateSettings",
-    "RetrySettings",
     "RewardsConfig",
     "RunConfig",
     "SamplingConfig",
@@ -95,46 +93,34 @@ class Section(BaseModel):
 
 
 class SkyrlConfig(Section):
-    """A server of the Tinker API: SkyRL's, started here or on a cluster, or a hosted one. Used with engine skyrl."""
+    """The server of the Tinker API that engine skyrl uses: SkyRL's, started here or on a cluster, or a hosted one."""
 
-    url: str | None = Field(
-        default=None, description="Address of a server that someone else started; null: one is started here."
-    )
+    url: str | None = Field(default=None, description="Address of a running server; null: mcprl starts one here.")
     backend: Literal["jax", "fsdp", "megatron", "hosted"] = Field(
-        default="jax", description="What computes behind the API; the scale of its loss and what it lacks follow."
+        default="jax",
+        description="Backend behind the API. It decides how the loss is scaled and which settings are refused.",
     )
     python: FilePath | None = Field(
         default=None,
-        description="Interpreter of the environment with SkyRL, for a server that is started here; null: our own.",
+        description="Python of the environment with SkyRL, for a server started here; null: the Python of mcprl.",
     )
     backend_config: dict[str, int | float | bool | str] = Field(
         default_factory=dict[str, int | float | bool | str],
-        description="Passed to the backend of a server that is started here.",
-    )
-    start_deadline_s: float = Field(default=300.0, gt=0, description="Seconds until it must answer.")
-    request_deadline_s: float = Field(
-        default=600.0, gt=0, description="Seconds that one request of the learner may take; its first compiles."
-    )
-    max_restarts: int = Field(
-        default=3, ge=0, description="Times the engine is set up again after it was lost, with nothing done in between."
+        description="Options passed to the backend of a server started here.",
     )
 
 
 class WorkersConfig(Section):
-    """Who plays the episodes: this process, or workers on the nodes of a Ray cluster."""
+    """Who plays the episodes: this process, or Ray workers, each with its own tool servers."""
 
-    kind: Literal["local", "ray"] = Field(
-        default="local", description="local: this process; ray: actors, each with tool servers of its own."
+    count: int = Field(
+        default=0, ge=0, description="Ray workers, at one core each; 0: this process plays all episodes, without Ray."
     )
-    count: int = Field(default=4, ge=1, description="Workers, with kind ray.")
-    address: str | None = Field(
-        default=None, description="Address of the Ray cluster; null: one is started on this machine."
-    )
-    cpus: float = Field(default=1.0, gt=0, description="Cores that Ray sets aside for a worker.")
+    address: str | None = Field(default=None, description="Address of the Ray cluster; null: mcprl starts Ray here.")
 
 
 def lacking_in_skyrl(config: RunConfig) -> str | None:
-    """What a run asks for that the Tinker API cannot give, and what to do instead; None where it can give all."""
+    """The settings of a run that the Tinker API cannot serve, and what to do instead; None if it serves all."""
     sampling, algorithm, learner, backend = config.sampling, config.algorithm, config.learner, config.skyrl.backend
     refusals = (
         (algorithm.has_critic, "a value head (algorithm.advantages gae): take grpo, dr_grpo or rloo"),
@@ -155,9 +141,9 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
         (bool(sampling.stop), "texts that end a turn beside token ids: leave sampling.stop empty"),
         (sampling.constrain != "off", "grammars: set sampling.constrain to off"),
         (
-            backend == "jax" and config.training.pipeline == "async",
-            "sampling from older weights than it trains (training.pipeline async): on jax both are one adapter, take "
-            "sync; fsdp, megatron and hosted can",
+            backend == "jax" and config.training.max_staleness > 0,
+            "sampling from older weights than it trains (training.max_staleness): on jax both are one adapter, set it "
+            "to 0; fsdp, megatron and hosted can",
         ),
         (
             backend in ("fsdp", "megatron") and learner.weight_decay > 0,
@@ -173,18 +159,19 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
 
 
 class TasksConfig(Section):
-    """What to train on."""
+    """The tasks to train on."""
 
-    train: FilePath = Field(description="Task file: one JSON object a line, or a JSON list of SkyRL rows.")
+    train: FilePath = Field(description="File of tasks to train on: JSON lines, or a JSON list of SkyRL rows.")
     validation: FilePath | None = Field(
-        default=None, description="Task file to judge the policy by, in the same forms; no step learns from it."
+        default=None, description="File of tasks for evaluation, in the same formats; the policy never trains on them."
     )
     order: Literal["shuffled", "curriculum"] = Field(
         default="shuffled",
-        description="shuffled: all alike; curriculum: easy ones first, then those that are neither easy nor hopeless.",
+        description="shuffled: all tasks alike; curriculum: easy tasks first, then those solved sometimes.",
     )
     preamble: FilePath | None = Field(
-        default=None, description="JSON list of messages put before each task's own: system prompt, worked examples."
+        default=None,
+        description="JSON list of messages put before the messages of each task: a system prompt, worked examples.",
     )
 
 
@@ -200,204 +187,170 @@ def _with_default_turns(value: object) -> object:
 class EpisodesConfig(Section):
     """How episodes run."""
 
-    group_size: int = Field(default=8, ge=2, description="Episodes of one task that are compared with each other.")
-    max_concurrent: int = Field(default=64, ge=1, description="Episodes alive at once.")
+    group_size: int = Field(default=8, ge=2, description="Episodes per task; their rewards are compared.")
+    max_concurrent: int = Field(default=64, ge=1, description="Episodes that run at the same time.")
     max_turns: Annotated[dict[Difficulty, _AtLeastOne], BeforeValidator(_with_default_turns)] = Field(
-        default=_MAX_TURNS, description="Turns an episode may take, by difficulty of its task."
+        default=_MAX_TURNS, description="Turns per episode, by difficulty of the task."
     )
-    deadline_s: float = Field(default=600.0, gt=0, description="Seconds an episode may take.")
-    max_attempts: int = Field(
-        default=5, ge=1, description="Times an episode may be tried; those the infrastructure failed are run again."
-    )
-    spares: int = Field(
-        default=0,
-        ge=0,
-        description="Episodes of a task beyond group_size; the first to finish count, which favours short ones.",
-    )
+    deadline_s: float = Field(default=600.0, gt=0, description="Seconds per episode; no single turn may take longer.")
     injected_errors: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="Share of calls that fail on purpose, for the policy to learn to recover.",
+        default=0.0, ge=0, lt=1, description="Share of tool calls that fail on purpose, to teach recovery."
     )
 
     def turn_limit(self, task: Task) -> int:
-        """The turns that an episode of a task may take, each time that the user speaks."""
+        """Turns that an episode of a task may take after each message of the user."""
         return task.max_turns or self.max_turns[task.difficulty]
 
 
 class JudgeConfig(Section):
-    """A language model that grades answers, reached through an OpenAI-compatible endpoint."""
+    """A language model that grades answers, behind an OpenAI-compatible endpoint."""
 
     url: str = Field(description="Base URL of the endpoint, such as http://127.0.0.1:8000/v1.")
-    model: str = Field(description="Name of the model there.")
-    key_env: str | None = Field(default=None, description="Environment variable that holds the key, if it needs one.")
-    deadline_s: float = Field(default=60.0, gt=0, description="Seconds one grade may take.")
-    cache: FilePath | None = Field(default=None, description="SQLite file of grades; the same question is asked once.")
+    model: str = Field(description="Name of the model at the endpoint.")
+    key_env: str | None = Field(default=None, description="Environment variable that holds the API key; null: no key.")
+    cache: FilePath | None = Field(
+        default=None, description="SQLite file of grades, so that no question is asked twice; null: no cache."
+    )
 
 
 class RewardsConfig(Section):
-    """Weights of the parts of a reward. What a task does not check is left out; the others add up to 1.
+    """Weights of the parts of a reward. Parts that a task does not check are left out, the others are averaged.
 
-    A part with weight 0 is still measured and logged.
+    A part with weight 0 is still measured and logged. Rewards are clipped to [−1, 1].
     """
 
-    answer: float = Field(default=1.0, ge=0, description="The final answer is right.")
-    state: float = Field(default=1.0, ge=0, description="Share of what must be true of the world afterwards.")
-    calls: float = Field(default=0.5, ge=0, description="Share of the needed tools called, in order where it matters.")
-    arguments: float = Field(default=0.5, ge=0, description="Share of the needed arguments given rightly.")
-    efficiency: float = Field(default=0.1, ge=0, description="Needed calls as a share of all calls made.")
-    rubric: float = Field(default=1.0, ge=0, description="The judge's grade, for tasks with a rubric.")
-    invalid_call: float = Field(default=0.05, ge=0, description="Taken off for each call that is invalid.")
+    answer: float = Field(default=1.0, ge=0, description="Weight of a correct final answer.")
+    state: float = Field(default=1.0, ge=0, description="Weight of the share of expected facts that hold at the end.")
+    calls: float = Field(default=0.5, ge=0, description="Weight of the share of expected tools that were called.")
+    arguments: float = Field(default=0.5, ge=0, description="Weight of the share of expected arguments that are right.")
+    efficiency: float = Field(default=0.1, ge=0, description="Weight of expected calls divided by all calls made.")
+    rubric: float = Field(default=1.0, ge=0, description="Weight of the judge's grade, for tasks with a rubric.")
+    invalid_call: float = Field(default=0.05, ge=0, description="Penalty per invalid call.")
     unanswered: float = Field(
-        default=0.05, ge=0, description="Taken off where a limit (turns, tokens) ends the episode without an answer."
+        default=0.05, ge=0, description="Penalty if a limit of turns or tokens ends the episode without an answer."
     )
-    clip_low: float = Field(default=-1.0, description="No reward is lower.")
-    clip_high: float = Field(default=1.0, description="No reward is higher.")
-    judge: JudgeConfig | None = Field(default=None, description="Who grades the answers of tasks with a rubric.")
-
-    @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> RewardsConfig:
-        if not self.clip_low < self.clip_high:
-            raise ValueError(f"rewards.clip_low is {self.clip_low:g}, clip_high {self.clip_high:g}: nothing is between")
-        return self
+    judge: JudgeConfig | None = Field(default=None, description="Judge of the answers to tasks with a rubric.")
 
 
 class LearnerConfig(Section):
-    """The torch learner: transformers and PEFT, AdamW."""
+    """The torch learner: transformers, PEFT and AdamW."""
 
     tuning: Literal["lora", "lora_4bit", "full"] = Field(
         default="lora",
-        description="lora: an adapter; lora_4bit: an adapter on a base of 4 bits (CUDA only); full: all weights.",
+        description="lora: train an adapter; lora_4bit: an adapter on a 4-bit base (CUDA only); full: all weights.",
     )
-    learning_rate: float = Field(default=2e-5, gt=0, description="AdamW's learning rate, at its highest.")
+    learning_rate: float = Field(default=2e-5, gt=0, description="Peak learning rate of AdamW.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="How the learning rate falls after warm-up: not at all, or to 0 at the end."
+        default="constant", description="Decay of the learning rate after warm-up: none, or to 0 at the last step."
     )
-    warmup_steps: int = Field(default=0, ge=0, description="Optimiser steps over which the learning rate rises from 0.")
-    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
-    max_grad_norm: float | None = Field(
-        default=1.0, gt=0, description="Gradients are scaled down to this norm; null: never."
-    )
+    warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up of the learning rate.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of AdamW.")
+    max_grad_norm: float | None = Field(default=1.0, gt=0, description="Norm to clip gradients to; null: no clipping.")
     lora_rank: int = Field(default=16, ge=1, description="Rank of the adapter.")
-    lora_alpha: int = Field(default=32, ge=1, description="Scale of the adapter is alpha / rank.")
-    microbatch: int = Field(default=4, ge=1, description="Trajectories in one forward pass.")
-    share_prefix: bool = Field(
-        default=True,
-        description="Whether what trajectories of a forward pass have in common at their start is computed once.",
-    )
+    lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
+    microbatch: int = Field(default=4, ge=1, description="Trajectories per forward pass.")
+    share_prefix: bool = Field(default=True, description="Compute the prefix that trajectories in a pass share once.")
     checkpointing: bool = Field(
-        default=True,
-        description="Whether activations are computed again for the gradient: about a fifth slower, and a fraction of "
-        "the memory.",
+        default=True, description="Gradient checkpointing: about a fifth slower, for a fraction of the memory."
     )
-    offload_reference: bool = Field(
-        default=False, description="Whether the frozen copy of full tuning waits in the CPU's memory."
-    )
-    processes: int = Field(default=1, ge=1, description="Processes, one a GPU, that share the work.")
+    processes: int = Field(default=1, ge=1, description="Processes that share the work, one per GPU.")
     sharding: Literal["fsdp2", "zero3"] = Field(
-        default="fsdp2", description="How several processes share the weights: torch's FSDP2 or DeepSpeed's ZeRO-3."
+        default="fsdp2", description="How several processes shard the weights: torch's FSDP2 or DeepSpeed's ZeRO-3."
     )
     max_parity_error: float = Field(
         default=0.2,  # bfloat16 gives 0.01 to 0.06 with nothing wrong, float32 below 1e-5
         gt=0,
         description="Largest mean |Δlogprob| per token between sampler and learner before an update; above it the run "
-        "stops. In float32, 1e-4.",
+        "stops. Use 1e-4 with float32.",
     )
 
     @model_validator(mode="after")
-    def _settings_belong_together(self) -> LearnerConfig:
+    def _four_bits_are_not_sharded(self) -> LearnerConfig:
         if self.tuning == "lora_4bit" and self.processes > 1:
             raise ValueError("learner.tuning lora_4bit runs in one process: its weights cannot be sharded")
-        if self.offload_reference and self.processes > 1:
-            raise ValueError(
-                "learner.offload_reference belongs to one process: several share the frozen copy instead of moving it, "
-                "so leave it out"
-            )
-        if self.offload_reference and self.tuning != "full":
-            raise ValueError("learner.offload_reference belongs to tuning full: an adapter's reference has no copy")
         return self
 
 
 class KlConfig(Section):
-    """How far the policy may move from a reference policy. Without a coefficient or a cap there is no reference."""
+    """KL divergence of the policy from a reference policy. Without a coefficient or a cap there is no reference."""
 
-    coefficient: float = Field(default=0.0, ge=0, description="Weight of the divergence from the reference policy.")
+    coefficient: float = Field(default=0.0, ge=0, description="Weight of the KL penalty.")
     estimator: Literal["k1", "k2", "k3"] = Field(
         default="k2",
-        description="Estimate for a token: k1: log ratio, right in the reward and without effect in the loss; "
-        "k2: half its square, right in the loss; k3: unbiased and never negative, with a biased gradient.",
-    )
-    place: Literal["loss", "reward"] = Field(
-        default="loss",
-        description="loss: added to the loss; reward: taken off the reward of each token. grpo scales the reward "
-        "only, not the penalty.",
+        description="Estimate per token. k1: the log ratio, subtracted from the reward of each token; k2: half its "
+        "square, added to the loss; k3: added to the loss, unbiased and never negative, with a biased gradient.",
     )
     target: float | None = Field(
-        default=None, gt=0, description="Nats a token that the coefficient is steered to; null: it stays as it is."
-    )
-    horizon: int = Field(
-        default=10, ge=1, description="Updates over which a divergence 20% off its target moves the coefficient by 20%."
+        default=None, gt=0, description="KL in nats per token that the coefficient is adapted to; null: it is fixed."
     )
     cap: float | None = Field(
         default=None,
         gt=0,
-        description="Nats per token. An optimiser step is not made if the policy is further from the reference. An "
-        "update that leaves it further away, or moves it by more, is undone; after a jump the learning rate is halved.",
-    )
-    refresh_at_cap: bool = Field(
-        default=False, description="Whether the reference becomes the policy after an update that the cap stopped."
+        description="Largest KL in nats per token. Beyond it no optimizer step is made, and an update that ends there "
+        "or moves the policy by more is rolled back; after such a jump the learning rate is halved. A reference that "
+        "is not base then becomes the policy.",
     )
     reference: Literal["base", "ema", "sync"] = Field(
         default="base",
-        description="base: the untouched model; ema: a moving average of the policy; sync: a copy of it, renewed.",
+        description="base: the original model; ema: a moving average of the policy; sync: a periodic copy of it.",
     )
-    ema_decay: float = Field(default=0.99, gt=0, lt=1, description="Share of the old reference kept at each update.")
-    sync_every: int = Field(default=20, ge=1, description="Updates after which the reference becomes the policy.")
+    lag: int | None = Field(
+        default=None,
+        ge=1,
+        description="Updates between copies of a sync reference (null: 20), or that an ema reference averages over, "
+        "with decay 1 − 1 / lag (null: 100).",
+    )
 
     @property
     def needs_reference(self) -> bool:
         return self.coefficient > 0 or self.cap is not None
 
+    @property
+    def in_reward(self) -> bool:
+        """Whether the penalty is taken off the reward, and not added to the loss: k1 has no gradient there."""
+        return self.estimator == "k1"
+
+    @property
+    def sync_every(self) -> int:
+        return self.lag or 20
+
+    @property
+    def ema_decay(self) -> float:
+        return 1.0 - 1.0 / (self.lag or 100)
+
     @model_validator(mode="after")
-    def _nothing_is_left_unused(self) -> KlConfig:
+    def _a_target_needs_a_start(self) -> KlConfig:
         if self.target is not None and self.coefficient == 0:
-            raise ValueError("kl.target steers kl.coefficient, which must start above 0")
-        if self.refresh_at_cap and self.cap is None:
-            raise ValueError("kl.refresh_at_cap is set, but there is no kl.cap")
-        if self.refresh_at_cap and self.reference == "base":
-            raise ValueError("kl.refresh_at_cap replaces the reference, and kl.reference base never changes")
+            raise ValueError("kl.target adapts kl.coefficient, which must start above 0")
         return self
 
 
 class CriticConfig(Section):
-    """The value head and its generalised advantage estimates; used with algorithm.advantages gae only."""
+    """The value head and generalized advantage estimation; used with algorithm.advantages gae only."""
 
     gamma: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Discount per step. With steps of a token, 0.99 leaves 2% of the reward after 400 tokens.",
+        description="Discount per step. With a step per token, 0.99 leaves 2% of the reward after 400 tokens.",
     )
     lam: float = Field(
         default=1.0,
         ge=0,
         le=1,
-        description="Between one-step errors (0) and whole returns (1). Below 1 it fades per step, as gamma does.",
+        description="GAE's λ, from one-step errors (0) to whole returns (1); it decays per step, as gamma does.",
     )
     step: Literal["token", "turn"] = Field(
-        default="token", description="What a step is: a sampled token, or a turn, whose tokens share its advantage."
+        default="token", description="A step is a sampled token, or a turn, whose tokens share one advantage."
     )
-    coefficient: float = Field(default=0.5, gt=0, description="Weight of the value loss.")
-    clip: float | None = Field(default=0.2, gt=0, description="How far a value may move in one update; null: freely.")
-    learning_rate: float = Field(default=1e-3, gt=0, description="AdamW's learning rate for the value head.")
+    learning_rate: float = Field(default=1e-3, gt=0, description="Learning rate of the value head.")
 
 
 class WarmStartConfig(Section):
-    """Imitation of the tasks' own solutions, beside reinforcement learning, fading out."""
+    """Imitation of the solutions in the task file beside reinforcement learning, fading out."""
 
     weight: float = Field(default=0.0, ge=0, description="Weight of the imitation loss in the first step.")
-    steps: int = Field(default=10, ge=1, description="Steps over which that weight falls to 0 in a straight line.")
+    steps: int = Field(default=10, ge=1, description="Steps over which that weight falls linearly to 0.")
 
     def weight_at(self, step: int) -> float:
         return self.weight * max(0.0, 1.0 - step / self.steps)
@@ -407,63 +360,62 @@ _Gate = Annotated[tuple[float, float], Field(description="lowest and highest rat
 
 
 class AlgorithmConfig(Section):
-    """The objective: how good an episode's tokens were, and how the policy moves by it."""
+    """The objective: the advantage of each token, and the loss that it enters."""
 
     advantages: Literal["grpo", "dr_grpo", "rloo", "gae"] = Field(
         default="grpo",
-        description="grpo: reward against the group, in its standard deviations; dr_grpo: not scaled; "
-        "rloo: against the others of the group; gae: against a value head.",
+        description="grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: not divided; "
+        "rloo: reward minus the mean of the other members; gae: against a value head.",
     )
-    whiten: bool = Field(
-        default=False, description="Whether advantages are made mean 0 and deviation 1 over the whole batch."
-    )
+    whiten: bool = Field(default=False, description="Normalize advantages over the batch to mean 0 and deviation 1.")
     loss: Literal["ppo", "gspo", "cispo"] = Field(
         default="ppo",
-        description="ppo: clipped ratio of each token; gspo: of each sequence; cispo: clipped weight of the logprob.",
+        description="ppo: clipped ratio per token; gspo: per sequence; cispo: clipped weight of the logprob.",
     )
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
         default="token_mean",
-        description="token_mean: all tokens weigh the same; sequence_mean: all episodes do; "
-        "constant: tokens weigh 1 / constant_tokens of an episode, however long it is.",
+        description="token_mean: mean over all tokens; sequence_mean: mean over episodes of their means; constant: "
+        "each episode's sum divided by model.context_tokens, as in Dr. GRPO.",
     )
-    constant_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens that an episode counts as, with aggregation constant."
-    )
-    clip_low: float = Field(default=0.2, gt=0, le=1, description="Ratios below 1 − this bring no more gain.")
-    clip_high: float = Field(default=0.2, gt=0, description="Ratios above 1 + this bring no more gain.")
+    clip_low: float = Field(default=0.2, gt=0, le=1, description="Ratios are clipped below 1 − clip_low.")
+    clip_high: float = Field(default=0.2, gt=0, description="Ratios are clipped above 1 + clip_high.")
     dual_clip: float | None = Field(
-        default=None, gt=1, description="Loss of a token with negative advantage is at most this times |advantage|."
+        default=None,
+        gt=1,
+        description="Limit on the loss of a token with negative advantage, as a multiple of |advantage|; null: none.",
     )
     ratio_gate: _Gate | None = Field(
-        default=None, description="Tokens with a ratio outside of these two, such as [0.25, 4.0], carry no loss."
+        default=None, description="Tokens whose ratio is outside this range, such as [0.25, 4.0], carry no loss."
     )
     old_logprobs: Literal["sampled", "recomputed"] = Field(
         default="sampled",
-        description="What ratios are against: sampled: the sampler's logprobs; recomputed: the learner's before the "
-        "update, weighted by how far the two differ, for samplers in another precision.",
+        description="Denominator of the ratio. sampled: the sampler's logprobs; recomputed: the learner's before the "
+        "update, with an importance weight per token for the difference (for bfloat16 and stale weights).",
     )
-    max_importance: float = Field(
-        default=2.0, ge=1, description="Those weights are cut off here, with old_logprobs recomputed."
-    )
+    max_importance: float = Field(default=2.0, ge=1, description="Limit on the importance weight of recomputed.")
     entropy: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     masks: Literal["exact", "text", "none"] = Field(
         default="exact",
-        description="Sampled tokens without loss: exact: those with one admissible token; text: with one text; none.",
+        description="Sampled tokens that carry no loss. exact: those where the grammar allowed one token; text: those "
+        "where it allowed one text; none: all tokens carry loss.",
     )
-    dead_groups: Literal["keep", "refill"] = Field(
-        default="keep",
-        description="Groups whose rewards are all the same: keep: they count as tokens and teach nothing; "
-        "refill: they are left out, and other tasks are played in their place.",
+    refill_rounds: int = Field(
+        default=0,
+        ge=0,
+        description="Rounds per step in which other tasks replace groups whose rewards are all equal; 0: such groups "
+        "stay in the batch and teach nothing.",
     )
-    max_refills: int = Field(default=2, ge=1, description="Rounds of other tasks that one step may play.")
     min_learnable_tokens: int = Field(
-        default=16, ge=1, description="A batch with fewer learnable tokens makes no update."
+        default=16, ge=1, description="Learnable tokens that a batch needs; with fewer its update is skipped."
     )
     min_learnable_share: float = Field(
-        default=0.0, ge=0, lt=1, description="A batch with a smaller share of its sampled tokens makes no update."
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of sampled tokens that must be learnable; below it the update is skipped.",
     )
-    epochs: int = Field(default=1, ge=1, description="Passes over a batch.")
-    minibatches: int = Field(default=2, ge=1, description="Optimiser steps in each pass.")
+    epochs: int = Field(default=1, ge=1, description="Passes over each batch.")
+    minibatches: int = Field(default=2, ge=1, description="Optimizer steps per pass.")
     kl: KlConfig = KlConfig()
     critic: CriticConfig = CriticConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
@@ -474,14 +426,12 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _settings_belong_together(self) -> AlgorithmConfig:
-        if (self.aggregation == "constant") != (self.constant_tokens is not None):
-            raise ValueError("aggregation constant and constant_tokens go together")
         if self.ratio_gate is not None and not 0 <= self.ratio_gate[0] < 1 < self.ratio_gate[1]:
             raise ValueError("ratio_gate needs a number below 1 and one above it, such as [0.25, 4.0]")
         if self.dual_clip is not None and self.loss != "ppo":
             raise ValueError("dual_clip belongs to loss ppo")
-        if self.has_critic and self.dead_groups == "refill":
-            raise ValueError("with gae no group is dead: a value head judges each episode by itself")
+        if self.has_critic and self.refill_rounds:
+            raise ValueError("refill_rounds does not go with gae: a value head judges each episode by itself")
         return self
 
 
@@ -491,51 +441,36 @@ class ModelConfig(Section):
     path: ModelLocation = Field(description="Folder of the model (begins with . or /), or its name on the hub.")
     renderer: str = Field(
         default="auto",
-        description="How chats become tokens: a family's name, such as qwen3; auto: by the model's name on the hub; "
-        "chatml; template: by the model's own chat template.",
+        description="How chats become tokens: the name of a model family, such as qwen3; chatml; template: the model's "
+        "own chat template; auto: by the model's name on the hub.",
     )
     thinking: bool | None = Field(
         default=None,
-        description="Whether the model thinks before it acts, in families that can be told; null: as the family does.",
+        description="Whether the model thinks before it answers, for families with such a switch; null: their default.",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
-        default="bfloat16", description="Number format of sampler and learner. float32 makes their logprobs equal."
+        default="bfloat16", description="Data type of sampler and learner. With float32 their logprobs agree."
     )
-    context_tokens: int = Field(default=4096, ge=64, description="Longest conversation, in tokens.")
+    context_tokens: int = Field(default=4096, ge=64, description="Longest conversation in tokens.")
 
 
 class VllmConfig(Section):
     """The vLLM server that mcprl starts."""
 
-    max_sequences: int = Field(default=64, ge=1, description="Sequences decoded at once.")
-    memory_fraction: float = Field(default=0.5, gt=0, lt=1, description="Share of GPU memory for vLLM.")
-    cpu_cache_gib: int = Field(default=1, ge=1, description="GiB of key/value cache where vLLM runs on a CPU.")
+    max_sequences: int = Field(default=64, ge=1, description="Sequences that vLLM decodes at the same time.")
+    memory_fraction: float = Field(default=0.5, gt=0, lt=1, description="Share of the GPU's memory that vLLM takes.")
+    cpu_cache_gib: int = Field(default=1, ge=1, description="Size of the KV cache in GiB if vLLM runs on a CPU.")
     merge_adapters: bool = Field(
         default=False,
-        description="Whether an adapter is added to the weights instead of computed beside them: much faster on a CPU. "
-        "With model.dtype float32 only: in bfloat16 a small adapter would be rounded away.",
-    )
-    start_deadline_s: float = Field(default=600.0, gt=0, description="Seconds until it must be healthy.")
-    max_restarts: int = Field(
-        default=3, ge=0, description="Times it is started again after it ended, without a turn sampled in between."
+        description="Merge each adapter into vLLM's weights: much faster on a CPU. Needs model.dtype float32, since "
+        "bfloat16 would round a small adapter away.",
     )
 
 
-# What other trainers let through; their ratios are then those of another distribution than the one sampled from.
+# Other trainers allow these; their ratios then belong to another distribution than the one sampled from.
 NOT_REPRODUCIBLE = frozenset(
-    {
-        "top_p",
-        "top_k",
-        "min_p",
-        "typical_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "min_tokens",
-        "logit_bias",
-        "bad_words",
-    }
-)
+    ("top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty")
+) | frozenset(("frequency_penalty", "min_tokens", "logit_bias", "bad_words"))
 
 
 def _off_as_text(value: object) -> object:
@@ -544,63 +479,54 @@ def _off_as_text(value: object) -> object:
 
 
 class SamplingConfig(Section):
-    """How the policy's turns are sampled."""
+    """How the policy samples its turns."""
 
-    engine: Literal["vllm", "transformers"] = Field(
-        default="vllm", description="What generates tokens, with engine torch."
-    )
-    temperature: float = Field(default=1.0, gt=0, description="Temperature; the learner uses the same.")
-    max_tokens: int = Field(default=512, ge=1, description="Longest turn, in tokens.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; the learner uses the same.")
+    max_tokens: int = Field(default=512, ge=1, description="Longest turn in tokens.")
     stop: tuple[str, ...] = Field(default=(), description="Texts that end a turn, such as </tool_call>.")
     constrain: Annotated[Literal["off", "calls", "act"], BeforeValidator(_off_as_text)] = Field(
         default="off",
-        description="Grammar of the tools: off; calls: a call, once begun, is valid; act: also no prose around calls.",
+        description="Grammar for tool calls. off: none; calls: a call, once begun, fits its schema; act: also no text "
+        "around calls.",
     )
     loose_tools: tuple[str, ...] = Field(
         default=(),
-        description="Tools whose schemas say more than a grammar can hold; their calls are held to the rest.",
+        description="Tools whose schemas no grammar can express in full; the grammar enforces the rest of them.",
     )
-    request_deadline_s: float = Field(default=300.0, gt=0, description="Seconds one turn may take to sample.")
     vllm: VllmConfig = VllmConfig()
 
 
 class TrainingConfig(Section):
-    """The loop."""
+    """The training loop."""
 
-    steps: int = Field(default=100, ge=1, description="Batches to collect and learn from.")
-    tasks_per_step: int = Field(default=8, ge=1, description="Groups in a batch.")
-    pipeline: Literal["sync", "async"] = Field(
-        default="sync",
-        description="sync: a step is collected by the weights it trains; async: coming steps are collected meanwhile.",
-    )
+    steps: int = Field(default=100, ge=1, description="Steps of the run: each collects a batch and learns from it.")
+    tasks_per_step: int = Field(default=8, ge=1, description="Tasks per batch, each with a group of episodes.")
     max_staleness: int = Field(
-        default=1, ge=1, description="With pipeline async: versions that a token's weights may be behind at most."
+        default=0,
+        ge=0,
+        description="Updates by which the weights that sample may lag behind. 0: synchronous; above 0: the next steps "
+        "are collected during an update, which needs algorithm.old_logprobs recomputed.",
     )
-    checkpoint_every: int = Field(default=1, ge=1, description="Steps from one checkpoint to the next.")
+    checkpoint_every: int = Field(default=1, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(
-        default=3,
-        ge=1,
-        description="Newest checkpoints that are kept; the best and the last healthy one are kept besides.",
+        default=3, ge=1, description="Newest checkpoints to keep, besides the best one and the last healthy one."
     )
-    shutdown_s: float = Field(
-        default=10.0, gt=0, description="Seconds after SIGTERM or Ctrl-C until the run has saved itself and ended."
-    )
-    outputs: Path = Field(default=Path("outputs"), description="Folder of all runs, seen from where mcprl starts.")
+    outputs: Path = Field(default=Path("outputs"), description="Folder of all runs, relative to where mcprl starts.")
 
 
 class RateSettings(Section):
-    """How often a server may be called. A call that comes too early waits."""
+    """Rate limit of a server. Calls above it wait."""
 
-    calls: int = Field(ge=1, description="Calls allowed in each period.")
+    calls: int = Field(ge=1, description="Calls per period.")
     per_s: float = Field(default=1.0, gt=0, description="Length of the period in seconds.")
 
 
 class BudgetSettings(Section):
-    """How much a run may use a server. The call that would exceed it is not made, and the run stops."""
+    """How much a run may use a server. The call that would exceed the budget is not made, and the run stops."""
 
-    calls: int | None = Field(default=None, ge=0, description="Calls in the whole run.")
-    usd: float | None = Field(default=None, ge=0, description="Money for the whole run.")
-    usd_per_call: float = Field(default=0.0, ge=0, description="Price of one call.")
+    calls: int | None = Field(default=None, ge=0, description="Calls per run; null: no limit.")
+    usd: float | None = Field(default=None, ge=0, description="US dollars per run; null: no limit.")
+    usd_per_call: float = Field(default=0.0, ge=0, description="Price of a call in US dollars.")
 
     @model_validator(mode="after")
     def _money_has_a_price(self) -> BudgetSettings:
@@ -609,31 +535,14 @@ class BudgetSettings(Section):
         return self
 
 
-class RetrySettings(Section):
-    """When a call that the infrastructure failed is made again: only where that cannot do a thing twice."""
-
-    attempts: int = Field(default=3, ge=1, description="Times a call may be made; 1 means never again.")
-    wait_s: float = Field(default=0.1, ge=0, description="Wait before the second attempt; it doubles each time.")
-    max_wait_s: float = Field(
-        default=30.0, ge=0, description="Longest wait; a server that asks for a longer one is given up."
-    )
-
-
-class BreakerSettings(Section):
-    """When a server that keeps failing is left alone for a while."""
-
-    failures: int = Field(default=5, ge=1, description="Failures in a row that open the breaker.")
-    rest_s: float = Field(default=5.0, gt=0, description="Seconds until one call may try the server again.")
-
-
 class ErrorRule(Section):
-    """Recognises an error in a result, also one that the server reports as a success."""
+    """Recognizes an error in the text of a result, even if the server reports success."""
 
-    match: str = Field(description="Regular expression searched for in the result's text.")
+    match: str = Field(description="Regular expression to search for in the text of the result.")
     fault: Literal["policy", "infrastructure"] = Field(
-        default="policy", description="policy: it is shown as an error; infrastructure: the call failed."
+        default="policy",
+        description="policy: the result is shown as an error; infrastructure: the call has failed and may be retried.",
     )
-    tools: tuple[str, ...] = Field(default=("*",), description="Tools that it judges; * stands for any text.")
 
     @field_validator("match")
     @classmethod
@@ -641,46 +550,50 @@ class ErrorRule(Section):
         try:
             re.compile(value)
         except re.error as error:
-            raise ValueError(f"is no regular expression: {error}") from error
+            raise ValueError(f"is not a regular expression: {error}") from error
         return value
 
 
 class ServerSettings(Section):
-    """What a run adds to one entry of the mcpServers file."""
+    """Settings of a run for one server of the mcpServers file."""
 
     start: tuple[str, ...] = Field(
         default=(),
-        description="Command that starts a server reached by URL; `{port}` in it and in the URL is a free port.",
+        description="Command that starts a server reached by URL; `{port}` in it and in the URL becomes a free port.",
     )
-    start_deadline_s: float = Field(default=30.0, gt=0, description="Seconds to start and shake hands.")
-    call_deadline_s: float = Field(default=30.0, gt=0, description="Seconds one call may take.")
-    replicas: int = Field(default=1, ge=1, description="Processes of a shared server; each call goes to the idlest.")
+    start_deadline_s: float = Field(default=30.0, gt=0, description="Seconds to start the server and list its tools.")
+    call_deadline_s: float = Field(default=30.0, gt=0, description="Seconds that a call may take.")
+    attempts: int = Field(
+        default=3,
+        ge=1,
+        description="Attempts per call that fails by no fault of the policy; it is repeated only if that is safe.",
+    )
+    replicas: int = Field(default=1, ge=1, description="Processes of a shared server; calls go to the least busy.")
     isolation: Literal["shared", "per_episode"] = Field(
-        default="shared", description="per_episode: each episode gets a server of its own, fresh and never used again."
+        default="shared", description="shared: all episodes use one server; per_episode: each gets a fresh one."
     )
-    spares: int = Field(default=2, ge=0, description="Servers kept warm for the next episodes (per_episode).")
-    max_result_bytes: int = Field(default=65536, ge=256, description="Longer results are cut, and say so.")
-    rate: RateSettings | None = Field(default=None, description="Limit on how often it is called.")
+    max_result_bytes: int = Field(
+        default=65536, ge=256, description="Longest result in bytes; longer ones are truncated with a note."
+    )
+    rate: RateSettings | None = Field(default=None, description="Rate limit; null: none.")
     budget: BudgetSettings = BudgetSettings()
-    retry: RetrySettings = RetrySettings()
-    breaker: BreakerSettings = BreakerSettings()
     cache_s: float = Field(
-        default=0.0, ge=0, description="Seconds for which the same call of a read-only tool gets the same answer."
+        default=0.0, ge=0, description="Seconds for which the result of a read-only tool is reused for the same call."
     )
     read_only: tuple[str, ...] = Field(
-        default=(), description="Tools without side effects, where the server does not say so itself; * is any text."
+        default=(), description="Tools without side effects, if the server does not declare them; * matches any text."
     )
-    allow: tuple[str, ...] = Field(default=("*",), description="Tools on offer; * stands for any text.")
-    deny: tuple[str, ...] = Field(default=(), description="Tools never on offer, even where allowed.")
+    allow: tuple[str, ...] = Field(default=("*",), description="Tools to offer; * matches any text.")
+    deny: tuple[str, ...] = Field(default=(), description="Tools never to offer, even if `allow` matches them.")
     tool_aliases: dict[str, str] = Field(
-        default_factory=dict[str, str], description="Other names of tools, each with the tool it means."
+        default_factory=dict[str, str], description="Other names of tools, each with the tool that it means."
     )
     argument_aliases: dict[str, str] = Field(
         default_factory=dict[str, str],
-        description="Other names of arguments, used where a tool has the argument meant and not the other.",
+        description="Other names of arguments, each with the argument that it means, for tools that have only that.",
     )
     errors: tuple[ErrorRule, ...] = Field(
-        default=(), description="Rules that recognise errors; the first match counts."
+        default=(), description="Rules that find errors in results; the first match counts."
     )
 
     @model_validator(mode="after")
@@ -694,21 +607,23 @@ CassetteMode = Literal["live", "record", "replay_else_live", "replay"]
 
 
 class ServersConfig(Section):
-    """Where the tools are."""
+    """The MCP servers that offer the tools."""
 
     file: FilePath | None = Field(
-        default=None, description="mcpServers file, in the JSON that MCP clients share; only replay does without."
+        default=None, description="mcpServers file, in the JSON that MCP clients share; only replay works without."
     )
     env_file: FilePath | None = Field(
-        default=None, description="File of keys, NAME=value a line; default: .env where mcprl starts, if there is one."
+        default=None,
+        description="File of keys with NAME=value lines; null: .env where mcprl was started, if it exists.",
     )
     pins: FilePath | None = Field(
-        default=None, description="File written by `mcprl tools pin`; other tools than those stop the run."
+        default=None, description="File written by `mcprl tools pin`; the run stops if the tools differ from it."
     )
     cassette: FilePath | None = Field(default=None, description="SQLite file of recorded calls.")
     cassette_mode: CassetteMode = Field(
         default="live",
-        description="live: unused; record: written; replay_else_live: read, else written; replay: read, no server.",
+        description="live: call servers, no cassette; record: call servers and record; replay_else_live: replay, and "
+        "record what is missing; replay: replay only, without servers.",
     )
     settings: dict[str, ServerSettings] = Field(
         default_factory=dict[str, ServerSettings], description="Settings of single servers, by name."
@@ -717,7 +632,7 @@ class ServersConfig(Section):
     @model_validator(mode="after")
     def _a_mode_has_its_file(self) -> ServersConfig:
         if self.file is None and self.cassette_mode != "replay":
-            raise ValueError("servers.file is missing: only cassette_mode replay does without servers")
+            raise ValueError("servers.file is missing: only cassette_mode replay works without servers")
         if self.cassette is None and self.cassette_mode != "live":
             raise ValueError(f"servers.cassette_mode is {self.cassette_mode}, but servers.cassette names no file")
         return self
@@ -733,66 +648,50 @@ def _http_url(value: str) -> str:
 _HttpUrl = Annotated[str, AfterValidator(_http_url)]
 
 
-class WandbConfig(Section):
-    """Weights & Biases: metrics, verdicts, a few episodes a step, and the trained weights as an artefact."""
+_PROJECT = r"^[^/\s]+(/[^/\s]+)?$"
 
-    project: str = Field(min_length=1, description="Project in W&B.")
-    entity: str | None = Field(default=None, description="User or team in W&B; null: the default one of the key.")
-    mode: Literal["online", "offline"] = Field(
-        default="online", description="offline: into the run's folder, for `wandb sync` to send later."
-    )
-    url: _HttpUrl | None = Field(
-        default=None, description="Address of a W&B server of one's own; null: WANDB_BASE_URL, or W&B's cloud."
-    )
+
+class WandbConfig(Section):
+    """Weights & Biases: metrics, verdicts, a few episodes per step, and the trained weights as an artifact."""
+
+    project: str = Field(pattern=_PROJECT, description="Project in W&B, as entity/project or project alone.")
 
 
 class WeaveConfig(Section):
-    """Weave: one trace an episode, with its turns and calls."""
+    """Weave: a trace per episode, with its turns and calls."""
 
-    project: str = Field(
-        pattern=r"^[^/\s]+(/[^/\s]+)?$", description="Project in Weave: entity/project, or a project of the key's user."
-    )
+    project: str = Field(pattern=_PROJECT, description="Project in Weave, as entity/project or project alone.")
 
 
 class OpenTelemetryConfig(Section):
-    """OpenTelemetry: spans of episodes, turns and calls, by OTLP over HTTP."""
+    """OpenTelemetry: spans of episodes, turns and calls, sent as OTLP over HTTP."""
 
-    endpoint: _HttpUrl = Field(
-        description="Where a collector takes spans, path included: http://127.0.0.1:4318/v1/traces."
-    )
+    endpoint: _HttpUrl = Field(description="URL of the collector for traces, such as http://127.0.0.1:4318/v1/traces.")
 
 
 class TrackingConfig(Section):
-    """Who is told of a run besides its own folder. A tracker that is down neither slows nor stops the run."""
+    """Trackers of a run, besides its own folder. A tracker that is down neither slows nor stops the run."""
 
-    tensorboard: bool = Field(default=False, description="Write files for TensorBoard into the run's folder.")
-    flush_s: float = Field(
-        default=5.0, gt=0, description="Seconds after the run's end that trackers have to send what is left."
-    )
-    wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; null: not told.")
-    weave: WeaveConfig | None = Field(default=None, description="Weave; null: not told.")
-    opentelemetry: OpenTelemetryConfig | None = Field(default=None, description="OpenTelemetry; null: not told.")
+    tensorboard: bool = Field(default=False, description="Write TensorBoard files into the run's folder.")
+    wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; null: off.")
+    weave: WeaveConfig | None = Field(default=None, description="Weave; null: off.")
+    opentelemetry: OpenTelemetryConfig | None = Field(default=None, description="OpenTelemetry; null: off.")
 
     @property
     def named(self) -> list[str]:
-        """The trackers that are on: their settings, their extras and their processes have the same names."""
-        asked = {
-            "wandb": self.wandb is not None,
-            "weave": self.weave is not None,
-            "tensorboard": self.tensorboard,
-            "opentelemetry": self.opentelemetry is not None,
-        }
-        return [name for name, is_asked in asked.items() if is_asked]
+        """The trackers that are on. Their settings, extras and processes have the same names."""
+        return [name for name in ("wandb", "weave", "tensorboard", "opentelemetry") if getattr(self, name)]
 
 
 class RunConfig(Section):
     """All settings of a run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and of its folder.")
-    seed: int = Field(default=0, ge=0, description="Root of every random draw.")
-    engine: Literal["torch", "skyrl"] = Field(
-        default="torch",
-        description="torch: learner and sampler on this machine; skyrl: both behind the Tinker API, see section skyrl.",
+    seed: int = Field(default=0, ge=0, description="Seed of all random draws.")
+    engine: Literal["vllm", "transformers", "skyrl"] = Field(
+        default="vllm",
+        description="What samples and learns. vllm, transformers: that sampler and the torch learner, on this machine; "
+        "skyrl: both behind the Tinker API, see section skyrl.",
     )
     model: ModelConfig
     tasks: TasksConfig
@@ -818,10 +717,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _stale_tokens_are_corrected(self) -> RunConfig:
-        if self.training.pipeline == "async" and self.algorithm.old_logprobs != "recomputed":
+        if self.training.max_staleness and self.algorithm.old_logprobs != "recomputed":
             raise ValueError(
-                "training.pipeline async trains on tokens of older weights, which algorithm.old_logprobs recomputed "
-                "corrects for"
+                "training.max_staleness above 0 trains on tokens of older weights: set algorithm.old_logprobs to "
+                "recomputed, which corrects for that"
             )
         return self
 

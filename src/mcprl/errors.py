@@ -555,11 +555,11 @@ class ServerBusyError(ToolServerError):
 class BreakerOpenError(ToolServerError):
     """A tool server kept failing, is left alone for a while, and the call could wait no longer.
 
-    Causes: the server is down, or every call of it fails; the rest of servers.settings.NAME.breaker is longer than a
-    call may wait.
-    Fix: read its log and mend what failed first; servers.settings.NAME.breaker says when it is tried again.
-    Example: server 'fmp' failed 5 calls in a row and is left alone; a call waited for it as long as it may. Fix: see
-    the server's log; servers.settings.fmp.breaker says when it is tried again.
+    Causes: the server is down, or every call of it fails; servers.settings.NAME.call_deadline_s is shorter than the 5 s
+    after which it is tried again.
+    Fix: read its log and fix what failed first.
+    Example: server 'fmp' failed 5 calls in a row and is left alone; a call waited for it as long as it may. Fix: read
+    the server's log; it is tried again 5 s after each failure.
     """
 
     code = "E-TOOL-015"
@@ -582,10 +582,8 @@ class SamplerStartError(InfrastructureError):
 
     Causes: too little memory for the model and its cache; a model folder that is not whole; a version of vLLM that does
     not know the architecture; a slow disk.
-    Fix: read its log, `mcprl logs RUN vllm`; lower sampling.vllm.max_sequences or model.context_tokens, or raise
-    sampling.vllm.start_deadline_s.
-    Example: vLLM was not healthy after 600 s. Fix: read its log at outputs/a/logs/vllm.log, or raise
-    sampling.vllm.start_deadline_s.
+    Fix: read its log, `mcprl logs RUN vllm`; lower sampling.vllm.max_sequences or model.context_tokens.
+    Example: vLLM was not healthy after 1800 s. Fix: read its log at outputs/a/logs/vllm.log.
     """
 
     code = "E-SAMP-010"
@@ -594,7 +592,7 @@ class SamplerStartError(InfrastructureError):
 class SamplerLostError(InfrastructureError):
     """The sampler went away, or answered with an error.
 
-    Causes: the sampler ran out of memory; a turn took longer than sampling.request_deadline_s; its process was killed.
+    Causes: the sampler ran out of memory; a turn took longer than episodes.deadline_s; its process was killed.
     Fix: read its log, `mcprl logs RUN vllm`; it is started again by itself, and the episodes are run again.
     Example: vLLM did not answer /inference/v1/generate (ReadError). Fix: read its log at outputs/a/logs/vllm.log.
     """
@@ -620,9 +618,9 @@ class GroupIncompleteError(InfrastructureError):
     """An episode was lost to the infrastructure as often as it may be run.
 
     Causes: the same fault of a server or the sampler, again and again; the sentence ends with the last one.
-    Fix: fix the cause that is named, then `mcprl resume`; episodes.max_attempts sets how often an episode is run again.
-    Example: episode 3 of task d03 was lost 3 times, last to E-TOOL-011 server 'fmp' ended during a call. Fix: fix that
-    cause; episodes.max_attempts sets how often an episode is run again.
+    Fix: fix the cause that is named, then `mcprl resume`.
+    Example: episode 3 of task d03 was lost 5 times, last to E-TOOL-011 server 'fmp' ended during a call. Fix: fix that
+    cause, then resume the run.
     """
 
     code = "E-EPIS-011"
@@ -631,10 +629,10 @@ class GroupIncompleteError(InfrastructureError):
 class JudgeError(InfrastructureError):
     """The judge could not be reached, was too slow, failed, or answered with something else than a grade.
 
-    Causes: the endpoint is down or busy; a model that does not answer in the form it was asked for; a deadline that is
-    too short.
-    Fix: see that rewards.judge.url answers, that its model follows instructions, or raise rewards.judge.deadline_s.
-    Example: the judge gave no grade within 60 s. Fix: raise rewards.judge.deadline_s.
+    Causes: the endpoint is down or busy; a model that does not answer in the form it was asked for, or takes
+    longer than 60 s.
+    Fix: see that rewards.judge.url answers and that its model follows instructions; use a faster judge.
+    Example: the judge gave no grade within 60 s. Fix: use a faster judge, or lower its load.
     """
 
     code = "E-EPIS-012"
@@ -663,7 +661,7 @@ class EngineStartError(InfrastructureError):
 
     Causes: skyrl.python names no environment with SkyRL; too little memory; a port or a key that is refused; another
     version of SkyRL.
-    Fix: read its log, `mcprl logs RUN skyrl`; correct skyrl.python or skyrl.url, or raise skyrl.start_deadline_s.
+    Fix: read its log, `mcprl logs RUN skyrl`; correct skyrl.python or skyrl.url.
     Example: SkyRL's server left with exit code 1 at its start. Fix: read its whole log at outputs/a/logs/skyrl.log.
     """
 
@@ -673,8 +671,8 @@ class EngineStartError(InfrastructureError):
 class EngineLostError(InfrastructureError):
     """The engine's server went away, forgot the model, failed a request, or was too slow with it.
 
-    Causes: the server ran out of memory or was restarted; the network went away; a request took longer than
-    skyrl.request_deadline_s.
+    Causes: the server ran out of memory or was restarted; the network went away; a request took longer than 30
+    minutes.
     Fix: read the server's log, `mcprl logs RUN skyrl`; then `mcprl resume`.
     Example: the server at http://127.0.0.1:8001 failed at an update: the engine ended. Fix: read the server's log
     (logs/skyrl.log in the run's folder, where it was started here).
@@ -689,7 +687,7 @@ class WorkersStartError(InfrastructureError):
     Causes: the cluster is not up, or has too few free cores; a node with another Python or mcprl than this one.
     Fix: start the cluster with `ray start --head`, correct workers.address, or lower workers.count; `ray status` shows
     what is free.
-    Example: worker 3 did not start within 120 s. Fix: see whether the cluster has 1 free cores for it (ray status), or
+    Example: worker 3 did not start within 120 s. Fix: see whether the cluster has a free core for it (ray status), or
     lower workers.count.
     """
 
@@ -879,9 +877,9 @@ class UnfitEngineError(ConfigurationError):
     Causes: another version of tinker or SkyRL than mcprl was made for; a LoRA rank or number of adapters that the
     server does not allow; a key that it refuses; an adapter that it did not save itself.
     Fix: do what the sentence names: another version, a lower learner.lora_rank, the key in TINKER_API_KEY, or
-    engine=torch.
+    engine=transformers.
     Example: the server samples from weights that it saved itself, not from outputs/a/adapter. Fix: use the adapter with
-    engine torch: --set engine=torch.
+    another engine: --set engine=transformers.
     """
 
     code = "E-ENG-001"

@@ -28,7 +28,7 @@ _NAMES: dict[object, str] = {str: "text", int: "whole number", float: "number", 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. `default` is what one would write into a recipe, None where the setting is required."""
+    """One setting. `default` is written as in a recipe; None: the setting is required."""
 
     path: str
     type: str
@@ -38,7 +38,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class DescribedSection:
-    """A part of the configuration with settings of its own. In a mapping of sections, NAME stands for the key."""
+    """A section of the configuration. In a mapping of sections, NAME is the key."""
 
     path: str
     description: str
@@ -52,16 +52,15 @@ def settings() -> Iterator[Setting]:
 
 
 def sections(model: type[BaseModel] = RunConfig, path: str = "") -> Iterator[DescribedSection]:
-    """A section, then those inside it, in the order of the file."""
+    """A section, then its subsections, in the order of the file."""
     own: list[Setting] = []
     inner: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():
         dotted = f"{path}.{name}" if path else name
         section = section_of(field.annotation)
-        is_mapping = get_origin(field.annotation) is dict
         if section is not None:
-            inner.append((section, f"{dotted}.NAME" if is_mapping else dotted))
-        if section is None or is_mapping:
+            inner.append((section, f"{dotted}.NAME" if get_origin(field.annotation) is dict else dotted))
+        else:
             own.append(Setting(dotted, _type_text(field), _default_text(field), field.description or ""))
     yield DescribedSection(path, inspect.getdoc(model) or "", tuple(own))
     for section, dotted in inner:
@@ -69,7 +68,7 @@ def sections(model: type[BaseModel] = RunConfig, path: str = "") -> Iterator[Des
 
 
 def section_of(annotation: object) -> type[BaseModel] | None:
-    """The section that a setting holds, directly or as the values of a mapping."""
+    """The section that a setting holds, directly or as the value type of a mapping or list."""
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
@@ -111,11 +110,51 @@ def _default_text(field: FieldInfo) -> str | None:
     if field.is_required():
         return None
     value: object = to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}))
-    # JSON is YAML, and a text needs no quotes unless it is empty.
+    # JSON is YAML, and text needs no quotes unless it is empty.
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
-# Where in the user's input each value stands: its path in the configuration → "file:line" or "--set key=value".
+# Settings of 0.1.0 that are gone, each with what to do instead. docs/upgrading.md has the same list.
+CHANGED_SETTINGS = {
+    "sampling.engine": "write the value as engine, at the top level: vllm, transformers or skyrl",
+    "sampling.request_deadline_s": "set episodes.deadline_s, which now limits single turns too",
+    "sampling.vllm.start_deadline_s": "delete it: vLLM has 30 minutes to start, and its exit is noticed at once",
+    "sampling.vllm.max_restarts": "delete it: three restarts in a row without a sampled turn end the run",
+    "skyrl.start_deadline_s": "delete it: the server has 15 minutes to start, and its exit is noticed at once",
+    "skyrl.request_deadline_s": "delete it: a request of the learner may take 30 minutes",
+    "skyrl.max_restarts": "delete it: three recoveries in a row without progress end the run",
+    "workers.kind": "set workers.count: 0 plays episodes in this process, more are Ray workers",
+    "workers.cpus": "delete it: a worker is one process and takes one core",
+    "episodes.max_attempts": "delete it: an episode lost to the infrastructure is played up to 5 times",
+    "episodes.spares": "delete it: it favoured short episodes; training.max_staleness hides slow ones instead",
+    "servers.settings.NAME.spares": "delete it: with isolation per_episode two servers are kept warm",
+    "servers.settings.NAME.retry": "write attempts: 3 in place of retry: {attempts: 3}; the waits are fixed",
+    "servers.settings.NAME.breaker": "delete it: after 5 failures in a row a server is left alone for 5 seconds",
+    "servers.settings.NAME.errors.tools": "delete it, and let `match` tell the tools apart: a rule holds for all tools",
+    "rewards.clip_low": "delete it: rewards are clipped to [-1, 1]",
+    "rewards.clip_high": "delete it: rewards are clipped to [-1, 1]",
+    "rewards.judge.deadline_s": "delete it: a grade may take 60 seconds",
+    "algorithm.constant_tokens": "delete it: aggregation constant divides by model.context_tokens",
+    "algorithm.dead_groups": "set algorithm.refill_rounds: 0 for keep, 2 for refill",
+    "algorithm.max_refills": "write the number as algorithm.refill_rounds",
+    "algorithm.kl.place": "delete it: algorithm.kl.estimator k1 penalizes the reward, k2 and k3 the loss",
+    "algorithm.kl.horizon": "delete it: the coefficient moves by at most 2% per update",
+    "algorithm.kl.refresh_at_cap": "delete it: at algorithm.kl.cap a reference that is not base becomes the policy",
+    "algorithm.kl.ema_decay": "write algorithm.kl.lag: 1 / (1 - ema_decay), which is 100 for 0.99",
+    "algorithm.kl.sync_every": "write the number as algorithm.kl.lag",
+    "algorithm.critic.coefficient": "delete it: the value loss has weight 0.5; tune algorithm.critic.learning_rate",
+    "algorithm.critic.clip": "delete it: a value may move by 0.2 per update",
+    "learner.offload_reference": "delete it: the reference stays on the GPU; to save memory, use learner.tuning lora",
+    "training.pipeline": "set training.max_staleness: 0 for sync, 1 for async",
+    "training.shutdown_s": "delete it: a run that is asked to stop saves itself and ends within 10 seconds",
+    "tracking.flush_s": "delete it: trackers have 60 seconds after the run's end",
+    "tracking.wandb.entity": "write tracking.wandb.project as entity/project",
+    "tracking.wandb.mode": "delete it, and set WANDB_MODE=offline in the environment or the file of keys",
+    "tracking.wandb.url": "delete it, and set WANDB_BASE_URL in the environment or the file of keys",
+}
+
+
+# The origin of each value: its path in the configuration → "file:line" or "--set key=value".
 _Places = dict[tuple[str, ...], str]
 
 
@@ -124,7 +163,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigFileError(
             f"cannot read {path}: {reason}", fix="give the path of a recipe, such as recipes/hello-cpu.yaml"
         ) from error
@@ -148,7 +187,7 @@ def _parse_yaml(text: str, source: str, places: _Places) -> dict[str, Any]:
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigFileError(f"{where}: {problem}", fix="correct the YAML there") from error
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigFileError(f"{source} holds no mapping", fix="write settings as `key: value` lines")
+        raise ConfigFileError(f"{source} is not a mapping", fix="write settings as `key: value` lines")
     _record_places(node, (), source, places)
     return cast("dict[str, Any]", data)
 
@@ -159,7 +198,7 @@ def _record_places(node: yaml.Node, path: tuple[str, ...], source: str, places: 
             here = (*path, str(key.value))
             place = f"{source}:{key.start_mark.line + 1}"
             if here in places:
-                raise ConfigFileError(f"{place}: key {key.value!r} stands twice", fix="keep one of the two")
+                raise ConfigFileError(f"{place}: duplicate key {key.value!r}", fix="keep one of the two")
             places[here] = place
             _record_places(value, here, source, places)
     elif isinstance(node, yaml.SequenceNode):
@@ -172,20 +211,20 @@ def _record_places(node: yaml.Node, path: tuple[str, ...], source: str, places: 
 def _apply_override(data: dict[str, Any], override: str, places: _Places) -> None:
     key, equals, value = override.partition("=")
     if not equals or not key:
-        raise BadValueError(f"--set {override}: no key=value", fix="write, for example, --set training.steps=3")
+        raise BadValueError(f"--set {override}: not key=value", fix="write, for example, --set training.steps=3")
     path = tuple(key.split("."))
     target = data
     for section in path[:-1]:
-        # `training:` with nothing below it is an empty section.
+        # `training:` without a value is an empty section.
         inner: object = {} if target.get(section) is None else target[section]
         if not isinstance(inner, dict):
-            raise BadValueError(f"--set {override}: {section!r} is no section", fix="see `mcprl config explain`")
+            raise BadValueError(f"--set {override}: {section!r} is not a section", fix="see `mcprl config explain`")
         target[section] = inner
         target = cast("dict[str, Any]", inner)
     try:
         target[path[-1]] = yaml.safe_load(value)
     except (yaml.YAMLError, ValueError) as error:
-        raise BadValueError(f"--set {override}: the value is no YAML", fix="quote the value") from error
+        raise BadValueError(f"--set {override}: the value is not YAML", fix="quote the value") from error
     for replaced in [place for place in places if place[: len(path)] == path]:
         del places[replaced]
     for depth in range(1, len(path) + 1):
@@ -193,7 +232,7 @@ def _apply_override(data: dict[str, Any], override: str, places: _Places) -> Non
 
 
 def _explain(error: ValidationError, path: Path, places: _Places) -> ConfigurationError:
-    """The first problem as an error with file and line; unknown keys first, since they cause the others."""
+    """The first problem, with file and line. Unknown keys come first, since they cause the others."""
     first, *others = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     location = first["loc"]
     dotted = ".".join(str(part) for part in location)
@@ -201,10 +240,12 @@ def _explain(error: ValidationError, path: Path, places: _Places) -> Configurati
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden" and location[0] == "sampling" and location[-1] in NOT_REPRODUCIBLE:
         return BadValueError(
-            f"{place}: {dotted!r} is refused: the learner cannot reproduce the distribution it makes, so every ratio "
-            f"would be wrong{more}",
-            fix="delete it; sampling.temperature and sampling.constrain are what the learner reproduces",
+            f"{place}: {dotted!r} is refused: the learner cannot reproduce the resulting distribution, so every "
+            f"ratio would be wrong{more}",
+            fix="delete it; the learner reproduces sampling.temperature and sampling.constrain",
         )
+    if first["type"] == "extra_forbidden" and (key := _key_of(location)) in CHANGED_SETTINGS:
+        return UnknownKeyError(f"{place}: {dotted!r} was a setting of mcprl 0.1.0{more}", fix=CHANGED_SETTINGS[key])
     if first["type"] == "extra_forbidden":
         suggestion = _closest_setting(location)
         hint = f" (did you mean {suggestion!r}?)" if suggestion else ""
@@ -221,22 +262,28 @@ def _explain(error: ValidationError, path: Path, places: _Places) -> Configurati
 
 
 def _place_of(location: tuple[str | int, ...], places: _Places) -> str | None:
-    """Where a value stands, or the innermost section around it where it stands nowhere itself."""
+    """Where a value was written, or else the innermost section around it that was."""
     path = tuple(str(part) for part in location)
     return next((places[path[:depth]] for depth in range(len(path), 0, -1) if path[:depth] in places), None)
 
 
 def _documented_path(location: tuple[str | int, ...]) -> str:
-    """The name under which `mcprl config explain` knows a place: that of its setting, or of the section around it."""
-    parts = ["NAME" if i == 2 and location[:2] == ("servers", "settings") else str(p) for i, p in enumerate(location)]
+    """The setting that `mcprl config explain` describes, or else the section around it."""
+    parts = _key_of(location).split(".")
     known = [setting.path for setting in settings()]
     while parts and not any(f"{name}.".startswith(".".join([*parts, ""])) for name in known):
         parts.pop()
     return ".".join(parts)
 
 
+def _key_of(location: tuple[str | int, ...]) -> str:
+    """A place as the documentation names it: servers.settings.NAME.errors.match, without numbers of list items."""
+    parts = ["NAME" if i == 2 and location[:2] == ("servers", "settings") else p for i, p in enumerate(location)]
+    return ".".join(part for part in parts if isinstance(part, str))
+
+
 def _closest_setting(location: tuple[str | int, ...]) -> str | None:
-    """The sibling setting whose name is nearest to the last part of `location`, else a namesake in another section."""
+    """The sibling setting with the most similar name, else a setting of the same name in another section."""
     model: type[BaseModel] = RunConfig
     for part in location[:-1]:
         info = model.model_fields.get(str(part))

@@ -284,8 +284,6 @@ class Group:
     """The episodes of one task in one step, in the order of their members, and the attempts lost on the way.
 
     Group(task=task, trajectories=(t0, t1, t2, t3), lost=())     # whole: four members, four trajectories
-
-    With `episodes.spares`, members are missing: those that the group did not wait for.
     """
 
     task: Task

@@ -38,7 +38,7 @@ async def test_an_untrained_model_is_judged_on_every_task_also_on_one_that_does_
         "model.renderer=chatml",
         "model.dtype=float32",
         f"model.context_tokens={CONTEXT_TOKENS}",
-        "sampling.engine=transformers",
+        "engine=transformers",
         "sampling.max_tokens=12",
         "episodes.max_concurrent=1",
     )

@@ -25,7 +25,7 @@ def evaluated(root, tiny_qwen3, time_server, tmp_path, monkeypatch):
     app.command()(command)
 
     def run(name: str, *options: str):
-        settings = ("sampling.engine=transformers", "sampling.max_tokens=4", "model.context_tokens=4096")
+        settings = ("engine=transformers", "sampling.max_tokens=4", "model.context_tokens=4096")
         arguments = ["recipes/hello-cpu.yaml", "--tasks", "recipes/hello/tasks.jsonl", "--model", str(tiny_qwen3)]
         arguments += ["--episodes", str(EPISODES), "--sample", str(TASKS), "--out", str(tmp_path / name), "--json"]
         arguments += [part for setting in settings for part in ("--set", setting)]

@@ -52,13 +52,14 @@ async def forwarded(unix_socket: Path) -> AsyncGenerator[str]:
         yield f"http://127.0.0.1:{port}/v1"
 
 
-async def test_a_small_model_behind_vllm_gives_grades(shared_vllm, tmp_path):
+async def test_a_small_model_behind_vllm_gives_grades(shared_vllm, tmp_path, monkeypatch):
+    monkeypatch.setattr("mcprl.episodes.judge._DEADLINE_S", 600.0)
     # Whether a model of 135M parameters grades well is not the question: it must not be able to reply anything else.
     sampler = VllmSampler(shared_vllm.model, shared_vllm.sampling, LearnerConfig(), log=tmp_path / "vllm.log")
     cache = tmp_path / "grades.sqlite"
     with shared_vllm.lent():
         async with sampler, forwarded(sampler.socket) as url:
-            async with Judge(JudgeConfig(url=url, model="base", deadline_s=600.0, cache=cache)) as judge:
+            async with Judge(JudgeConfig(url=url, model="base", cache=cache)) as judge:
                 grades = [await judge.grade(TASK, answer) for answer in ANSWERS]
             async with Judge(JudgeConfig(url=url, model="nobody")) as judge:
                 with pytest.raises(BadValueError, match=r"answered with 404: .*nobody.*rewards\.judge\.model"):

@@ -58,8 +58,8 @@ async def test_a_server_killed_during_a_run_is_restarted_and_its_episode_run_aga
 ):
     # Both servers' tools are read-only: unless told otherwise, their calls would be made again and no episode lost.
     overrides = [
-        "servers.settings.time.retry.attempts=1",
-        "servers.settings.directory.retry.attempts=1",
+        "servers.settings.time.attempts=1",
+        "servers.settings.directory.attempts=1",
         f"training.outputs={tmp_path}",
         "training.steps=2",
         "training.tasks_per_step=4",

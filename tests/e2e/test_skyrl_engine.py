@@ -79,11 +79,11 @@ def configured(model: Path, python: Path) -> RunConfig:
         tasks=TasksConfig(train=Path("unused.jsonl")),
         servers=ServersConfig(file=Path("unused.json")),
         sampling=SamplingConfig(constrain="off"),
-        skyrl=SkyrlConfig(python=python, start_deadline_s=900, backend_config={"max_lora_adapters": 8}),
+        skyrl=SkyrlConfig(python=python, backend_config={"max_lora_adapters": 8}),
         algorithm=AlgorithmConfig(
             minibatches=1,
             min_learnable_tokens=1,
-            kl={"coefficient": 0.05, "place": "loss", "reference": "sync", "sync_every": 1},  # pyright: ignore
+            kl={"coefficient": 0.05, "reference": "sync", "lag": 1},  # pyright: ignore
         ),
         learner=LearnerConfig(lora_rank=4, max_grad_norm=None, learning_rate=1e-2),
     )
@@ -188,7 +188,7 @@ class Script:
         return _flat(load_file(fetched.adapter / "adapter_model.safetensors"))
 
     async def compute_with_torch(self, adapter: Tensor, batch_of: Any) -> None:
-        here = self.config.model_copy(update={"engine": "torch"})
+        here = self.config.model_copy(update={"engine": "transformers"})
         learner = TorchLearner(here, folder=self.folder / "torch", grammars=None)
         names = load_file(self.folder / "weights" / "v1" / "adapter_model.safetensors")
         assert torch.equal(_flat(names), adapter)

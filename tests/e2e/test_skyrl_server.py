@@ -31,7 +31,6 @@ from second_user import Listeners, as_stranger, listeners, web_requests
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900), pytest.mark.full]
 
-START_S = 600.0
 ANSWER_S = 120.0
 RANK = 4
 
@@ -106,7 +105,7 @@ def futures_in(folder: Path) -> list[tuple[str, str]]:
 
 async def start(model: Path, folder: Path, python: Path, dtype: str = "float32") -> SkyrlServer:
     return await SkyrlServer.start(
-        SkyrlConfig(python=python, start_deadline_s=START_S),
+        SkyrlConfig(python=python),
         model=ModelConfig.model_validate({"path": str(model), "dtype": dtype}),
         learner=LearnerConfig(lora_rank=RANK),
         folder=folder,

@@ -33,7 +33,7 @@ def write_recipe(folder: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch,
     tracking = TrackingConfig.model_validate(
         {
             "tensorboard": True,
-            "wandb": {"project": "p", "entity": "e"},
+            "wandb": {"project": "e/p"},
             "weave": {"project": "e/p"},
             "opentelemetry": {"endpoint": f"{server.url}/v1/traces"},
         }
@@ -49,7 +49,7 @@ def test_every_tracker_is_told_of_every_episode_and_nothing_is_said_of_it(
     tiny_qwen3, tmp_path, monkeypatch, record_property
 ):
     with stand_in() as server:
-        recipe = write_recipe(tmp_path, server, monkeypatch, flush_s=120.0)
+        recipe = write_recipe(tmp_path, server, monkeypatch)
         with start("train", recipe) as process:
             status, said = ended(process)
     assert status == 0, said

@@ -37,7 +37,7 @@ KL_LOSS = {"kl": {"coefficient": 0.1}}
 CASES = {
     # Three packs for two processes: one of them computes one for nothing.
     "fsdp2-lora": ("qwen3", {"sharding": "fsdp2", "tuning": "lora", "microbatch": 2, "checkpointing": True},
-                   {"kl": {"coefficient": 0.1, "reference": "ema", "ema_decay": 0.5}}),
+                   {"kl": {"coefficient": 0.1, "reference": "ema", "lag": 2}}),
     "fsdp2-full": ("qwen3", {"sharding": "fsdp2", "tuning": "full", "microbatch": 1},
                    {"advantages": "gae", "minibatches": 2, **KL_LOSS}),
     "zero3-lora": ("llama", {"sharding": "zero3", "tuning": "lora", "microbatch": 2}, {"minibatches": 2, **KL_LOSS}),

@@ -11,7 +11,7 @@ import sys
 import pytest
 from sandbox_attacks import BLAMES, NEIGHBOR_ATTACKS
 
-from mcprl.config import RetrySettings, ServerSettings
+from mcprl.config import ServerSettings
 from mcprl.errors import Fault, InfrastructureError
 from mcprl.records import Observation, ToolCall
 from mcprl.tools import ServerSpec, Toolbox, ToolLease
@@ -47,9 +47,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 
 def served(isolation: Isolation) -> ServerSpec:
-    settings = ServerSettings(
-        retry=RetrySettings(attempts=1, max_wait_s=0.0), start_deadline_s=120.0, call_deadline_s=60.0
-    )
+    settings = ServerSettings(attempts=1, start_deadline_s=120.0, call_deadline_s=60.0)
     return ServerSpec(
         name="python", command=sys.executable, args=("-c", SERVER, isolation.value), env={}, settings=settings
     )

@@ -1,4 +1,4 @@
-"""What the learner cannot do is refused when the recipe is read, with a fix, and not when the learner is opened."""
+"""Settings that the learner cannot serve are refused with a fix when the recipe is read."""
 # R11
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ REFUSED = {
     "zero3, full, EMA": ("qwen3-full-zero3", EMA, "would be a second one: use learner.sharding fsdp2"),
     "zero3, lora, EMA": ("qwen3-full-zero3", LORA + EMA, "would be a second one: use learner.sharding fsdp2"),
     "zero3, lora in bfloat16": ("qwen3-full-zero3", LORA[:1], "one dtype: use learner.sharding fsdp2, or model.dtype"),
-    "offload, many": ("qwen3-full-zero3", ("learner.offload_reference=true",), "belongs to one process.*leave it out"),
 }
 TAKEN = {
     "merged adapters in float32": ("hello-cpu", ()),
@@ -37,10 +36,7 @@ TAKEN = {
     "adapters in bfloat16": ("hello-cpu", ("model.dtype=bfloat16", "sampling.vllm.merge_adapters=false")),
     "fsdp2, full, KL": ("qwen3-full-zero3", (*KL, "learner.sharding=fsdp2")),
     "zero3, lora, KL to the base": ("qwen3-full-zero3", LORA + KL),
-    "one process, full, KL, offload": (
-        "qwen3-full-zero3",
-        (*KL, "learner.processes=1", "learner.offload_reference=true"),
-    ),
+    "one process, full, KL": ("qwen3-full-zero3", (*KL, "learner.processes=1")),
 }
 
 

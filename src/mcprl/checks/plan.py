@@ -147,7 +147,7 @@ class ModelSize:
             learner = self.parameters * base + (self.trained_parameters(config) or 0) * _TRAINED_BYTES
         if config.engine == "skyrl" or on_gpu:
             return {"sampler": 0.0, "learner": learner}
-        cache = config.sampling.vllm.cpu_cache_gib * _GIB if config.sampling.engine == "vllm" else 0
+        cache = config.sampling.vllm.cpu_cache_gib * _GIB if config.engine == "vllm" else 0
         return {"sampler": self.parameters * _width(config) + cache, "learner": learner}
 
 
@@ -318,7 +318,7 @@ def _episodes(config: RunConfig) -> int:
 
 
 def _steps_ahead(config: RunConfig) -> int:
-    return config.training.max_staleness if config.training.pipeline == "async" else 0
+    return config.training.max_staleness
 
 
 def _alive(config: RunConfig) -> int:
@@ -328,12 +328,12 @@ def _alive(config: RunConfig) -> int:
 def _units(config: RunConfig, gpus: int) -> tuple[int, int]:
     """GPUs that sample and GPUs that learn; a CPU counts as one.
 
-    Engine torch samples on one GPU and learns on learner.processes of them. Behind the Tinker API, sampler and learner
-    take turns on all GPUs; with pipeline async, each has half of them.
+    The torch engines sample on one GPU and learn on learner.processes of them. Behind the Tinker API, sampler and
+    learner take turns on all GPUs; with max_staleness above 0, each has half of them.
     """
-    if config.engine == "torch":
+    if config.engine != "skyrl":
         return 1, min(config.learner.processes, gpus) or 1
-    sampling = gpus // 2 if config.training.pipeline == "async" else 0
+    sampling = gpus // 2 if config.training.max_staleness else 0
     return max(1, sampling or gpus), max(1, gpus - sampling)
 
 
@@ -347,7 +347,7 @@ def _parts(
     constants: Constants,
 ) -> tuple[list[Part], float]:
     """The parts of a step, the learner last, and the seconds that an episode takes if it never queues."""
-    episodes, alive, torch = _episodes(config), _alive(config), config.engine == "torch"
+    episodes, alive, torch = _episodes(config), _alive(config), config.engine != "skyrl"
     (sampler_rate, learner_rate), (sampler_units, learner_units) = tokens_per_s, _units(config, gpus)
     parts: list[Part] = []
 
@@ -360,13 +360,13 @@ def _parts(
     stream_s = shape.sampled_tokens * config.sampling.vllm.max_sequences / sampler_rate
     path_s = shape.calls * shape.tool_s + stream_s + driver_s + worker_s
     limited = alive < episodes * (1 + _steps_ahead(config))
-    setting = "episodes.max_concurrent" if limited else "training.pipeline async, faster tools, fewer turns"
+    setting = "episodes.max_concurrent" if limited else "training.max_staleness 1, faster tools, fewer turns"
     add("episodes alive", alive, path_s, setting)
-    if config.workers.kind == "ray":
+    if config.workers.count:
         add("driver", 1, driver_s, "fewer turns per episode, or several runs")
         add("workers", config.workers.count, worker_s, "workers.count")
     else:
-        add("driver", 1, driver_s + worker_s, "workers.kind ray")
+        add("driver", 1, driver_s + worker_s, "workers.count")
     setting = "sampling.max_tokens; engine skyrl on more GPUs" if torch else _SKYRL_GPUS
     add("sampler", sampler_units, shape.sampled_tokens / sampler_rate, setting)
     for name, settings in servers.items():
@@ -480,7 +480,7 @@ def _memory_bytes(config: RunConfig, size: ModelSize, constants: Constants, gpus
     if "learner" in held:
         held["learner"] /= config.learner.processes
     held["driver"] = constants.driver_base_bytes + alive * constants.driver_episode_bytes
-    if config.workers.kind == "ray":
+    if config.workers.count:
         held["workers"] = config.workers.count * constants.worker_base_bytes + alive * constants.worker_episode_bytes
     return held
 

@@ -193,7 +193,7 @@ def _closing_facts(figures: Mapping[str, Any], config: RunConfig, folder: Path) 
     lost, skipped, dropped = (
         figures[name] for name in ("episodes_lost_to_infrastructure", "updates_skipped", "groups_dropped")
     )
-    waiting = "to collect" if config.training.pipeline == "sync" else "waiting for episodes"
+    waiting = "to collect" if not config.training.max_staleness else "waiting for episodes"
     took = f"{figures['wait_s']:.0f} s {waiting}, {figures['update_s']:.0f} s to learn"
     rest = f"; {skipped} skipped" if skipped else ""
     yield "updates", f"{figures['updates']} in {duration(figures['seconds'])}: {took}{rest}"

@@ -55,22 +55,17 @@ def command(
     from mcprl.recipe import load_recipe
     from mcprl.tasks import load_preamble, load_tasks
 
-    chosen = [] if workers is None else ["workers.kind=local"]
-    if workers:
-        chosen = ["workers.kind=ray", f"workers.count={workers}"]
+    chosen = [] if workers is None else [f"workers.count={workers}"]
     config = load_recipe(recipe, [*(overrides or []), *chosen])
     known = {**(_figures_of_run(run) if run is not None else {}), **_given(assume or [])}
     tasks, preamble = load_tasks(config.tasks.train), load_preamble(config.tasks.preamble)
     plan = make_plan(config, tasks, preamble, gpus=gpus, known=known)
     if as_json:
-        hardware = {"engine": config.engine, "gpus": gpus, "workers": _workers(config), "steps": config.training.steps}
-        print(json.dumps({"name": config.name, **hardware, **asdict(plan)}, indent=2, allow_nan=False))
+        hardware = {"engine": config.engine, "gpus": gpus, "workers": config.workers.count}
+        facts = {"name": config.name, **hardware, "steps": config.training.steps, **asdict(plan)}
+        print(json.dumps(facts, indent=2, allow_nan=False))
         return
     Console(highlight=False).print(Group(*_blocks(config, plan, gpus)), crop=False)
-
-
-def _workers(config: RunConfig) -> int:
-    return config.workers.count if config.workers.kind == "ray" else 0
 
 
 def _blocks(config: RunConfig, plan: Plan, gpus: int) -> Iterator[RenderableType]:
@@ -78,7 +73,7 @@ def _blocks(config: RunConfig, plan: Plan, gpus: int) -> Iterator[RenderableType
     if plan.model.parameters is not None:
         size = f"{plan.model.parameters / 1e6:,.0f}M parameters ({plan.model.source})"
     units = "1 GPU" if gpus == 1 else f"{gpus or 'no'} GPUs"
-    hardware = f"engine {config.engine}, {units}, {_workers(config) or 'no'} workers, {size}"
+    hardware = f"engine {config.engine}, {units}, {config.workers.count or 'no'} workers, {size}"
     yield Text.assemble((printable(config.name), "bold"), f"  {hardware}\n")
     yield _amounts(plan, config.training.steps)
     yield _parts(plan)
@@ -86,7 +81,7 @@ def _blocks(config: RunConfig, plan: Plan, gpus: int) -> Iterator[RenderableType
     yield Text.assemble("\n", ("Bottleneck: ", "bold"), f"{printable(worst.name)}. To change: {worst.setting}.\n")
     yield _figures(plan)
     processes = config.learner.processes
-    if config.engine == "torch" and gpus and gpus != processes:
+    if config.engine != "skyrl" and gpus and gpus != processes:
         yield Text(f"Warning: {gpus} GPUs, but learner.processes is {processes}.", style="yellow")
     for warning in plan.warnings:
         yield Text(f"Warning: {printable(warning)}.", style="yellow")

@@ -153,7 +153,7 @@ def _mean(values: Sequence[float]) -> float:
 def try_command(recipe: Path, folder: Path, *, engine: str, whole_model: bool) -> str:
     """How to try what the run in a folder left: an adapter, or a model if all weights were trained.
 
-    >>> try_command(Path("a.yaml"), Path("outputs/a"), engine="torch", whole_model=False)
+    >>> try_command(Path("a.yaml"), Path("outputs/a"), engine="vllm", whole_model=False)
     'mcprl try a.yaml --adapter outputs/a/adapter'
     """
     if whole_model:
@@ -161,5 +161,5 @@ def try_command(recipe: Path, folder: Path, *, engine: str, whole_model: bool) -
     else:
         option = ["--adapter", str(folder / "adapter")]
     if engine == "skyrl":  # whose server samples only from what it saved itself
-        option += ["--set", "engine=torch"]
+        option += ["--set", "engine=transformers"]
     return shlex.join(["mcprl", "try", str(recipe), *option])

@@ -37,7 +37,7 @@ def _run_to_the_end(
     async def run() -> Summary:
         nonlocal path
         summary: Summary | None = None
-        shutdown = Shutdown(config.training.shutdown_s)
+        shutdown = Shutdown()
         steps_done = 0 if resume_point is None else resume_point.step
         with TrainingConsole(config, steps_done=steps_done) as console, shutdown.on_signals():
             trackers = Trackers(config, console, is_stopping=lambda: shutdown.requested)

@@ -277,13 +277,11 @@ def show_stats(
 
 
 def _load(recipe: Path, overrides: list[str] | None) -> ServersConfig:
-    """The servers of a recipe, each once: looking at a tool or calling it needs no replicas and no spares."""
+    """The servers of a recipe, each once: looking at a tool or calling it needs no replicas."""
     from mcprl.recipe import load_recipe
 
     servers = load_recipe(recipe, overrides or []).servers
-    single = {
-        name: settings.model_copy(update={"replicas": 1, "spares": 0}) for name, settings in servers.settings.items()
-    }
+    single = {name: settings.model_copy(update={"replicas": 1}) for name, settings in servers.settings.items()}
     return servers.model_copy(update={"settings": single})
 
 

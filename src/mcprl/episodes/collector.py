@@ -1,7 +1,7 @@
 """Whole groups under asyncio: every member of every task at once, up to a limit, those lost run again.
 
 A group is handed on only when it has all its members. An attempt that the infrastructure failed leaves nothing but a
-`LostEpisode`: not a reward of 0, not a smaller group. If an episode is lost `episodes.max_attempts` times, the
+`LostEpisode`: not a reward of 0, not a smaller group. If an episode is lost MAX_ATTEMPTS times, the
 run stops. An episode counts as finished once it is in the journal, and one that the journal already has is not played
 again.
 """
@@ -27,23 +27,22 @@ __all__ = ["Collector", "Journal", "RunsEpisodes", "episode_metrics", "lost_to",
 
 
 Ended = TypeVar("Ended")
+MAX_ATTEMPTS: Final = 5  # per episode; those lost to the infrastructure are played again
 _EXCERPT: Final = 120  # characters
 
 
-async def run_until_kept(
-    episode: str, max_attempts: int, attempt: Callable[[int], Awaitable[Ended | LostEpisode]]
-) -> Ended:
+async def run_until_kept(episode: str, attempt: Callable[[int], Awaitable[Ended | LostEpisode]]) -> Ended:
     """What the first attempt gives that is not lost; attempts count from 0. Raises GroupIncompleteError after the last.
 
-    kept = await run_until_kept("episode 3 of task a", 3, play_once)
+    kept = await run_until_kept("episode 3 of task a", play_once)
     """
     number = 0
     while isinstance(ended := await attempt(number), LostEpisode):
         number += 1
-        if number == max_attempts:
+        if number == MAX_ATTEMPTS:
             raise GroupIncompleteError(
-                f"{episode} was lost {max_attempts} times, last to {ended.code} {ended.reason}",
-                fix="fix that cause; episodes.max_attempts sets how often an episode is run again",
+                f"{episode} was lost {number} times, last to {ended.code} {ended.reason}",
+                fix="fix that cause, then resume the run",
             )
     return ended
 
@@ -147,7 +146,7 @@ class Collector:
     async def collect(self, tasks: Sequence[Task], step: int, on_finished: OnFinished) -> tuple[Group, ...]:
         """A whole group for each task, in the order of `tasks`. `on_finished` hears of each attempt as it ends.
 
-        Raises GroupIncompleteError if an episode is lost `episodes.max_attempts` times.
+        Raises GroupIncompleteError if an episode is lost MAX_ATTEMPTS times.
         """
         kept: dict[str, list[Trajectory]] = {}
         if self._journal is not None:
@@ -180,7 +179,7 @@ class Collector:
                 chosen.append(outcome.member)
             on_finished(outcome)
 
-        missing = [member for member in range(size + self._config.spares) if member not in done]
+        missing = [member for member in range(size) if member not in done]
         under_way = {
             asyncio.create_task(self._collect_member(task, step, member, choose))
             for member in (missing if len(done) < size else ())
@@ -204,7 +203,7 @@ class Collector:
             on_ended(outcome)
             return outcome
 
-        return await run_until_kept(f"episode {member} of task {task.id}", self._config.max_attempts, attempt)
+        return await run_until_kept(f"episode {member} of task {task.id}", attempt)
 
     async def _attempt(self, task: Task, step: int, member: int, attempt: int) -> Trajectory | LostEpisode:
         async with self._places:

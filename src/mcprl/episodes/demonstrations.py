@@ -188,7 +188,7 @@ class Demonstrator:
                 return lost_to(error, task, 0, number)
 
         episodes = self._config.episodes
-        trajectory = await run_until_kept(f"the demonstration of task {task.id}", episodes.max_attempts, attempt)
+        trajectory = await run_until_kept(f"the demonstration of task {task.id}", attempt)
         _require_success(task, trajectory, episodes.turn_limit(task))
         return trajectory
 

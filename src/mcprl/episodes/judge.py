@@ -81,6 +81,7 @@ class GradeCache:
         )
 
 
+_DEADLINE_S: Final = 60.0  # per grade
 _HIGHEST: Final = 10
 _MAX_QUOTED_CHARS: Final = 20_000
 _MAX_REASON_CHARS: Final = 600
@@ -188,11 +189,11 @@ class Judge:
 
     async def _ask_and_keep(self, question: str, body: Mapping[str, Any]) -> float:
         try:
-            async with asyncio.timeout(self._config.deadline_s):
+            async with asyncio.timeout(_DEADLINE_S):
                 verdict = await self._ask(body)
         except TimeoutError as error:
             raise JudgeError(
-                f"the judge gave no grade within {self._config.deadline_s:g} s", fix="raise rewards.judge.deadline_s"
+                f"the judge gave no grade within {_DEADLINE_S:g} s", fix="use a faster judge, or lower its load"
             ) from error
         grade = verdict.grade / _HIGHEST
         self._cache.keep(question, grade, SECRETS.redact(verdict.reason))
@@ -205,7 +206,7 @@ class Judge:
                 response = await self._post(body)
             except JudgeError as error:
                 wait_s = error.retry_after_s or usual_wait_s
-                if wait_s > self._config.deadline_s:
+                if wait_s > _DEADLINE_S:
                     raise
             else:
                 return _read_verdict(response)

@@ -87,7 +87,7 @@ class WorkerHandle:
         self._number = number
         self._actor = actor
 
-    async def open(self, cpus: float) -> None:
+    async def open(self) -> None:
         """Start the tool servers of the worker. Raises its own error if one does not start."""
         try:
             async with asyncio.timeout(_START_S):
@@ -95,7 +95,7 @@ class WorkerHandle:
         except TimeoutError as error:
             raise WorkersStartError(
                 f"worker {self._number} did not start within {_START_S:g} s",
-                fix=f"see whether the cluster has {cpus:g} free cores for it (ray status), or lower workers.count",
+                fix="see whether the cluster has a free core for it (ray status), or lower workers.count",
             ) from error
         except self._ray.exceptions.RayError as error:
             raise WorkersStartError(
@@ -410,9 +410,8 @@ def make_shared_limits(config: RunConfig) -> SharedLimits:
     _load_ray()
     if config.servers.cassette_mode in ("record", "replay_else_live"):
         raise BadValueError(
-            f"workers.kind is ray and servers.cassette_mode {config.servers.cassette_mode}, but several workers cannot "
-            "write one cassette",
-            fix="record with workers.kind local; replay works with both",
+            f"servers.cassette_mode is {config.servers.cassette_mode}, but Ray workers cannot share one cassette",
+            fix="record with workers.count 0; replay works with both",
         )
     return SharedLimits(limit_settings(config.servers))
 
@@ -479,7 +478,7 @@ class RayWorkers:
 
     async def _start(self, number: int) -> WorkerHandle:
         options = {
-            "num_cpus": self._config.workers.cpus,
+            "num_cpus": 1,
             "max_restarts": 0,  # WorkerPool restarts workers
             "max_concurrency": self._max_per_worker + 8,  # beside the episodes, the calls that serve and close it
             "scheduling_strategy": "SPREAD",
@@ -490,7 +489,7 @@ class RayWorkers:
         actor = make_actor.remote(partial(open_runner, self._config, str(Path.cwd()), log_dir))
         worker = WorkerHandle(ray, number, actor)
         try:
-            await worker.open(self._config.workers.cpus)
+            await worker.open()
         except BaseException:
             worker.kill()
             raise
@@ -521,8 +520,8 @@ def _load_ray() -> Any:
         import ray
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            "workers.kind is ray, but the package ray is not installed",
-            fix="pip install 'mcprl[ray]', or set workers.kind to local",
+            "workers.count is above 0, but the package ray is not installed",
+            fix="pip install 'mcprl[ray]', or set workers.count to 0",
         ) from error
     return ray
 
@@ -534,7 +533,7 @@ def _connect(config: RunConfig, folder: Path) -> bool:
         return False
     workers = config.workers
     own = {
-        "num_cpus": max(os.cpu_count() or 1, math.ceil(workers.count * workers.cpus)),
+        "num_cpus": max(os.cpu_count() or 1, workers.count),
         "object_store_memory": _OBJECT_STORE_BYTES,
         "include_dashboard": False,
         "_temp_dir": str(folder / "ray"),

@@ -288,8 +288,7 @@ def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
         )
     value = sum(weight * part for weight, part in present) / total
     value -= sum(float(getattr(weights, name)) * parts[name] for name in PENALTIES)
-    lowest, highest = math.ceil(weights.clip_low * _GRID), math.floor(weights.clip_high * _GRID)
-    return min(max(round(value * _GRID), lowest), highest) / _GRID
+    return round(min(max(value, -1.0), 1.0) * _GRID) / _GRID
 
 
 def succeeded(parts: Mapping[str, float]) -> bool:

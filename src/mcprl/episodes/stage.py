@@ -233,7 +233,7 @@ async def open_stage(
             watcher.stage(f"starting SkyRL ({config.skyrl.url or config.skyrl.backend})")
             engine = await stack.enter_async_context(make_engine(config, logs, watcher))
         else:
-            watcher.stage(f"starting the sampler ({config.sampling.engine})")
+            watcher.stage(f"starting the sampler ({config.engine})")
         sampler = await stack.enter_async_context(MeteredSampler(make_sampler(config, logs, kit.grammars, engine)))
         runner, figures = kit.runner(sampler), toolbox
         if limits is not None:
@@ -256,7 +256,7 @@ async def open_stage(
 
 def _make_limits(config: RunConfig) -> SharedLimits | None:
     """The limits that all workers share; None if this process plays by itself."""
-    if config.workers.kind == "local":
+    if not config.workers.count:
         return None
     from mcprl.episodes.ray_workers import make_shared_limits
 
@@ -280,10 +280,16 @@ def make_sampler(
         from mcprl.samplers.skyrl import SkyrlSampler
 
         return SkyrlSampler(engine)
-    if config.sampling.engine == "transformers":
+    if config.engine == "transformers":
         from mcprl.samplers.transformers import TransformersSampler
 
         return TransformersSampler(config.model, grammars)
     from mcprl.samplers.vllm import VllmSampler
 
-    return VllmSampler(config.model, config.sampling, config.learner, log=logs / "vllm.log")
+    return VllmSampler(
+        config.model,
+        config.sampling,
+        config.learner,
+        turn_deadline_s=config.episodes.deadline_s,
+        log=logs / "vllm.log",
+    )

@@ -147,7 +147,7 @@ class Player:
                 self.lost[ended.code] += 1
             return ended
 
-        return await run_until_kept(f"episode {member} of task {task.id}", self._config.max_attempts, attempt)
+        return await run_until_kept(f"episode {member} of task {task.id}", attempt)
 
     async def _attempt(self, task: Task, member: int, attempt: int) -> tuple[Trajectory, EpisodeOutcome] | LostEpisode:
         async with self._places:
@@ -187,7 +187,7 @@ class Wishes:
     """What a person asks for. A recipe or a suite is needed; the rest has defaults.
 
     Wishes(recipe=Path("recipes/hello-cpu.yaml"), tasks=Path("recipes/hello/tasks.jsonl"), episodes=4,
-           overrides=("sampling.engine=transformers",))
+           overrides=("engine=transformers",))
     """
 
     recipe: Path | None = None
@@ -277,7 +277,7 @@ def _adapter_settings(adapter: Path | None) -> list[str]:
         raise BadValueError(f"--adapter {adapter}: {path.name} cannot be read: {error.strerror}", fix=fix) from error
     except (ValueError, KeyError, TypeError) as error:
         raise BadValueError(f"--adapter {adapter}: {path.name} has no adapter rank", fix=fix) from error
-    return ["learner.tuning=lora", "learner.offload_reference=false", f"learner.lora_rank={rank}"]
+    return ["learner.tuning=lora", f"learner.lora_rank={rank}"]
 
 
 def _without_warm_start(config: RunConfig) -> RunConfig:

@@ -222,7 +222,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
                 found |= self.reference.follow()
             kl = self._config.algorithm.kl
             too_far = tally.steps_over_cap > 0 or (tally.undone and kl.cap is not None and tally.distance > kl.cap)
-            if too_far and kl.refresh_at_cap:
+            if too_far and kl.reference != "base":
                 differing = float(self.reference.become_policy())
                 found |= {"reference_synced": 1.0, "reference_tensors_differing": differing}
         if batch.demonstrations:

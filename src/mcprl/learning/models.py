@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
-from mcprl.config import KlConfig, LearnerConfig, ModelConfig, RunConfig
+from mcprl.config import KlConfig, ModelConfig, RunConfig
 from mcprl.errors import BadValueError, MissingExtraError
 from mcprl.learning.attention import TREE_ATTENTION, require_sharable
 from mcprl.learning.packing import Pack, TokenScorer
@@ -92,15 +92,13 @@ _LIVE, _KEPT = "default", "reference"
 class Reference:
     """Follows the policy as `kl.reference` says: never, by a moving average, or by a copy every so many updates."""
 
-    def __init__(self, policy: Policy, kl: KlConfig, learner: LearnerConfig) -> None:
+    def __init__(self, policy: Policy, kl: KlConfig) -> None:
         self.policy = policy
         self._kl = kl
         self._updates = 0
         self.copy: Policy | None = None
-        self._home = next(policy.parameters()).device
-        self._rest = torch.device("cpu") if learner.offload_reference else self._home
         if not isinstance(policy.model, PeftModel):
-            self.copy = copy.deepcopy(policy).requires_grad_(False).eval().to(self._rest)
+            self.copy = copy.deepcopy(policy).requires_grad_(False).eval()
         elif kl.reference != "base":
             model: Any = policy.model
             model.add_adapter(_KEPT, model.peft_config[_LIVE])
@@ -111,13 +109,7 @@ class Reference:
     def in_place(self) -> Generator[Policy]:
         """The reference, as a policy to score with."""
         if self.copy is not None:
-            if self._rest == self._home:
-                yield self.copy
-                return
-            try:
-                yield self.copy.to(self._home)
-            finally:
-                self.copy.to(self._rest)
+            yield self.copy
             return
         model: Any = self.policy.model
         if self._kl.reference == "base":

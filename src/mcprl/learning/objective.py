@@ -28,6 +28,9 @@ from mcprl.learning.packing import Pack, TokenColumns
 
 __all__ = ["Outcome", "policy_outcome"]
 
+_VALUE_WEIGHT = 0.5  # of the value loss
+_VALUE_CLIP = 0.2  # how far a value may move in one update
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -52,16 +55,15 @@ def policy_outcome(
     if columns.reference_logprob_N is not None:
         kl_N = divergence(logprob_N, columns.reference_logprob_N, algorithm.kl.estimator)
         parts["kl_reference"] = kl_N.detach()
-        if algorithm.kl.place == "loss":
+        if not algorithm.kl.in_reward:
             loss_N = loss_N + kl_coefficient * kl_N
             parts["kl_loss"] = kl_coefficient * kl_N.detach() * weight_N
     if algorithm.entropy > 0:
         loss_N = loss_N - algorithm.entropy * scores.entropy_N[carries_N]
     if scores.value_N is not None and columns.old_value_N is not None and columns.return_N is not None:
-        critic = algorithm.critic
         value_N = scores.value_N[carries_N]
-        own_N = value_loss(value_N, columns.old_value_N, columns.return_N, clip=critic.clip)
-        loss_N = loss_N + critic.coefficient * own_N
+        own_N = value_loss(value_N, columns.old_value_N, columns.return_N, clip=_VALUE_CLIP)
+        loss_N = loss_N + _VALUE_WEIGHT * own_N
         parts |= {"value_loss": own_N.detach() * weight_N, "value": value_N.detach()}
     return Outcome(loss=(loss_N * weight_N).sum(), parts=parts)
 

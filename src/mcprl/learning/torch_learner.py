@@ -52,7 +52,7 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         self._folder = folder
         policy, kl = load_policy(config, self._processes.loading_device), config.algorithm.kl
         self._origin = Origin.of(config, self._processes.size)
-        self.reference = Reference(policy, kl, config.learner) if kl.needs_reference else None
+        self.reference = Reference(policy, kl) if kl.needs_reference else None
         self.policy, self.optimisation = self._processes.share(policy, self.reference, config)
 
     async def save_state(self, folder: Path) -> None:

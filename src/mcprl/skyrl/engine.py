@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 # An answer may be fetched again for as long as this.
 _ANSWERS_KEPT_S = 900.0
+_REQUEST_S = 1800.0  # the first request compiles
+_MAX_RESTARTS = 3  # in a row, with nothing done in between
 # A step that moves nothing, by which JAX forgets gradients.
 _NO_STEP = AdamStep(learning_rate=0.0)
 # Larger seeds do not fit into what JAX takes them for.
@@ -253,7 +255,7 @@ class SkyrlEngine:
         async with self._recovering:
             while generation == self.generation:
                 self._losses_in_a_row += 1
-                if self._losses_in_a_row > self._skyrl.max_restarts:
+                if self._losses_in_a_row > _MAX_RESTARTS:
                     raise EngineLostError(
                         f"the engine was lost {self._losses_in_a_row} times in a row, last: {lost.what}", fix=lost.fix
                     ) from lost
@@ -278,7 +280,7 @@ class SkyrlEngine:
             url,
             key=key,
             hosted=skyrl.backend == "hosted",
-            deadline_s=skyrl.request_deadline_s,
+            deadline_s=_REQUEST_S,
             ended=self._end_of_server,
         )
 

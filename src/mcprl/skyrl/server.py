@@ -251,6 +251,7 @@ def _as_stored(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
+START_S = 900.0
 _POLL_S = 0.25
 _ANSWER_DEADLINE_S = 5.0
 _STILL_WAITING = 408
@@ -301,7 +302,7 @@ class SkyrlServer:
         server = cls(process, f"http://127.0.0.1:{port}", key, state)
         async with contextlib.AsyncExitStack() as on_failure:
             on_failure.push_async_callback(server.stop)
-            await server._wait_until_ready(config.start_deadline_s, model)
+            await server._wait_until_ready(model)
             on_failure.pop_all()
         return server
 
@@ -339,11 +340,11 @@ class SkyrlServer:
         """End it and all that belongs to it. Safe to call again."""
         await self._process.stop()
 
-    async def _wait_until_ready(self, deadline_s: float, model: ModelConfig) -> None:
+    async def _wait_until_ready(self, model: ModelConfig) -> None:
         headers = {KEY_HEADER: self.key}
         try:
             async with (
-                asyncio.timeout(deadline_s),
+                asyncio.timeout(START_S),
                 httpx2.AsyncClient(
                     base_url=self.url, headers=headers, timeout=_ANSWER_DEADLINE_S, trust_env=False
                 ) as client,
@@ -353,8 +354,8 @@ class SkyrlServer:
                         raise self._failed_start(model)
         except TimeoutError as error:
             raise EngineStartError(
-                f"SkyRL's engine did not answer within {deadline_s:g} s:\n{self.log_tail()}",
-                fix=f"read its whole log at {self.log}, or raise skyrl.start_deadline_s",
+                f"SkyRL's engine did not answer within {START_S:g} s:\n{self.log_tail()}",
+                fix=f"read its whole log at {self.log}",
             ) from error
 
     async def _engine_answers(self, client: httpx2.AsyncClient) -> bool:

@@ -1,6 +1,6 @@
 """The circuit breaker of one server: after several failures in a row calls wait, then one call probes the server.
 
-    closed ── `failures` in a row ──▶ open ── `rest_s` later, one call ──▶ half_open ── it succeeds ──▶ closed
+    closed ── FAILURES in a row ──▶ open ── REST_S later, one call ──▶ half_open ── it succeeds ──▶ closed
                                         ◀──────────────────────────────────── it fails ──┘
 
 While it is not closed, calls wait: an episode that waits a few seconds is worth more than one that is lost. Libraries
@@ -15,10 +15,12 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Literal
 
-from mcprl.config import BreakerSettings
 from mcprl.errors import BreakerOpenError, CallDeadlineError, ServerBusyError, ToolServerError
 
 __all__ = ["Breaker"]
+
+FAILURES = 5  # in a row, that open the breaker
+REST_S = 5.0  # until one call may try the server again
 
 
 class Breaker:
@@ -32,13 +34,12 @@ class Breaker:
     that fail together are one failure: a server that dies takes all of them with it.
     """
 
-    def __init__(self, server: str, settings: BreakerSettings) -> None:
+    def __init__(self, server: str) -> None:
         self.state: Literal["closed", "open", "half_open"] = "closed"
         """`half_open` while one call probes the server."""
         self.openings = 0
         """How often it opened, failed probes included."""
         self._server = server
-        self._settings = settings
         self._failures = 0
         self._failures_in_a_row = 0
         self._rests_until = 0.0
@@ -84,9 +85,9 @@ class Breaker:
             self._failures += 1
             self._failures_in_a_row += 1
             # A probe comes after that many failures, so its failure always opens the breaker again.
-            if self._failures_in_a_row >= self._settings.failures:
+            if self._failures_in_a_row >= FAILURES:
                 self.openings += 1
-                self._rests_until = asyncio.get_running_loop().time() + self._settings.rest_s
+                self._rests_until = asyncio.get_running_loop().time() + REST_S
                 self._become("open")
 
     def _may_pass(self) -> bool:
@@ -116,7 +117,7 @@ class Breaker:
         return BreakerOpenError(
             f"server {self._server!r} failed {self._failures_in_a_row} calls in a row, and its breaker stayed "
             "open for as long as a call may wait",
-            fix=f"see the server's log; servers.settings.{self._server}.breaker sets when it is tried again",
+            fix=f"read the server's log; it is tried again {REST_S:g} s after each failure",
             delivered=False,
             retry_after_s=max(0.0, self._rests_until - now),
         )

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mcprl.config import CassetteMode, RetrySettings, ServerSettings
+from mcprl.config import CassetteMode, ServerSettings
 from mcprl.errors import (
     BreakerOpenError,
     CallDeadlineError,
@@ -50,6 +50,8 @@ T = TypeVar("T")
 # A separate generator: a network failure must not shift the random numbers of the run.
 _JITTER = random.Random()
 _MAX_DOUBLINGS = 60  # a larger power would overflow
+FIRST_WAIT_S = 0.1
+MAX_WAIT_S = 30.0
 
 
 def may_repeat(error: ToolServerError, *, read_only: bool, idempotent: bool) -> bool:
@@ -64,7 +66,7 @@ def may_repeat(error: ToolServerError, *, read_only: bool, idempotent: bool) -> 
 
 async def call_with_retries(
     attempt: Callable[[int], Awaitable[T]],
-    settings: RetrySettings,
+    attempts: int,
     *,
     repeatable: Callable[[ToolServerError], bool],
 ) -> T:
@@ -72,27 +74,27 @@ async def call_with_retries(
 
     Only a `repeatable` ToolServerError leads to another attempt; everything else is raised at once. The wait doubles
     each time, half of it random so that calls which failed together do not retry together. If the server asks for a
-    wait, that is used instead. If it is above `settings.max_wait_s`, or no attempts are left, the error is raised.
+    wait, that is used instead. If it is above MAX_WAIT_S, or no attempts are left, the error is raised.
     """
     number = 1
     while True:
         try:
             return await attempt(number)
         except ToolServerError as error:
-            if number >= settings.attempts or not repeatable(error):
+            if number >= attempts or not repeatable(error):
                 raise
-            wait_s = _wait_s(error, number, settings)
-            if wait_s > settings.max_wait_s:
+            wait_s = _wait_s(error, number)
+            if wait_s > MAX_WAIT_S:
                 raise
         # Outside the handler: a cancellation during the wait is not caused by the error.
         await asyncio.sleep(wait_s)
         number += 1
 
 
-def _wait_s(error: ToolServerError, number: int, settings: RetrySettings) -> float:
+def _wait_s(error: ToolServerError, number: int) -> float:
     if error.retry_after_s is not None:
         return error.retry_after_s
-    longest_s = min(settings.wait_s * 2.0 ** min(number - 1, _MAX_DOUBLINGS), settings.max_wait_s)
+    longest_s = min(FIRST_WAIT_S * 2.0 ** min(number - 1, _MAX_DOUBLINGS), MAX_WAIT_S)
     return longest_s * _JITTER.uniform(0.5, 1.0)
 
 
@@ -176,7 +178,7 @@ def open_route(name: str, settings: ServerSettings, version: str, service: Limit
         settings=settings,
         version=version,
         limits=make_limits(name, settings, service),
-        breaker=Breaker(name, settings.breaker),
+        breaker=Breaker(name),
         rules=compile_rules(settings.errors),
         cache=ResultCache(settings.cache_s) if settings.cache_s else None,
         flights=Flights(),
@@ -346,7 +348,7 @@ class Pipeline:
                 return False  # the server died, and the state of the episode with it
             return may_repeat(error, read_only=tool.read_only, idempotent=tool.idempotent)
 
-        return await call_with_retries(attempt, route.settings.retry, repeatable=repeatable)
+        return await call_with_retries(attempt, route.settings.attempts, repeatable=repeatable)
 
     async def _attempt(self, request: _Request) -> Answer:
         tool, route = request.tool, request.route
@@ -358,14 +360,14 @@ class Pipeline:
             async with route.breaker.guard(route.settings.call_deadline_s), route.limits.passage():
                 is_sent = True
                 answer = await request.server.call(tool.name, request.arguments, route.settings.call_deadline_s)
-                fault = recognise(tool.name, answer.text, answer.is_error, route.rules)
+                fault = recognise(answer.text, answer.is_error, route.rules)
                 if fault is Fault.INFRASTRUCTURE:
                     raise _disguised(tool, answer)
         except ToolServerError as error:
             is_sent = error.delivered
             if isinstance(error, ServerBusyError):
                 asked_s = _BUSY_S if error.retry_after_s is None else error.retry_after_s
-                await route.limits.pause(min(asked_s, route.settings.retry.max_wait_s))
+                await route.limits.pause(min(asked_s, MAX_WAIT_S))
             raise
         finally:
             if not is_sent:

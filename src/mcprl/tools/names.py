@@ -51,27 +51,26 @@ time, such as `(a+)+$`. `$` matches at the end of the searched part.
 class CompiledRule:
     """An error rule, compiled.
 
-    CompiledRule(pattern=re.compile('"error": "(rate limit|upstream)'), fault=Fault.INFRASTRUCTURE, tools=("fmp_*",))
+    CompiledRule(pattern=re.compile('"error": "(rate limit|upstream)'), fault=Fault.INFRASTRUCTURE)
     """
 
     pattern: re.Pattern[str]
     fault: Fault
-    tools: tuple[str, ...] = ("*",)
 
 
 def compile_rules(rules: Sequence[ErrorRule]) -> tuple[CompiledRule, ...]:
     """The rules of a server's settings, in their order."""
-    return tuple(CompiledRule(re.compile(rule.match), Fault(rule.fault), rule.tools) for rule in rules)
+    return tuple(CompiledRule(re.compile(rule.match), Fault(rule.fault)) for rule in rules)
 
 
-def recognise(tool: str, text: str, is_error: bool, rules: Sequence[CompiledRule]) -> Fault | None:
+def recognise(text: str, is_error: bool, rules: Sequence[CompiledRule]) -> Fault | None:
     """Whose fault a result is; None if it is not an error.
 
     The first matching rule decides, whether or not the server reports an error. If none matches, an error that the
     server reports is the policy's fault: MCP intends it for the model to read.
     """
     for rule in rules:
-        if matches(tool, rule.tools) and rule.pattern.search(text, 0, SEARCHED_CHARS):
+        if rule.pattern.search(text, 0, SEARCHED_CHARS):
             return rule.fault
     return Fault.POLICY if is_error else None
 

@@ -29,6 +29,8 @@ from mcprl.tools.specs import ServerSpec
 
 __all__ = ["EpisodeKey", "EpisodePool", "ServerPool", "SharedPool", "make_pool"]
 
+_SPARES = 2  # servers kept warm for the next episodes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeKey:
@@ -160,7 +162,7 @@ class EpisodePool(_Pool):
     async def open(self) -> None:
         """Start one, which lists the tools and goes to the first episode, then the spares."""
         self._warm.append(await self._open(self._make(one_life=True)))
-        await asyncio.gather(*(self._start_spare() for _ in range(self.spec.settings.spares - 1)))
+        await asyncio.gather(*(self._start_spare() for _ in range(_SPARES - 1)))
 
     async def close(self) -> None:
         self._closing = True
@@ -193,7 +195,7 @@ class EpisodePool(_Pool):
     def _refill(self) -> None:
         if self._closing:
             return
-        for _ in range(self.spec.settings.spares - len(self._warm) - self._starting):
+        for _ in range(_SPARES - len(self._warm) - self._starting):
             self._run(self._start_spare())
 
     async def _start_spare(self) -> None:

@@ -32,10 +32,14 @@ from mcprl.records import LostEpisode, Trajectory
 from mcprl.secrets import SECRETS, looks_secret
 from mcprl.tools.keys import load_keys, register_secrets
 from mcprl.tracking.reports import Report, RunStarted, episode_report, run_ended, run_started, step_report
+from mcprl.training.shutdown import SHUTDOWN_S
 from mcprl.verdicts import Verdict
 
 __all__ = ["Delivery", "Outcome", "Trackers", "require_trackers", "tracker_environment"]
 
+
+FLUSH_S = 60.0
+"""Seconds after the end of the run for sending what is left. Only a tracker that is down or slow takes them."""
 
 _CAPACITY = 512
 _START_S = 90.0
@@ -130,7 +134,7 @@ class Delivery:
                 async with asyncio.timeout(flush_s):
                     await self._child.wait()
         except TimeoutError:
-            self._say(f"had not taken everything when its time (tracking.flush_s) was over{_REMEDY.get(self.kind, '')}")
+            self._say(f"had not taken everything when its time was over{_REMEDY.get(self.kind, '')}")
         finally:
             await self._end(self._child)
         self._dropped += self._unsendable
@@ -287,16 +291,16 @@ class Trackers:
         self._put(partial(step_report, step, metrics, verdicts))
 
     def run_ended(self, summary: Mapping[str, Any]) -> None:
-        """The run is complete, and so is its folder. `tracking.flush_s` counts from now."""
+        """The run is complete, and so is its folder. FLUSH_S counts from now."""
         self._ended_at = time.monotonic()
         for delivery in self._deliveries:
             delivery.put_last(partial(run_ended, summary))
 
     async def close(self) -> Mapping[str, Outcome]:
         since_end_s = 0.0 if self._ended_at is None else time.monotonic() - self._ended_at
-        flush_s = max(0.0, self._config.tracking.flush_s - since_end_s)
+        flush_s = max(0.0, FLUSH_S - since_end_s)
         if self._is_stopping():
-            flush_s = min(flush_s, _SHARE_WHEN_STOPPED * self._config.training.shutdown_s)
+            flush_s = min(flush_s, _SHARE_WHEN_STOPPED * SHUTDOWN_S)
         closing, self._deliveries = self._deliveries, []
         outcomes = await asyncio.gather(*(delivery.close(flush_s) for delivery in closing))
         found = {delivery.kind: outcome for delivery, outcome in zip(closing, outcomes, strict=True)}
@@ -348,13 +352,8 @@ def tracker_environment(kind: str, tracking: TrackingConfig, keys: Mapping[str, 
         for header in own.get(name, "").split(","):
             key, _, value = header.partition("=")
             register_secrets(kind, {"headers": {key.strip(): value.strip()}})
-    for url in (
-        tracking.wandb.url if tracking.wandb is not None else None,
-        tracking.opentelemetry.endpoint if tracking.opentelemetry is not None else None,
-    ):
+    endpoint = None if tracking.opentelemetry is None else tracking.opentelemetry.endpoint
+    for url in (own.get("WANDB_BASE_URL"), endpoint):
         register_secrets(kind, {"url": url})
     ours = {name: value for name, value in os.environ.items() if not looks_secret(name)}
-    environment = {**_QUIET, **ours, **own, **_HEARD}
-    if tracking.wandb is not None and tracking.wandb.url is not None:
-        environment["WANDB_BASE_URL"] = tracking.wandb.url
-    return environment
+    return {**_QUIET, **ours, **own, **_HEARD}

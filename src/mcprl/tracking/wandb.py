@@ -44,10 +44,10 @@ class WandbTracker:
         self._prompts = {task.id: _last_words(task.prompt) for task in load_tasks(run.tasks)}
         self._verdicts: list[list[object]] = []
         own, is_known = _run_id(run.folder)
+        entity, _, project = settings.project.rpartition("/")
         self._log = self._wandb.init(
-            project=settings.project,
-            entity=settings.entity,
-            mode=settings.mode,
+            project=project,
+            entity=entity or None,
             name=run.name,
             id=own,
             resume="allow" if is_known else None,

@@ -54,6 +54,7 @@ async def _write(run: Run, open_deals: Mapping[int, Deal]) -> None:
     await asyncio.to_thread(run.checkpoints.retain, kept, also=run.health.steps_to_return_to)
 
 
+_KL_HORIZON = 10  # updates over which the KL coefficient moves by at most about a fifth
 _GIB = 2**30
 _GPU_QUERY = ("--query-gpu=memory.used,memory.total,utilization.gpu", "--format=csv,noheader,nounits")
 _GPU_DEADLINE_S = 5.0
@@ -133,7 +134,7 @@ async def train(run: Run) -> Summary:
         lambda step, deal: _collect(run, step, deal),
         lambda step: _deal(run, step),
         steps=training.steps,
-        ahead=0 if training.pipeline == "sync" else training.max_staleness,
+        ahead=training.max_staleness,
         known_deals=run.open_deals,
     )
     with run.shutdown.orderly():
@@ -200,7 +201,7 @@ async def _leave(run: Run, pipeline: Pipeline) -> str:
 
 
 def _deal(run: Run, step: int) -> Deal:
-    stand_ins = run.order.stand_ins(step) if run.config.algorithm.dead_groups == "refill" else ()
+    stand_ins = run.order.stand_ins(step) if run.config.algorithm.refill_rounds else ()
     return Deal(tasks=run.order.deal(step), stand_ins=stand_ins)
 
 
@@ -242,8 +243,7 @@ async def _batch_of(run: Run, collected: CollectedStep) -> Batch:
 
 def _refuse_stale(run: Run, trajectories: list[Trajectory]) -> None:
     """The pipeline opens no step too early, so this holds; what it would break is the objective."""
-    training = run.config.training
-    bound = run.weights.version - (training.max_staleness if training.pipeline == "async" else 0)
+    bound = run.weights.version - run.config.training.max_staleness
     for trajectory in trajectories:
         versions = [v for v, sampled in zip(trajectory.weights_version, trajectory.sampled, strict=True) if sampled]
         if min(versions) < bound:
@@ -263,7 +263,7 @@ async def _publish(run: Run, update: Update) -> None:
     kl = run.config.algorithm.kl
     if kl.target is not None and "kl_reference" in update.metrics:
         run.kl_coefficient = next_coefficient(
-            run.kl_coefficient, update.metrics["kl_reference"], target=kl.target, horizon=kl.horizon
+            run.kl_coefficient, update.metrics["kl_reference"], target=kl.target, horizon=_KL_HORIZON
         )
 
 

@@ -62,11 +62,11 @@ async def collect_step(
     group at all has variance, it is the deal as it was, and the learner says that there was no signal.
     """
     dealt = await collector.collect(deal.tasks, step, on_finished)
-    if algorithm.dead_groups == "keep":
+    if not algorithm.refill_rounds:
         return CollectedStep(groups=dealt, dropped=(), all_groups=dealt, refill_rounds=0, refilled=0)
     played, others, rounds = dealt, deal.stand_ins, 0
     live = _with_variance(dealt)
-    while len(live) < len(dealt) and others and rounds < algorithm.max_refills:
+    while len(live) < len(dealt) and others and rounds < algorithm.refill_rounds:
         missing = len(dealt) - len(live)
         refill, others = others[:missing], others[missing:]
         played += await collector.collect(refill, step, on_finished)

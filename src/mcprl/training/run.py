@@ -104,7 +104,7 @@ async def open_run(
             checkpoints=Checkpoints(folder.checkpoints),
             journal=journal,
             watcher=watcher,
-            shutdown=shutdown or Shutdown(config.training.shutdown_s),
+            shutdown=shutdown or Shutdown(),
             order=order,
             tool_figures=stage.figures,
             collector=Collector(stage.runner, config.episodes, journal),

@@ -1,7 +1,7 @@
 """How a run ends before its time: SIGTERM or Ctrl-C, a bounded time to save itself, an exit code of its own.
 
 The first signal asks the run to stop. What is durable already (the last checkpoint, every finished episode) stays so
-whatever happens next; the time until `training.shutdown_s` is for what can still be saved besides. When that time is
+whatever happens next; the time until SHUTDOWN_S is for what can still be saved besides. When that time is
 over, or at the second signal, the process ends at once. Its children end with it, see `mcprl.processes`.
 """
 
@@ -18,10 +18,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
-__all__ = ["EXIT_STOPPED", "RunStopped", "Shutdown"]
+__all__ = ["EXIT_STOPPED", "SHUTDOWN_S", "RunStopped", "Shutdown"]
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop and can be resumed."""
+
+SHUTDOWN_S = 10.0
+"""Seconds after SIGTERM or Ctrl-C until the run has saved itself and ended."""
 
 T = TypeVar("T")
 _SHOW_CURSOR = "\x1b[?25h"
@@ -36,7 +39,7 @@ class RunStopped(Exception):
 class Shutdown:
     """Whether the run is to stop, and how much time it has for that."""
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float = SHUTDOWN_S) -> None:
         self._deadline_s = deadline_s
         self._requested = asyncio.Event()
         self._since = 0.0

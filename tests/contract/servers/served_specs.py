@@ -2,20 +2,19 @@
 
 import sys
 
-from mcprl.config import RetrySettings, ServerSettings
+from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec
 
 PATIENT = {"start_deadline_s": 120.0, "call_deadline_s": 60.0}
 """Settings for servers that start and answer, however busy the machine."""
-NO_PATIENCE = RetrySettings(attempts=1, max_wait_s=0.0)
 
 
-def served_spec(name, transport, *options, env, retry=NO_PATIENCE):
+def served_spec(name, transport, *options, env, attempts=1):
     """The server `mcprl serve NAME OPTIONS` over "stdio" or "http", in its own process."""
     serve = ("-m", "mcprl", "serve", name, *options)
     if transport == "stdio":
-        settings = ServerSettings(retry=retry, **PATIENT)
+        settings = ServerSettings(attempts=attempts, **PATIENT)
         return ServerSpec(name=name, command=sys.executable, args=serve, env=env, settings=settings)
     start = (sys.executable, *serve, "--http", "--port", "{port}")
-    settings = ServerSettings(retry=retry, start=start, **PATIENT)
+    settings = ServerSettings(attempts=attempts, start=start, **PATIENT)
     return ServerSpec(name=name, url="http://127.0.0.1:{port}/mcp", env=env, settings=settings)

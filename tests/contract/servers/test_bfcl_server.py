@@ -29,7 +29,7 @@ OVER_STDIO = TASKS[::100]
 
 
 def in_memory(tmp_path):
-    settings = server_settings().model_copy(update={"spares": 0})
+    settings = server_settings()
     return Toolbox([ServerSpec(name="bfcl", make=make_server, settings=settings)], log_dir=tmp_path)
 
 
@@ -122,7 +122,7 @@ async def test_only_documented_methods_are_tools():
 
 @pytest.mark.parametrize("isolation", ["per_episode", "shared"])
 async def test_episodes_do_not_share_a_world(tmp_path, isolation):
-    settings = ServerSettings(isolation=isolation, spares=0)
+    settings = ServerSettings(isolation=isolation)
     spec = ServerSpec(name="bfcl", make=make_server, settings=settings)
     task = TASKS[0]
     async with Toolbox([spec], log_dir=tmp_path) as toolbox, lease_for(task, toolbox, lives_s=60) as one:

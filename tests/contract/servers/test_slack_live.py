@@ -12,7 +12,6 @@ from mcp.client.stdio import StdioServerParameters
 from mcp.client.stdio import stdio_client as stdio_transport
 from served_specs import served_spec
 
-from mcprl.config import RetrySettings
 from mcprl.errors import CallDeadlineError, Fault, ServerBusyError, ServerFaultError, ServerStartError
 from mcprl.records import ToolCall
 from mcprl.tools import Toolbox
@@ -173,9 +172,8 @@ async def test_what_slack_says_to_a_real_post_is_the_policys_to_read(upstream, t
 
 
 async def test_a_real_post_that_failed_is_not_made_again(upstream, tmp_path):
-    retry = RetrySettings(attempts=3, wait_s=0.0)
     async with (
-        slack(upstream, tmp_path, "stdio", "--post-for-real", retry=retry) as toolbox,
+        slack(upstream, tmp_path, "stdio", "--post-for-real", attempts=3) as toolbox,
         toolbox.lease(None) as lease,
     ):
         await channels(lease)

@@ -47,7 +47,7 @@ async def test_episodes_with_servers_of_their_own_do_not_see_each_others_entitie
         command="/bin/sh",
         args=("-c", script, str(third_party_program("memory"))),
         env={"TMPDIR": str(tmp_path)},
-        settings=ServerSettings(isolation="per_episode", spares=1),
+        settings=ServerSettings(isolation="per_episode"),
     )
     async with Toolbox([spec], log_dir=tmp_path / "logs") as toolbox:
         async with toolbox.lease(None) as one, toolbox.lease(None) as other:

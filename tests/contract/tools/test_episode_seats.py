@@ -9,7 +9,6 @@ import time
 import pytest
 from live_servers import eventually, script_spec
 
-from mcprl.config import RetrySettings
 from mcprl.errors import ServerBusyError, ServerLostError
 from mcprl.records import Source, ToolCall
 from mcprl.tools import Toolbox
@@ -103,8 +102,7 @@ async def test_a_probe_looks_at_the_episodes_own_state_with_a_tool_that_is_not_o
 
 
 async def test_a_server_that_asks_for_patience_in_its_error_gets_it(tmp_path, untraced):
-    retry = RetrySettings(attempts=2, wait_s=0.0)
-    async with Toolbox([spec(retry=retry)], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
+    async with Toolbox([spec()], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
         await call(lease, "refuse", seconds=[0.3])
         started = time.monotonic()
         observation = await call(lease, "look")
@@ -113,8 +111,7 @@ async def test_a_server_that_asks_for_patience_in_its_error_gets_it(tmp_path, un
 
 
 async def test_a_server_that_asks_for_more_patience_than_there_is_is_busy_not_broken(tmp_path):
-    retry = RetrySettings(attempts=2, max_wait_s=1.0)
-    async with Toolbox([spec(retry=retry)], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
+    async with Toolbox([spec()], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
         await call(lease, "refuse", seconds=[60.0])
         with pytest.raises(ServerBusyError, match="upstream is busy") as caught:
             await call(lease, "look")

@@ -53,7 +53,6 @@ SMALL = [
     "training.tasks_per_step=8",
     "episodes.group_size=4",
     "episodes.max_concurrent=32",
-    "workers.kind=ray",
     "workers.count=2",
     "sampling.vllm.max_sequences=16",
 ]
@@ -200,7 +199,7 @@ def test_a_sync_step_is_collected_and_then_learned_from():
 
 def test_an_async_step_takes_as_long_as_the_busiest_part_or_a_share_of_both():
     recomputed = "algorithm.old_logprobs=recomputed"
-    ahead = ["training.pipeline=async", "training.max_staleness=1", "episodes.max_concurrent=64"]
+    ahead = ["training.max_staleness=1", "episodes.max_concurrent=64"]
     plan = plan_of(small(recomputed, *ahead), **KNOWN)
     assert plan.step.seconds < plan_of(small(recomputed), **KNOWN).step.seconds
     assert plan.step.seconds == pytest.approx(max(plan.parts[0].busy_s, (plan.collect_s + plan.update_s) / 2))
@@ -226,7 +225,7 @@ def test_the_bottleneck_is_the_busiest_part(overrides, known, part):
 
 
 def test_a_run_without_workers_does_their_work_itself():
-    plan = plan_of(small("workers.kind=local"), **KNOWN)
+    plan = plan_of(small("workers.count=0"), **KNOWN)
     assert busy(plan)["driver"] == pytest.approx(32 * 4 * 0.006)
     assert not {"workers"} & (busy(plan).keys() | plan.memory_bytes.keys())
 
@@ -249,9 +248,9 @@ SKYRL = [
         (["learner.processes=4"], 2, (1, 2)),
         (["learner.processes=1"], 0, (1, 1)),
         (SKYRL, 8, (8, 8)),
-        ([*SKYRL, "training.pipeline=async"], 8, (4, 4)),
-        ([*SKYRL, "training.pipeline=async"], 3, (1, 2)),
-        ([*SKYRL, "training.pipeline=async"], 1, (1, 1)),
+        ([*SKYRL, "training.max_staleness=1"], 8, (4, 4)),
+        ([*SKYRL, "training.max_staleness=1"], 3, (1, 2)),
+        ([*SKYRL, "training.max_staleness=1"], 1, (1, 1)),
     ],
 )
 def test_gpus_are_divided_as_the_engine_does(overrides, gpus, units):

@@ -187,8 +187,8 @@ def test_a_file_that_is_no_cassette_is_one_sentence_with_a_fix(mcprl, log):
     result = mcprl("cassette", "show", str(log))
     assert (result.returncode, result.stdout) == (2, "")
     assert (
-        result.stderr == f"mcprl: E-TOOL-009 {log} is not a cassette. Fix: name a file that mcprl recorded, or a new one."
-        " (mcprl explain E-TOOL-009)\n"
+        result.stderr == f"mcprl: E-TOOL-009 {log} is not a cassette. Fix: name a file that mcprl recorded, "
+        "or a new one. (mcprl explain E-TOOL-009)\n"
     )
 
 

@@ -59,7 +59,7 @@ def test_a_setting_is_explained_with_type_default_and_meaning():
     result = CliRunner().invoke(app, ["config", "explain", "sampling.temperature"])
     assert result.exit_code == 0
     assert result.output == (
-        "sampling.temperature  (number, > 0; default 1.0)\n    Temperature; the learner uses the same.\n"
+        "sampling.temperature  (number, > 0; default 1.0)\n    Sampling temperature; the learner uses the same.\n"
     )
 
 

@@ -273,7 +273,7 @@ def test_an_adapter_of_skyrl_is_tried_with_the_engine_that_can_load_it(summary, 
     config = CONFIG.model_copy(update={"engine": "skyrl"})
     print_summary(summary, recipe=Path("a.yaml"), config=config, folder=Path("outputs/a"))
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "Next: mcprl try a.yaml --adapter outputs/a/adapter --set engine=torch"
+    assert last == "Next: mcprl try a.yaml --adapter outputs/a/adapter --set engine=transformers"
     # `mcprl runs show` says the same of the run later.
     past = PastRun(
         path=Path("outputs/a"),
@@ -283,7 +283,7 @@ def test_an_adapter_of_skyrl_is_tried_with_the_engine_that_can_load_it(summary, 
         files={"adapter": 1},
         config={"engine": "skyrl"},
     )
-    assert next_command(past) == "mcprl try outputs/a/config.yaml --adapter outputs/a/adapter --set engine=torch"
+    assert next_command(past) == "mcprl try outputs/a/config.yaml --adapter outputs/a/adapter --set engine=transformers"
 
 
 def test_a_run_that_trains_all_weights_names_the_model_it_left(summary, capsys):

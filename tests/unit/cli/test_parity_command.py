@@ -45,11 +45,11 @@ def recipe(tmp_path: Path, smollm2: Path) -> Path:
     (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"directory": entry}}))
     settings = {
         "name": "small",
+        "engine": "transformers",
         "model": {"path": str(smollm2), "renderer": "chatml", "dtype": "float32", "context_tokens": 1024},
         "tasks": {"train": "tasks.jsonl", "preamble": "preamble.json"},
         "servers": {"file": "servers.json"},
         "sampling": {
-            "engine": "transformers",
             "temperature": 0.7,
             "max_tokens": 40,
             "stop": ["</tool_call>"],

@@ -59,7 +59,7 @@ def list_of(items: object) -> dict[str, object]:
 STEP = exactly(**dict.fromkeys((*AMOUNTS, "trajectory_bytes", "usd"), NUMBER))
 SCHEMA = exactly(
     name=TEXT,
-    engine={"enum": ["torch", "skyrl"]},
+    engine={"enum": ["vllm", "transformers", "skyrl"]},
     gpus=WHOLE,
     workers=WHOLE,
     steps=WHOLE,

@@ -18,10 +18,8 @@ from typer.testing import CliRunner
 from mcprl.cli import app
 from mcprl.cli.options import typed_value
 from mcprl.config import (
-    BreakerSettings,
     BudgetSettings,
     RateSettings,
-    RetrySettings,
     ServersConfig,
     ServerSettings,
 )
@@ -305,7 +303,7 @@ def test_the_page_about_tools_shows_every_setting_of_a_server_and_the_settings_a
     section = yaml.safe_load(block[1])["servers"]
     (shown,) = section["settings"].values()
     assert set(shown) == set(ServerSettings.model_fields)
-    parts = {"budget": BudgetSettings, "retry": RetrySettings, "breaker": BreakerSettings, "rate": RateSettings}
+    parts = {"budget": BudgetSettings, "rate": RateSettings}
     for name, kind in parts.items():
         assert set(shown[name]) == set(kind.model_fields)
     ServersConfig.model_validate(section)

@@ -144,7 +144,8 @@ def make_config(
         model=ModelConfig(path=str(model), renderer="chatml", dtype="float32", context_tokens=context_tokens),
         tasks=TasksConfig(train=Path("unused.jsonl")),
         servers=ServersConfig(file=Path("unused.json")),
-        sampling=SamplingConfig(engine="transformers", temperature=0.7, max_tokens=max_tokens, stop=("</tool_call>",)),
+        engine="transformers",
+        sampling=SamplingConfig(temperature=0.7, max_tokens=max_tokens, stop=("</tool_call>",)),
         episodes=EpisodesConfig(**episodes),
         rewards=rewards or RewardsConfig(),
     )

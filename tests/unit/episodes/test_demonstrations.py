@@ -14,6 +14,7 @@ from staged_episodes import Face, FunctionTools, call, make_config, make_task
 import mcprl_market
 from mcprl.chat import load_chat
 from mcprl.config import AlgorithmConfig, JudgeConfig, RewardsConfig, RunConfig, SamplingConfig, WarmStartConfig
+from mcprl.episodes.collector import MAX_ATTEMPTS
 from mcprl.episodes.demonstrations import Demonstrator, require_solutions
 from mcprl.errors import (
     BadValueError,
@@ -140,10 +141,10 @@ async def test_one_that_is_lost_each_time_stops_the_run_and_is_named(chat):
         raise ServerLostError("gone for good", fix="none")
 
     task = make_task("lost", answer="blue", solution=solved(ECHO))
-    demonstrator = stage(chat, make_config(max_attempts=3), tools=FunctionTools(echo=echo))
-    with pytest.raises(GroupIncompleteError, match=r"task lost was lost 3 times, last to E-TOOL-011 gone for good"):
+    demonstrator = stage(chat, make_config(), tools=FunctionTools(echo=echo))
+    with pytest.raises(GroupIncompleteError, match=r"task lost was lost 5 times, last to E-TOOL-011 gone for good"):
         await demonstrator.play([task], 0)
-    assert len(attempts) == 3
+    assert len(attempts) == MAX_ATTEMPTS
 
 
 async def test_no_more_demonstrations_are_played_at_once_than_episodes_may(chat):

@@ -321,8 +321,6 @@ goals = st.sampled_from([(), (ExpectedCall(tool="echo", arguments={"text": "b"})
 weights = st.builds(
     RewardsConfig,
     **{name: st.floats(0.01, 3) for name in ("answer", "calls", "arguments", "efficiency", "invalid_call")},
-    clip_low=st.floats(-1, 0.2),
-    clip_high=st.floats(0.3, 1),
 )
 
 

@@ -245,9 +245,10 @@ async def test_an_endpoint_that_hangs_up_or_is_gone_is_lost():
             await opened.grade(TASK, "Lima")
 
 
-async def test_a_grade_that_does_not_come_in_time_is_given_up():
+async def test_a_grade_that_does_not_come_in_time_is_given_up(monkeypatch):
+    monkeypatch.setattr("mcprl.episodes.judge._DEADLINE_S", 0.05)
     async with endpoint(always(verdict(6)), held=True) as served:
-        async with Judge(JudgeConfig(url=served.url, model="m", deadline_s=0.05)) as opened:
+        async with Judge(JudgeConfig(url=served.url, model="m")) as opened:
             with pytest.raises(JudgeError, match=r"no grade within 0\.05 s"):
                 await opened.grade(TASK, "Lima")
         served.released.set()

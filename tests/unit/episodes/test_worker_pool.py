@@ -131,7 +131,7 @@ class Stage:
         actor = FakeActor(number, self._play, self.refusals)
         handle = WorkerHandle(FakeRay(), number, actor)
         try:
-            await handle.open(cpus=1.0)
+            await handle.open()
         except BaseException:
             handle.kill()
             raise

@@ -14,7 +14,7 @@ from mcprl.errors import BadValueError, MissingExtraError
 
 
 def with_workers(**servers):
-    update = {"workers": WorkersConfig(kind="ray")}
+    update = {"workers": WorkersConfig(count=4)}
     if servers:
         update["servers"] = ServersConfig(file=Path("unused.json"), **servers)
     return make_config().model_copy(update=update)
@@ -28,5 +28,5 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
 
 def test_workers_do_not_write_a_cassette():
     pytest.importorskip("ray", reason="ray is missing: pip install 'mcprl[ray]'")
-    with pytest.raises(BadValueError, match="several workers cannot write one cassette"):
+    with pytest.raises(BadValueError, match="Ray workers cannot share one cassette"):
         make_shared_limits(with_workers(cassette=Path("calls.sqlite"), cassette_mode="record"))

@@ -65,8 +65,8 @@ async def test_a_lost_episode_is_played_again_and_is_in_no_figure():
 
 
 async def test_an_episode_that_keeps_being_lost_ends_the_evaluation_with_its_cause():
-    player = Player(Runner(lost=9), EpisodesConfig(max_attempts=3), TaskSuite("mine", []), Listener())
-    with pytest.raises(GroupIncompleteError, match=r"was lost 3 times, last to E-TOOL-011 server 'time' went away"):
+    player = Player(Runner(lost=9), EpisodesConfig(), TaskSuite("mine", []), Listener())
+    with pytest.raises(GroupIncompleteError, match=r"was lost 5 times, last to E-TOOL-011 server 'time' went away"):
         await player.play(a_task("a"), 1)
 
 

@@ -162,7 +162,7 @@ def test_a_misspelt_field_is_found(name):
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_run_of_an_example_is_one_that_mcprl_can_start(name):
     config = config_of(name)
-    assert config.workers.kind == "ray"
+    assert config.workers.count > 0
     assert config.workers.address is not None
 
 
@@ -175,7 +175,7 @@ def test_the_pods_of_the_kuberay_example_hold_what_the_run_asks_for():
         group["replicas"] * int(group["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"])
         for group in groups
     )
-    assert cores >= config.workers.count * config.workers.cpus
+    assert cores >= config.workers.count
 
 
 def test_the_kuberay_example_names_the_ray_that_is_installed():
@@ -194,7 +194,7 @@ def test_every_volume_that_a_pod_mounts_is_one_of_its_own():
 def test_the_skypilot_example_has_a_core_for_every_worker_and_gpus_for_the_learner():
     task, config = example("skypilot.yaml"), config_of("skypilot.yaml")
     assert int(task["resources"]["accelerators"].split(":")[1]) >= config.learner.processes
-    assert task["num_nodes"] * int(task["resources"]["cpus"].rstrip("+")) >= config.workers.count * config.workers.cpus
+    assert task["num_nodes"] * int(task["resources"]["cpus"].rstrip("+")) >= config.workers.count
 
 
 def test_the_commands_of_the_examples_leave_nothing_to_the_shell_that_is_not_there():

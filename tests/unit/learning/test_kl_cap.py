@@ -116,8 +116,8 @@ async def test_a_halved_rate_is_saved_with_the_learner(model, tmp_path):
     assert one.facts == two.facts
 
 
-async def test_an_update_that_ends_too_far_from_the_reference_is_undone_and_may_refresh_it(model, tmp_path):
-    learner = learner_with(model, tmp_path, rate=1e-3, kl={"reference": "sync", "refresh_at_cap": True})
+async def test_an_update_that_ends_too_far_from_the_reference_is_undone_and_refreshes_it(model, tmp_path):
+    learner = learner_with(model, tmp_path, rate=1e-3, kl={"reference": "sync"})
     batch = await on_policy(learner)
     reference = batch.readings.reference_logprobs
     assert reference is not None

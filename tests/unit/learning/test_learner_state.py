@@ -28,16 +28,16 @@ TIMES = {"update_s", "replay_s"}
 LORA = {"lora_rank": 2, "microbatch": 2, "learning_rate": 1e-3}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an adapter with a moving average": (
-        {"kl": {"coefficient": 0.1, "target": 0.05, "reference": "ema", "ema_decay": 0.5}},
+        {"kl": {"coefficient": 0.1, "target": 0.05, "reference": "ema", "lag": 2}},
         LORA,
     ),
     "an adapter with a copy and a schedule": (
-        {"kl": {"coefficient": 0.1, "reference": "sync", "sync_every": 2}, "minibatches": 2},
+        {"kl": {"coefficient": 0.1, "reference": "sync", "lag": 2}, "minibatches": 2},
         {**LORA, "schedule": "cosine", "warmup_steps": 3},
     ),
     "all weights with a frozen copy": ({"kl": {"coefficient": 0.1}}, {**LORA, "tuning": "full"}),
     "all weights with a copy that moves": (
-        {"kl": {"coefficient": 0.1, "reference": "ema", "ema_decay": 0.5}},
+        {"kl": {"coefficient": 0.1, "reference": "ema", "lag": 2}},
         {**LORA, "tuning": "full", "weight_decay": 0.1},
     ),
     "a value head": ({"advantages": "gae", "minibatches": 2}, LORA),

@@ -18,7 +18,7 @@ ON_REQUEST = (Written.REFERENCE, Written.CAP, Written.CRITIC, Written.RECOMPUTED
 EVERYTHING: dict[str, Any] = {
     "advantages": "gae",
     "old_logprobs": "recomputed",
-    "kl": {"coefficient": 0.1, "cap": 100.0, "reference": "sync", "sync_every": 1},
+    "kl": {"coefficient": 0.1, "cap": 100.0, "reference": "sync", "lag": 1},
     "ratio_gate": (0.25, 4.0),
 }
 

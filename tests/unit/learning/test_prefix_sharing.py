@@ -149,7 +149,7 @@ def packed(config: RunConfig, examples: Sequence[Example], *, share_prefix: bool
 def loss_and_gradients(policy: Policy, pack: Pack, examples: Sequence[Example], config: RunConfig) -> dict[str, Tensor]:
     policy.zero_grad()
     counts_S = torch.tensor([example.learnable_tokens for example in examples])
-    weight_S = sequence_weights(counts_S, config.algorithm.aggregation, constant_tokens=None).float()
+    weight_S = sequence_weights(counts_S, config.algorithm.aggregation, constant_tokens=5).float()
     outcome = policy_outcome(policy(pack), pack, weight_S[pack.sequence_N], config.algorithm, 0.05)
     outcome.loss.backward()
     gradients = {name: p.grad for name, p in policy.named_parameters() if p.requires_grad}

@@ -26,11 +26,11 @@ OBJECTIVES = {
     "ppo": {},
     "gspo": {"loss": "gspo"},
     "cispo": {"loss": "cispo"},
-    "dr_grpo": {"advantages": "dr_grpo", "aggregation": "constant", "constant_tokens": 50},
+    "dr_grpo": {"advantages": "dr_grpo", "aggregation": "constant"},
     "sequence mean": {"aggregation": "sequence_mean"},
     "dual clip and gate": {"dual_clip": 3.0, "ratio_gate": [0.2, 5.0]},
     "recomputed": {"old_logprobs": "recomputed"},
-    "kl in the loss": {"kl": {"coefficient": 0.3, "place": "loss", "reference": "base"}},
+    "kl in the loss": {"kl": {"coefficient": 0.3, "reference": "base"}},
 }
 
 

@@ -14,7 +14,7 @@ from mcprl.errors import UnsharableError
 from mcprl.learning.attention import require_sharable
 from mcprl.learning.packing import plain_examples
 
-CAPPED = {"cap": 1e-9, "reference": "sync", "sync_every": 1}
+CAPPED = {"cap": 1e-9, "reference": "sync", "lag": 1}
 
 
 def test_a_batch_with_fewer_trajectories_than_minibatches_is_learned_from_all_the_same(tiny_model, make_learner):
@@ -42,7 +42,7 @@ def test_a_batch_without_signal_is_not_said_to_be_over_the_cap(tiny_model, make_
     assert "there is nothing to learn" in update.skipped
 
 
-def test_the_reference_follows_only_where_the_policy_moved(tiny_model, make_learner):
+def test_beyond_the_cap_the_policy_rests_and_a_reference_that_moves_becomes_it(tiny_model, make_learner):
     learner = make_learner(algorithm={"kl": {"coefficient": 0.0, **CAPPED}})
     batch = ragged_batch(tiny_model)
     made = learner._read(batch.trajectories)
@@ -50,7 +50,7 @@ def test_the_reference_follows_only_where_the_policy_moved(tiny_model, make_lear
     before = weights_hash(learner.policy)
     update = learner._update(replace(batch, readings=replace(made, reference_logprobs=far)))
     assert update.skipped == "every optimiser step was beyond algorithm.kl.cap"
-    assert "reference_synced" not in update.metrics
+    assert update.metrics["reference_synced"] == 1.0
     assert weights_hash(learner.policy) == before
 
 

@@ -7,20 +7,16 @@ import json
 import logging
 
 import pytest
-from vllm_stand_in import ANSWER, GENERATE, REQUEST, SAMPLING, StandIn, response, standing_in, usual_answer
+from vllm_stand_in import ANSWER, GENERATE, REQUEST, StandIn, response, standing_in, usual_answer
 
-from mcprl.config import SamplingConfig
 from mcprl.errors import SamplerLostError
 from mcprl.records import Weights
+from mcprl.samplers.vllm_server import SupervisedVllm
 
 pytestmark = pytest.mark.process
 
 GENERATED = response("200 OK", json.dumps(ANSWER))
 OK = response("200 OK", "ok", "text/plain")
-
-
-def restarted(times: int) -> SamplingConfig:
-    return SAMPLING.model_copy(update={"vllm": SAMPLING.vllm.model_copy(update={"max_restarts": times})})
 
 
 class Held:
@@ -116,15 +112,16 @@ async def test_a_server_that_keeps_ending_is_given_up_with_the_end_of_its_log(tm
         (tmp_path / "vllm.log").write_text("out of memory\n")
         turns = await asyncio.gather(*(sampler.sample(REQUEST) for _ in range(3)), return_exceptions=True)
         assert [type(turn) for turn in turns] == [SamplerLostError] * 3
-        with pytest.raises(SamplerLostError, match=r"(?s)started again 2 times .*exit code -9:.*out of memory"):
+        with pytest.raises(SamplerLostError, match=r"(?s)started again 3 times .*exit code -9:.*out of memory"):
             await sampler.sample(REQUEST)
-        with pytest.raises(SamplerLostError, match="started again 2 times"):
+        with pytest.raises(SamplerLostError, match="started again 3 times"):
             await sampler.publish(Weights(version=1, adapter=tmp_path / "v1"))
-    assert stand_in.starts == 3
+    assert stand_in.starts == 4
 
 
-async def test_a_sampled_turn_shows_that_the_server_is_worth_starting_again(tmp_path):
-    async with standing_in(tmp_path, sampling=restarted(1)) as (sampler, stand_in):
+async def test_a_sampled_turn_shows_that_the_server_is_worth_starting_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(SupervisedVllm, "MAX_RESTARTS", 1)
+    async with standing_in(tmp_path) as (sampler, stand_in):
         for _ in range(3):
             stand_in.end(sampler)
             assert (await sampler.sample(REQUEST)).token_ids == (7, 8)
@@ -135,8 +132,9 @@ async def test_a_sampled_turn_shows_that_the_server_is_worth_starting_again(tmp_
             await sampler.sample(REQUEST)
 
 
-async def test_with_no_restarts_allowed_the_first_end_is_the_last(tmp_path):
-    async with standing_in(tmp_path, sampling=restarted(0)) as (sampler, stand_in):
+async def test_with_no_restarts_allowed_the_first_end_is_the_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(SupervisedVllm, "MAX_RESTARTS", 0)
+    async with standing_in(tmp_path) as (sampler, stand_in):
         stand_in.end(sampler)
         with pytest.raises(SamplerLostError, match="started again 0 times"):
             await sampler.sample(REQUEST)

@@ -16,7 +16,6 @@ from vllm_stand_in import (
     LORA,
     MERGING,
     REQUEST,
-    SAMPLING,
     altered,
     answering,
     make_sampler,
@@ -164,8 +163,8 @@ async def test_a_publication_that_a_server_does_not_take_is_made_on_the_next_one
 
     sampler_has_version_1 = False
     # Only for one that hangs, and is well as far as it says itself, the deadline has to pass.
-    sampling = SAMPLING.model_copy(update={"request_deadline_s": 1.0 if fault == "hangs" else 600.0})
-    async with standing_in(tmp_path, answer, FULL, sampling) as (sampler, stand_in):
+    deadline_s = 1.0 if fault == "hangs" else 600.0
+    async with standing_in(tmp_path, answer, FULL, turn_deadline_s=deadline_s) as (sampler, stand_in):
         await sampler.publish(whole)
         sampler_has_version_1 = True
         assert await sampler.publish(later) == later

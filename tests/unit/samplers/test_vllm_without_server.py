@@ -29,7 +29,7 @@ from vllm_stand_in import (
     standing_in,
 )
 
-from mcprl.config import LearnerConfig, SamplingConfig, VllmConfig
+from mcprl.config import LearnerConfig
 from mcprl.errors import (
     BadValueError,
     GrammarError,
@@ -151,7 +151,7 @@ def test_for_whole_weights_the_server_takes_no_adapters_and_listens_to_a_socket_
 
 async def test_without_vllm_the_error_names_the_extra_to_install(installed, tmp_path):
     installed(None)
-    with pytest.raises(MissingExtraError, match=r"E-CONF-004.*mcprl\[vllm\].*sampling\.engine to transformers"):
+    with pytest.raises(MissingExtraError, match=r"E-CONF-004.*mcprl\[vllm\].*set engine to transformers"):
         await make_sampler(tmp_path).__aenter__()
 
 
@@ -218,6 +218,7 @@ async def test_a_server_that_leaves_at_its_start_is_an_error_with_the_end_of_its
 @pytest.mark.process
 async def test_a_server_that_never_becomes_healthy_is_ended_at_its_deadline(monkeypatch, tmp_path):
     replace_program(monkeypatch, "import threading; threading.Event().wait()")
+    monkeypatch.setattr("mcprl.samplers.vllm_server.START_S", 0.3)
     started: list[ChildProcess] = []
     start = ChildProcess.start
 
@@ -226,7 +227,7 @@ async def test_a_server_that_never_becomes_healthy_is_ended_at_its_deadline(monk
         return started[-1]
 
     monkeypatch.setattr(ChildProcess, "start", noted)
-    sampler = make_sampler(tmp_path, SamplingConfig(vllm=VllmConfig(start_deadline_s=0.3)))
+    sampler = make_sampler(tmp_path)
     with pytest.raises(SamplerStartError, match=r"not healthy after 0\.3 s"):
         await sampler.__aenter__()
     [process] = started

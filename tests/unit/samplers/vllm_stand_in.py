@@ -24,10 +24,7 @@ from mcprl.samplers import SampleRequest, vllm_server
 from mcprl.samplers.vllm import VllmSampler
 
 MODEL = ModelConfig(path="some/model", dtype="float32", context_tokens=512)
-SAMPLING = SamplingConfig(
-    request_deadline_s=60.0,
-    vllm=VllmConfig(max_sequences=3, memory_fraction=0.4, cpu_cache_gib=2, start_deadline_s=60, max_restarts=2),
-)
+SAMPLING = SamplingConfig(vllm=VllmConfig(max_sequences=3, memory_fraction=0.4, cpu_cache_gib=2))
 MERGING = SAMPLING.model_copy(update={"vllm": SAMPLING.vllm.model_copy(update={"merge_adapters": True})})
 LORA, FULL = LearnerConfig(lora_rank=4), LearnerConfig(tuning="full")
 REQUEST = SampleRequest(
@@ -55,8 +52,14 @@ def altered(**fields: object) -> dict:
     return answer
 
 
-def make_sampler(folder: Path, sampling: SamplingConfig = SAMPLING, learner: LearnerConfig = LORA) -> VllmSampler:
-    return VllmSampler(MODEL, sampling, learner, log=folder / "vllm.log")
+def make_sampler(
+    folder: Path,
+    sampling: SamplingConfig = SAMPLING,
+    learner: LearnerConfig = LORA,
+    *,
+    turn_deadline_s: float = 60.0,
+) -> VllmSampler:
+    return VllmSampler(MODEL, sampling, learner, turn_deadline_s=turn_deadline_s, log=folder / "vllm.log")
 
 
 def response(status: str, body: str, kind: str = "application/json") -> bytes:
@@ -147,7 +150,12 @@ class StandIn:
 
 @asynccontextmanager
 async def standing_in(
-    folder: Path, answer: Answer = usual_answer, learner: LearnerConfig = LORA, sampling: SamplingConfig = SAMPLING
+    folder: Path,
+    answer: Answer = usual_answer,
+    learner: LearnerConfig = LORA,
+    sampling: SamplingConfig = SAMPLING,
+    *,
+    turn_deadline_s: float = 60.0,
 ) -> AsyncGenerator[tuple[VllmSampler, StandIn]]:
     """A sampler whose servers are ours: `answer` gives the response to a request, or None to hang up."""
     stand_in = StandIn(answer)
@@ -155,7 +163,7 @@ async def standing_in(
         patch.setattr(vllm_server, "server_argv", stand_in.argv)
         patch.setattr(vllm_server, "_ANSWER_S", 60.0)  # one that is well must not seem ill on a busy machine
         try:
-            async with make_sampler(folder, sampling, learner) as sampler:
+            async with make_sampler(folder, sampling, learner, turn_deadline_s=turn_deadline_s) as sampler:
                 yield sampler, stand_in
         finally:
             await stand_in.close()

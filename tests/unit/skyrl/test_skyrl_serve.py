@@ -141,9 +141,9 @@ def program(folder: Path, text: str) -> Path:
     return path
 
 
-async def start(folder: Path, python: Path | None, *, deadline_s: float = 60.0) -> SkyrlServer:
+async def start(folder: Path, python: Path | None) -> SkyrlServer:
     return await SkyrlServer.start(
-        SkyrlConfig(python=python, start_deadline_s=deadline_s),
+        SkyrlConfig(python=python),
         model=MODEL,
         learner=LearnerConfig(),
         folder=folder / "engine",
@@ -181,8 +181,9 @@ async def test_a_server_that_is_up_without_an_engine_that_answers_is_not_ready_a
         return started[-1]
 
     monkeypatch.setattr(ChildProcess, "start", noted)
+    monkeypatch.setattr("mcprl.skyrl.server.START_S", 1.5)
     with pytest.raises(EngineStartError, match=r"did not answer within 1\.5 s"):
-        await start(tmp_path, stand_in(tmp_path, answers=()), deadline_s=1.5)
+        await start(tmp_path, stand_in(tmp_path, answers=()))
     [process] = started
     assert process.exit_code is not None
 

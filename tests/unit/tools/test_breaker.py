@@ -6,9 +6,8 @@ import asyncio
 import pytest
 from virtual_clock import run_in_virtual_time
 
-from mcprl.config import BreakerSettings
 from mcprl.errors import BreakerOpenError, BudgetExceededError, ServerBusyError, ServerFaultError, ServerLostError
-from mcprl.tools.breaker import Breaker
+from mcprl.tools.breaker import FAILURES, REST_S, Breaker
 
 PATIENT = 1000.0
 
@@ -37,19 +36,20 @@ async def fail(breaker: Breaker, times: int = 1) -> None:
         assert caught.value is error
 
 
-async def opened(*, failures: int = 2, rest_s: float = 5.0) -> Breaker:
-    breaker = Breaker("fmp", BreakerSettings(failures=failures, rest_s=rest_s))
-    await fail(breaker, failures)
+async def opened() -> Breaker:
+    assert REST_S == 5.0  # the times below count on it
+    breaker = Breaker("fmp")
+    await fail(breaker, FAILURES)
     assert (breaker.state, breaker.openings) == ("open", 1)
     return breaker
 
 
 def test_it_opens_after_exactly_so_many_failures_in_a_row():
     async def scenario() -> None:
-        breaker = Breaker("fmp", BreakerSettings(failures=3))
-        await fail(breaker, 2)
+        breaker = Breaker("fmp")
+        await fail(breaker, FAILURES - 1)
         await call(breaker)
-        await fail(breaker, 2)
+        await fail(breaker, FAILURES - 1)
         assert (breaker.state, breaker.openings) == ("closed", 0)
         await fail(breaker)
         assert (breaker.state, breaker.openings) == ("open", 1)
@@ -68,8 +68,8 @@ def test_it_opens_after_exactly_so_many_failures_in_a_row():
 )
 def test_what_says_nothing_about_the_server_is_no_failure_and_no_success(error):
     async def scenario() -> None:
-        breaker = Breaker("fmp", BreakerSettings(failures=2))
-        await fail(breaker)
+        breaker = Breaker("fmp")
+        await fail(breaker, FAILURES - 1)
         for _ in range(5):
             with pytest.raises(type(error)):
                 await call(breaker, error)
@@ -82,9 +82,10 @@ def test_what_says_nothing_about_the_server_is_no_failure_and_no_success(error):
 
 def test_every_other_fault_of_the_server_is_a_failure():
     async def scenario() -> None:
-        breaker = Breaker("fmp", BreakerSettings(failures=1))
-        with pytest.raises(ServerFaultError):
-            await call(breaker, ServerFaultError("broken", fix="mend it"))
+        breaker = Breaker("fmp")
+        for _ in range(FAILURES):
+            with pytest.raises(ServerFaultError):
+                await call(breaker, ServerFaultError("broken", fix="fix it"))
         assert breaker.state == "open"
 
     run_in_virtual_time(scenario())
@@ -92,7 +93,7 @@ def test_every_other_fault_of_the_server_is_a_failure():
 
 def test_calls_wait_while_it_is_open_one_probes_and_its_success_lets_all_go():
     async def scenario() -> None:
-        breaker = await opened(rest_s=5.0)
+        breaker = await opened()
         states: list[str] = []
 
         async def watch() -> None:
@@ -111,7 +112,7 @@ def test_calls_wait_while_it_is_open_one_probes_and_its_success_lets_all_go():
 
 def test_the_state_is_half_open_while_the_probe_is_under_way():
     async def scenario() -> None:
-        breaker = await opened(rest_s=5.0)
+        breaker = await opened()
         probe = asyncio.create_task(call(breaker, takes_s=2.0))
         await asyncio.sleep(6.0)
         assert breaker.state == "half_open"
@@ -123,7 +124,7 @@ def test_the_state_is_half_open_while_the_probe_is_under_way():
 
 def test_a_failed_probe_opens_it_again_and_the_others_wait_on():
     async def scenario() -> None:
-        breaker = await opened(failures=2, rest_s=5.0)
+        breaker = await opened()
         probe = asyncio.create_task(call(breaker, lost(), takes_s=1.0))
         await asyncio.sleep(5.5)
         others = [asyncio.create_task(call(breaker)) for _ in range(3)]
@@ -141,7 +142,7 @@ def test_a_failed_probe_opens_it_again_and_the_others_wait_on():
 @pytest.mark.parametrize("verdict", ["cancelled", "busy"])
 def test_a_probe_without_a_verdict_hands_its_place_to_the_next(verdict):
     async def scenario() -> None:
-        breaker = await opened(rest_s=5.0)
+        breaker = await opened()
         error = ServerBusyError("429", fix="wait") if verdict == "busy" else None
         probe = asyncio.create_task(call(breaker, error, takes_s=2.0))
         await asyncio.sleep(5.5)
@@ -159,7 +160,7 @@ def test_a_probe_without_a_verdict_hands_its_place_to_the_next(verdict):
 
 def test_a_waiter_who_is_cancelled_takes_nobodys_place():
     async def scenario() -> None:
-        breaker = await opened(rest_s=5.0)
+        breaker = await opened()
         waiter = asyncio.create_task(call(breaker))
         await asyncio.sleep(4.0)
         waiter.cancel()
@@ -172,13 +173,13 @@ def test_a_waiter_who_is_cancelled_takes_nobodys_place():
 
 def test_a_call_out_of_patience_fails_undelivered_and_says_when_to_come_back():
     async def scenario() -> None:
-        breaker = await opened(failures=2, rest_s=5.0)
+        breaker = await opened()
         with pytest.raises(BreakerOpenError) as caught:
             await call(breaker, patience_s=2.0)
         assert asyncio.get_running_loop().time() == pytest.approx(2.0)
         assert caught.value.delivered is False
         assert caught.value.retry_after_s == pytest.approx(3.0)
-        assert "'fmp' failed 2 calls in a row" in caught.value.what
+        assert "'fmp' failed 5 calls in a row" in caught.value.what
         assert breaker.state == "open"
 
     run_in_virtual_time(scenario())
@@ -186,7 +187,7 @@ def test_a_call_out_of_patience_fails_undelivered_and_says_when_to_come_back():
 
 def test_patience_also_ends_while_another_call_probes():
     async def scenario() -> None:
-        breaker = await opened(rest_s=5.0)
+        breaker = await opened()
         probe = asyncio.create_task(call(breaker, takes_s=60.0))
         await asyncio.sleep(6.0)
         with pytest.raises(BreakerOpenError) as caught:
@@ -203,12 +204,12 @@ def test_patience_also_ends_while_another_call_probes():
 @pytest.mark.parametrize("error", [None, lost()])
 def test_calls_from_before_it_opened_have_no_say_afterwards(error):
     async def scenario() -> None:
-        breaker = Breaker("fmp", BreakerSettings(failures=2, rest_s=5.0))
+        breaker = Breaker("fmp")
         while_open = asyncio.create_task(call(breaker, error, takes_s=1.0))
         while_half_open = asyncio.create_task(call(breaker, error, takes_s=6.0))
         after_it_closed = [asyncio.create_task(call(breaker, lost(), takes_s=9.0)) for _ in range(3)]
         await asyncio.sleep(0.0)
-        await fail(breaker, 2)
+        await fail(breaker, FAILURES)
         probe = asyncio.create_task(call(breaker, takes_s=2.0))
         await asyncio.sleep(2.0)
         assert while_open.done()
@@ -225,8 +226,8 @@ def test_calls_from_before_it_opened_have_no_say_afterwards(error):
 
 def test_many_calls_that_fail_together_are_one_failure():
     async def scenario() -> None:
-        breaker = Breaker("fmp", BreakerSettings(failures=5))
-        for wave in range(5):
+        breaker = Breaker("fmp")
+        for wave in range(FAILURES):
             assert breaker.state == "closed", wave
             calls = [call(breaker, lost(), takes_s=1.0) for _ in range(64)]
             results = await asyncio.gather(*calls, return_exceptions=True)

@@ -11,17 +11,16 @@ from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations
 
 from mcprl.config import (
-    BreakerSettings,
     BudgetSettings,
     ErrorRule,
     RateSettings,
-    RetrySettings,
     ServersConfig,
     ServerSettings,
 )
 from mcprl.errors import BudgetExceededError, Fault, ServerFaultError, ServerFileError, WorkerLostError
 from mcprl.records import Observation, Source, ToolCall
 from mcprl.tools import Cassette, ServerSpec, SharedLimits, Toolbox, limit_settings, open_toolbox
+from mcprl.tools.breaker import FAILURES
 from mcprl.tools.stats import merge_stats
 
 READ = ToolAnnotations(read_only_hint=True)
@@ -174,13 +173,12 @@ async def test_an_error_disguised_as_a_success_is_the_policys_where_the_rule_say
 
 
 RULE = ErrorRule(match='^\\{"error"', fault="infrastructure")
-QUICK = RetrySettings(attempts=3, wait_s=0.001)
 
 
 async def test_a_read_only_call_that_the_infrastructure_failed_is_made_again(tmp_path):
     market = Market()
     market.failures_left = 2
-    (seen,) = await observe(market, tmp_path, call("quote", symbol="A"), errors=(RULE,), retry=QUICK)
+    (seen,) = await observe(market, tmp_path, call("quote", symbol="A"), errors=(RULE,))
     assert (seen.text, seen.attempts, len(market.calls)) == ("A: 213.88", 3, 3)
 
 
@@ -188,7 +186,7 @@ async def test_a_write_that_the_infrastructure_failed_is_raised_and_never_made_a
     market = Market()
     market.failures_left = 1
     with pytest.raises(ServerFaultError, match="upstream is down"):
-        await observe(market, tmp_path, call("order", symbol="A"), errors=(RULE,), retry=QUICK)
+        await observe(market, tmp_path, call("order", symbol="A"), errors=(RULE,))
     assert market.calls == ["order A"]
 
 
@@ -228,14 +226,14 @@ async def test_a_lost_limits_service_is_not_a_fault_of_the_policy_nor_of_the_ser
         async def take_place(self, server: str) -> int | None:
             raise WorkerLostError("the driver is gone", fix="resume the run")
 
-    market, settings = Market(), ServerSettings(rate=RateSettings(calls=9), breaker=BreakerSettings(failures=1))
+    market, settings = Market(), ServerSettings(rate=RateSettings(calls=9))
     spec, service = ServerSpec(name="market", make=market.make, settings=settings), Lost({"market": settings})
     async with Toolbox([spec], log_dir=tmp_path, limits=service) as box, box.lease(None) as lease:
-        for _ in range(2):
+        for _ in range(FAILURES + 1):
             with pytest.raises(WorkerLostError, match="the driver is gone"):
                 await lease.call(call("quote", symbol="A"))
         figures = box.stats()["servers"]["market"]
-    assert figures["tools"]["quote"]["failures"] == {"E-WORK-011": 2}
+    assert figures["tools"]["quote"]["failures"] == {"E-WORK-011": FAILURES + 1}
     assert (figures["calls"], figures["breaker_openings"], market.calls) == (0, 0, [])
     assert await service.spent("market") == (0, 0.0)
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 from virtual_clock import run_in_virtual_time
 
-from mcprl.config import RetrySettings
 from mcprl.errors import (
     BreakerOpenError,
     BudgetExceededError,
@@ -17,7 +16,7 @@ from mcprl.errors import (
     ServerStartError,
     ToolServerError,
 )
-from mcprl.tools.calls import call_with_retries, may_repeat
+from mcprl.tools.calls import FIRST_WAIT_S, MAX_WAIT_S, call_with_retries, may_repeat
 
 
 def lost(*, delivered: bool = True, retry_after_s: float | None = None) -> ServerLostError:
@@ -43,8 +42,8 @@ class Attempts:
     def waits(self) -> list[float]:
         return [after - before for before, after in pairwise(self.times)]
 
-    def run(self, settings: RetrySettings, *, repeatable: bool = True) -> str:
-        return run_in_virtual_time(call_with_retries(self, settings, repeatable=lambda _: repeatable))
+    def run(self, attempts: int = 3, *, repeatable: bool = True) -> str:
+        return run_in_virtual_time(call_with_retries(self, attempts, repeatable=lambda _: repeatable))
 
 
 @pytest.mark.parametrize(
@@ -67,13 +66,13 @@ def test_a_call_is_repeated_only_where_it_cannot_do_a_thing_twice(error, read_on
 
 def test_a_call_that_works_is_made_once_and_without_a_wait():
     attempts = Attempts()
-    assert attempts.run(RetrySettings()) == "result"
+    assert attempts.run() == "result"
     assert (attempts.numbers, attempts.waits) == ([1], [])
 
 
 def test_each_attempt_is_told_its_number():
     attempts = Attempts(lost(), lost())
-    assert attempts.run(RetrySettings(attempts=3)) == "result"
+    assert attempts.run(3) == "result"
     assert attempts.numbers == [1, 2, 3]
 
 
@@ -81,7 +80,7 @@ def test_when_the_attempts_are_used_up_the_last_error_is_raised():
     errors = [lost() for _ in range(3)]
     attempts = Attempts(*errors)
     with pytest.raises(ServerLostError) as caught:
-        attempts.run(RetrySettings(attempts=3))
+        attempts.run(3)
     assert caught.value is errors[2]
     assert attempts.numbers == [1, 2, 3]
 
@@ -89,14 +88,14 @@ def test_when_the_attempts_are_used_up_the_last_error_is_raised():
 def test_one_attempt_means_never_again():
     attempts = Attempts(lost())
     with pytest.raises(ServerLostError):
-        attempts.run(RetrySettings(attempts=1))
+        attempts.run(1)
     assert attempts.numbers == [1]
 
 
 def test_an_error_that_may_not_be_repeated_is_raised_at_once():
     attempts = Attempts(lost())
     with pytest.raises(ServerLostError):
-        attempts.run(RetrySettings(), repeatable=False)
+        attempts.run(repeatable=False)
     assert attempts.numbers == [1]
 
 
@@ -107,7 +106,7 @@ def test_the_question_is_asked_of_each_error_anew():
         return may_repeat(error, read_only=False, idempotent=False)
 
     with pytest.raises(ServerLostError):
-        run_in_virtual_time(call_with_retries(attempts, RetrySettings(attempts=5), repeatable=repeatable))
+        run_in_virtual_time(call_with_retries(attempts, 5, repeatable=repeatable))
     assert attempts.numbers == [1, 2]
 
 
@@ -117,16 +116,17 @@ def test_the_question_is_asked_of_each_error_anew():
 def test_anything_but_a_fault_of_the_server_passes_through_at_once(error):
     attempts = Attempts(error)
     with pytest.raises(type(error)):
-        attempts.run(RetrySettings())
+        attempts.run()
     assert attempts.numbers == [1]
 
 
 def test_the_wait_doubles_up_to_its_limit_with_half_of_it_at_random():
-    settings = RetrySettings(attempts=8, wait_s=1.0, max_wait_s=10.0)
-    runs = [Attempts(*(lost() for _ in range(7))) for _ in range(50)]
+    runs = [Attempts(*(lost() for _ in range(12))) for _ in range(50)]
     for attempts in runs:
-        attempts.run(settings)
-        for wait, longest in zip(attempts.waits, [1, 2, 4, 8, 10, 10, 10], strict=True):
+        attempts.run(13)
+        doubled = [min(FIRST_WAIT_S * 2**n, MAX_WAIT_S) for n in range(12)]
+        assert doubled[-2:] == [MAX_WAIT_S] * 2
+        for wait, longest in zip(attempts.waits, doubled, strict=True):
             assert longest / 2 <= wait + 1e-6
             assert wait <= longest + 1e-6
     assert len({round(attempts.waits[0], 6) for attempts in runs}) > 10
@@ -134,27 +134,26 @@ def test_the_wait_doubles_up_to_its_limit_with_half_of_it_at_random():
 
 def test_thousands_of_attempts_do_not_overflow_the_wait():
     attempts = Attempts(*(lost() for _ in range(1999)))
-    assert attempts.run(RetrySettings(attempts=2000, max_wait_s=1.0)) == "result"
+    assert attempts.run(2000) == "result"
 
 
 def test_a_wait_that_the_server_asks_for_takes_the_place_of_ours():
     attempts = Attempts(lost(retry_after_s=7.0), lost(retry_after_s=0.0))
-    attempts.run(RetrySettings(attempts=3, wait_s=1.0, max_wait_s=7.0))
+    attempts.run()
     assert attempts.waits == pytest.approx([7.0, 0.0])
 
 
 def test_a_server_that_asks_for_too_long_a_wait_is_given_up_at_once():
-    attempts = Attempts(lost(retry_after_s=7.1))
+    attempts = Attempts(lost(retry_after_s=MAX_WAIT_S + 0.1))
     with pytest.raises(ServerLostError):
-        attempts.run(RetrySettings(attempts=3, max_wait_s=7.0))
+        attempts.run()
     assert attempts.numbers == [1]
 
 
 def test_a_cancellation_during_the_wait_ends_the_call_and_carries_no_other_error():
     async def scenario() -> None:
-        attempts = Attempts(lost())
-        settings = RetrySettings(wait_s=10.0)
-        call = asyncio.ensure_future(call_with_retries(attempts, settings, repeatable=lambda _: True))
+        attempts = Attempts(lost(retry_after_s=10.0))
+        call = asyncio.ensure_future(call_with_retries(attempts, 3, repeatable=lambda _: True))
         await asyncio.sleep(1.0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:

@@ -28,7 +28,7 @@ END_S = FLUSH_S + 60.0  # to be ended by force takes a second and a bit, but the
 
 
 def endpoint(url: str) -> TrackingConfig:
-    return TrackingConfig.model_validate({"opentelemetry": {"endpoint": f"{url}/v1/traces"}, "flush_s": FLUSH_S})
+    return TrackingConfig.model_validate({"opentelemetry": {"endpoint": f"{url}/v1/traces"}})
 
 
 async def told_to(delivery: Delivery, folder, tracking: TrackingConfig) -> None:
@@ -63,7 +63,7 @@ def test_an_address_that_is_none_is_refused(endpoint):
 
 
 def test_a_tracker_gets_its_own_keys_and_no_others(monkeypatch):
-    for name in ("WANDB_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS", "FMP_API_KEY"):
+    for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "OTEL_EXPORTER_OTLP_HEADERS", "FMP_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FMP_API_KEY", "fmp-key-of-a-server")
     monkeypatch.setenv("HOME", "/home/ana")
@@ -71,8 +71,9 @@ def test_a_tracker_gets_its_own_keys_and_no_others(monkeypatch):
         "WANDB_API_KEY": KEY,
         "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer otlp-token-1234",
         "FMP_API_KEY": "f",
+        "WANDB_BASE_URL": "http://u:pass-word-9@wandb.local",
     }
-    tracking = TrackingConfig.model_validate({"wandb": {"project": "p", "url": "http://u:pass-word-9@wandb.local"}})
+    tracking = TrackingConfig.model_validate({"wandb": {"project": "p"}})
     wandb = tracker_environment("wandb", tracking, keys)
     assert (wandb["WANDB_API_KEY"], wandb["WANDB_BASE_URL"]) == (KEY, "http://u:pass-word-9@wandb.local")
     assert wandb["HOME"] == "/home/ana"
@@ -85,6 +86,7 @@ def test_a_tracker_gets_its_own_keys_and_no_others(monkeypatch):
 
 @pytest.mark.process
 async def test_whatever_the_fault_a_tracker_is_spoken_of_once_and_ends_in_time(tmp_path, record_property, monkeypatch):
+    monkeypatch.setattr(delivery, "FLUSH_S", FLUSH_S)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")  # milliseconds until the library sends what it has
     servers: dict[str, StandIn | None] = {fault: StandIn(fault) for fault in FAULTS} | {"refused": None}
     listeners = {fault: Listener() for fault in servers}
@@ -204,9 +206,10 @@ async def test_a_process_that_cannot_be_started_is_spoken_of(tmp_path, monkeypat
 
 
 @pytest.mark.process
-async def test_a_run_that_is_asked_to_stop_does_not_wait_for_all_of_flush_s(tmp_path):
+async def test_a_run_that_is_asked_to_stop_does_not_wait_for_all_of_flush_s(tmp_path, monkeypatch):
+    monkeypatch.setattr(delivery, "FLUSH_S", 600.0)
     folder, listener = make_folder(tmp_path), Listener()
-    config = make_config(folder, tensorboard=True, flush_s=600.0)
+    config = make_config(folder, tensorboard=True)
     trackers = Trackers(config, listener, is_stopping=lambda: True)
     await trackers.start(folder)
     os.kill(trackers._deliveries[0]._child.pid, signal.SIGSTOP)

@@ -24,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util.tensor_util import make_ndarray
 
 from mcprl.processes import free_port
+from mcprl.tracking import delivery
 
 EPISODES = STEPS * MEMBERS
 FLUSH_S = 3.0
@@ -155,7 +156,7 @@ async def test_weave_gets_a_tree_of_turns_and_calls_for_each_episode(tmp_path, s
 @needs_wandb
 async def test_wandb_online_gets_metrics_tables_alerts_and_the_adapter(tmp_path, server):
     folder, listener = make_folder(tmp_path), Listener()
-    outcomes = await tell(folder, listener, wandb={"project": "p", "entity": "e", "url": server.url})
+    outcomes = await tell(folder, listener, wandb={"project": "e/p"})
     assert (outcomes["wandb"].state, listener.said) == ("delivered", [])
     check_wandb(server, folder)
     (log,) = (folder / "logs").glob("tracker-wandb.log")
@@ -164,9 +165,10 @@ async def test_wandb_online_gets_metrics_tables_alerts_and_the_adapter(tmp_path,
 
 @pytest.mark.process
 @needs_wandb
-async def test_wandb_offline_asks_nobody_and_its_own_sync_sends_the_same_later(tmp_path, server):
+async def test_wandb_offline_asks_nobody_and_its_own_sync_sends_the_same_later(tmp_path, server, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     folder, listener = make_folder(tmp_path), Listener()
-    outcomes = await tell(folder, listener, wandb={"project": "p", "entity": "e", "mode": "offline"})
+    outcomes = await tell(folder, listener, wandb={"project": "e/p"})
     assert (outcomes["wandb"].state, listener.said) == ("delivered", [])
     assert server.requests == []
     (kept,) = (folder / "wandb").glob("offline-run-*")
@@ -191,8 +193,9 @@ async def test_wandb_and_weave_are_spoken_of_once_whatever_the_fault(tmp_path, s
         server.fault = fault
     folder, listener = make_folder(tmp_path), Listener()
     asked = server.asked if fault != "refused" else None
-    both = {"wandb": {"project": "p", "entity": "e"}, "weave": {"project": "e/p"}}
-    outcomes = await tell(folder, listener, until=asked, flush_s=FLUSH_S, **both)
+    monkeypatch.setattr(delivery, "FLUSH_S", FLUSH_S)
+    both = {"wandb": {"project": "e/p"}, "weave": {"project": "e/p"}}
+    outcomes = await tell(folder, listener, until=asked, **both)
     assert listener.held_up_s < FLUSH_S + 30.0  # not for as long as the fault lasts
     assert {outcome.state for outcome in outcomes.values()} <= {"failed", "incomplete"}
     assert sorted(text.split()[1] for text in listener.said) == ["W&B", "Weave"]
@@ -209,7 +212,7 @@ async def test_what_wandb_gives_up_is_told_and_never_called_delivered(tmp_path, 
     }
     server.forbidden = re.compile("|".join(given_up.values()), re.DOTALL)
     folder, listener = make_folder(tmp_path), Listener()
-    outcomes = await tell(folder, listener, wandb={"project": "p", "entity": "e"})
+    outcomes = await tell(folder, listener, wandb={"project": "e/p"})
     assert outcomes["wandb"].state == "incomplete"
     for start in given_up:
         assert any(text.startswith(f"W&B has trouble: {start}") for text in outcomes["wandb"].said), start
@@ -244,7 +247,7 @@ async def test_weave_that_is_turned_off_by_its_variable_is_not_called_delivered(
 async def test_a_run_that_is_resumed_goes_on_in_the_same_run_of_wandb(tmp_path, server):
     folder, listener = make_folder(tmp_path), Listener()
     for ends in (False, True):
-        outcomes = await tell(folder, listener, ends=ends, wandb={"project": "p", "entity": "e"})
+        outcomes = await tell(folder, listener, ends=ends, wandb={"project": "e/p"})
         assert (outcomes["wandb"].state, listener.said) == ("delivered", [])
     asked = [request.json for request in server.bodies("/graphql$")]
     names = {query["variables"]["name"] for query in asked if "upsertBucket(" in query["query"]}

@@ -76,7 +76,7 @@ def make_config(folder: Path, **tracking: Any) -> RunConfig:
         model=ModelConfig(path="tiny/model"),
         tasks=TasksConfig(train=folder.parent / "tasks.jsonl"),
         servers=ServersConfig(file=folder.parent / "servers.json", env_file=folder.parent / "keys.env"),
-        tracking=TrackingConfig.model_validate({"flush_s": 60.0} | tracking),
+        tracking=TrackingConfig.model_validate(tracking),
     )
 
 

@@ -19,7 +19,7 @@ from mcprl.records import LostEpisode, StopReason, Task, Trajectory
 from mcprl.tasks import Curriculum, Deal, TaskOrder
 from mcprl.training.pipeline import collect_step
 
-REFILL = AlgorithmConfig(dead_groups="refill", max_refills=2)
+REFILL = AlgorithmConfig(refill_rounds=2)
 ORDERS = (TaskOrder, Curriculum)
 
 
@@ -68,7 +68,7 @@ def ids(groups) -> list[str]:
 
 
 def collect(order, runner: Runner, algorithm: AlgorithmConfig, *, step: int = 3, heard: list | None = None):
-    collector = Collector(runner, EpisodesConfig(group_size=2, max_attempts=2))
+    collector = Collector(runner, EpisodesConfig(group_size=2))
     outcomes = heard if heard is not None else []
     deal = Deal(tasks=order.deal(step), stand_ins=order.stand_ins(step))
     return collect_step(deal, collector, step, algorithm, outcomes.append)
@@ -87,14 +87,14 @@ def steps(draw: st.DrawFn):
 @given(steps())
 def test_a_refilled_step_is_that_of_a_plain_account_of_it(drawn):
     """Against an independent account: live tasks of the deal, then of the stand-ins, as many as rounds allow."""
-    order, dead, max_refills, step = drawn
-    algorithm = AlgorithmConfig(dead_groups="refill", max_refills=max_refills)
+    order, dead, most_rounds, step = drawn
+    algorithm = AlgorithmConfig(refill_rounds=most_rounds)
     runner = Runner(dead)
     got = asyncio.run(collect(order, runner, algorithm, step=step))
 
     dealt, queue = [t.id for t in order.deal(step)], [t.id for t in order.stand_ins(step)]
     account, rounds = list(dealt), 0
-    for _ in range(max_refills):
+    for _ in range(most_rounds):
         missing = len(dealt) - len([name for name in account if name not in dead])
         if missing and queue:
             account, queue, rounds = account + queue[:missing], queue[missing:], rounds + 1
@@ -107,7 +107,7 @@ def test_a_refilled_step_is_that_of_a_plain_account_of_it(drawn):
     assert 0 < len(got.groups) <= len(dealt)
     assert sorted(ids(got.groups) + ids(got.dropped)) == sorted(account)
     assert set(ids(got.dropped)) <= dead
-    assert rounds <= max_refills
+    assert rounds <= most_rounds
     refilled = len([name for name in live if name not in dealt])
     assert got.metrics == {
         "groups_dropped": len(got.dropped),
@@ -118,8 +118,8 @@ def test_a_refilled_step_is_that_of_a_plain_account_of_it(drawn):
 
 @given(steps())
 def test_the_same_seed_and_step_refill_with_the_same_tasks(drawn):
-    order, dead, max_refills, step = drawn
-    algorithm = AlgorithmConfig(dead_groups="refill", max_refills=max_refills)
+    order, dead, most_rounds, step = drawn
+    algorithm = AlgorithmConfig(refill_rounds=most_rounds)
     played = [ids(asyncio.run(collect(order, Runner(dead), algorithm, step=step)).all_groups) for _ in range(2)]
     assert played[0] == played[1]
 
@@ -187,5 +187,5 @@ async def lose_all_but(names: set[str], task_id: str) -> None:
 async def test_a_group_that_cannot_be_completed_is_an_error_and_never_a_smaller_step(algorithm):
     order = TaskOrder(tasks(6), per_step=2, seed=1)
     kept, _ = (task.id for task in order.deal(3))
-    with pytest.raises(GroupIncompleteError, match="was lost 2 times, last to E-TOOL-011 gone"):
+    with pytest.raises(GroupIncompleteError, match="was lost 5 times, last to E-TOOL-011 gone"):
         await collect(order, Runner(set(), partial(lose_all_but, {kept})), algorithm)

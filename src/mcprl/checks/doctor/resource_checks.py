@@ -135,7 +135,7 @@ def _main_memory(needs: Mapping[str, float], seen: Mapping[str, int]) -> Finding
 
 
 def _gpu_memory(config: RunConfig, needs: Mapping[str, float], gpus: tuple[int, ...]) -> Finding:
-    fraction = config.sampling.vllm.memory_fraction if config.sampling.engine == "vllm" else 0.0
+    fraction = config.sampling.vllm.memory_fraction if config.engine == "vllm" else 0.0
     share, room = needs["learner"] / config.learner.processes, gpus[0] * (1 - fraction)
     figures = f"the learner holds about {in_words(share)} of a GPU, {in_words(room)} of the first are left beside vLLM"
     if share > room:
@@ -185,9 +185,10 @@ async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
     if tracking.tensorboard:
         named.append("tensorboard")
     if tracking.wandb is not None:
-        named.append(f"wandb ({tracking.wandb.mode})")
-        if tracking.wandb.mode == "online":
-            addresses["tracking.wandb"] = tracking.wandb.url or keys.get("WANDB_BASE_URL") or _WANDB_CLOUD
+        mode = keys.get("WANDB_MODE") or "online"
+        named.append(f"wandb ({mode})")
+        if mode == "online":
+            addresses["tracking.wandb"] = keys.get("WANDB_BASE_URL") or _WANDB_CLOUD
     if tracking.weave is not None:
         named.append("weave")
         addresses["tracking.weave"] = keys.get("WANDB_BASE_URL") or _WANDB_CLOUD
@@ -199,7 +200,7 @@ async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
         yield warning(
             "trackers",
             f"{setting}: nobody answers at {addresses[setting]}; the run would go on without",
-            fix="start it, correct its address, or leave it out (tracking.wandb.mode offline sends later)",
+            fix="start it, correct its address, or leave it out (W&B with WANDB_MODE=offline sends later)",
         )
     if "tracking.wandb" in addresses and not _has_wandb_key(keys):
         yield warning("trackers", "tracking.wandb is online, and there is no key for it", fix="run `wandb login`")

@@ -170,8 +170,8 @@ def _open_to_all(name: str, url: str) -> Finding:
 
 
 def _once(spec: ServerSpec) -> ServerSpec:
-    """The server in one process: looking at it needs no replicas and no spares."""
-    return replace(spec, settings=spec.settings.model_copy(update={"replicas": 1, "spares": 0}))
+    """The server in one process: looking at it needs no replicas."""
+    return replace(spec, settings=spec.settings.model_copy(update={"replicas": 1}))
 
 
 async def _open(examination: Examination, spec: ServerSpec) -> tuple[Toolbox | None, McprlError | None, float]:

@@ -44,7 +44,7 @@ class Health:
     @staticmethod
     def most_kept(config: RunConfig) -> int:
         """How many checkpoints advice may need besides the newest: two to return to, and those not yet judged."""
-        return 2 + (config.training.max_staleness if config.training.pipeline == "async" else 0)
+        return 2 + config.training.max_staleness
 
     @property
     def steps_to_return_to(self) -> set[int]:

@@ -112,19 +112,17 @@ def gentler(config: RunConfig) -> str:
 
 def refill(config: RunConfig) -> str:
     """How to have fewer groups without variance in a batch."""
-    if config.algorithm.dead_groups == "refill":
-        return f"raise algorithm.max_refills (now {config.algorithm.max_refills})"
-    return "set algorithm.dead_groups to refill"
+    rounds = config.algorithm.refill_rounds
+    return f"raise algorithm.refill_rounds (now {rounds})" if rounds else "set algorithm.refill_rounds to 2"
 
 
 def at_cap(config: RunConfig) -> str:
     """What to change if algorithm.kl.cap stops updates."""
     kl = config.algorithm.kl
     advice = f"{gentler(config)}, raise algorithm.kl.coefficient (now {kl.coefficient:g})"
-    if kl.refresh_at_cap:
-        return f"{advice}, or raise algorithm.kl.cap (now {kl.cap:g})"
-    moving = " and algorithm.kl.reference to sync" if kl.reference == "base" else ""
-    return f"{advice}, or set algorithm.kl.refresh_at_cap to true{moving}"
+    if kl.reference == "base":
+        return f"{advice}, or set algorithm.kl.reference to sync"
+    return f"{advice}, or raise algorithm.kl.cap (now {kl.cap:g})"
 
 
 def roll_back(view: StepView, step: int | None, why: str) -> str:

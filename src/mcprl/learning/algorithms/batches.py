@@ -49,12 +49,12 @@ def make_batch(
     grpo, dr_grpo, rloo   an episode's advantage in its group, the same on each of its learnable tokens
     gae                   the advantage of the token's step, and its return beside it
 
-    With kl.place reward, each learnable token first costs `kl_coefficient` times its divergence from the reference. A
+    With kl.estimator k1, each learnable token first costs `kl_coefficient` times its divergence from the reference. A
     reward that is no number gives advantages that are none: the learner refuses them.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     learnable = tuple(learnable_tokens(t, algorithm.masks) for t in trajectories)
-    penalised = algorithm.kl.place == "reward" and kl_coefficient > 0.0
+    penalised = algorithm.kl.in_reward and kl_coefficient > 0.0
     _check_readings(algorithm, readings, penalised)
     penalties = _penalties(trajectories, learnable, algorithm, readings, kl_coefficient if penalised else 0.0)
     returns = None

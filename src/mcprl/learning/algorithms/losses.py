@@ -74,7 +74,7 @@ def next_coefficient(coefficient: float, kl: float, *, target: float, horizon: i
 Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 
 
-def sequence_weights(token_count_S: Tensor, how: Aggregation, *, constant_tokens: int | None) -> Tensor:
+def sequence_weights(token_count_S: Tensor, how: Aggregation, *, constant_tokens: int) -> Tensor:
     """The weight (float64) that every learnable token of each sequence has; the weighted losses add up to the loss.
 
     `token_count_S` counts the learnable tokens n_s of the S sequences of the minibatch.
@@ -92,8 +92,6 @@ def sequence_weights(token_count_S: Tensor, how: Aggregation, *, constant_tokens
         case "sequence_mean":
             weight_S = 1.0 / (count_S.count_nonzero() * count_S)
         case "constant":
-            if constant_tokens is None:
-                raise ValueError("aggregation constant needs constant_tokens")
             weight_S = torch.full_like(count_S, 1.0 / (len(count_S) * constant_tokens)) if len(count_S) else count_S
     return torch.where(count_S > 0, weight_S, 0.0)
 

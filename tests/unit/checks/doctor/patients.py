@@ -94,10 +94,11 @@ class Patient:
 def well_patient(folder: Path, model: Path) -> Patient:
     settings = {
         "name": "small",
+        "engine": "transformers",
         "model": {"path": str(model), "renderer": "chatml", "dtype": "float32", "context_tokens": 512},
         "tasks": {"train": "train.jsonl"},
         "servers": {"file": "servers.json"},
-        "sampling": {"engine": "transformers", "max_tokens": 4},
+        "sampling": {"max_tokens": 4},
         "episodes": {"group_size": 2},
         "algorithm": {"minibatches": 1},
         "learner": {"lora_rank": 2, "max_parity_error": 1e-4},

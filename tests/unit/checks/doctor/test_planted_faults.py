@@ -77,15 +77,15 @@ def turn_as_long_as_the_context(patient, monkeypatch):
     patient.set("sampling.max_tokens", 512)
 
 
-@fault("installed", BAD, "workers.kind is ray, which needs ray", "pip install 'mcprl[ray]'", "E-CONF-004")
+@fault("installed", BAD, "workers.count is above 0, which needs ray", "pip install 'mcprl[ray]'", "E-CONF-004")
 def missing_extra(patient, monkeypatch):
-    patient.set("workers.kind", "ray")
+    patient.set("workers.count", 2)
     hide_modules(monkeypatch, "ray")
 
 
-@fault("installed", BAD, "sampling.engine is vllm", "set sampling.engine to transformers", "E-CONF-004")
+@fault("installed", BAD, "engine is vllm", "set engine to transformers", "E-CONF-004")
 def missing_vllm(patient, monkeypatch):
-    patient.set("sampling.engine", "vllm")
+    patient.set("engine", "vllm")
     hide_modules(monkeypatch, "vllm")
 
 
@@ -462,7 +462,7 @@ async def test_faults_of_different_stages_are_found_in_one_examination(patient):
 
 async def test_a_fault_that_was_found_is_not_met_again_by_what_would_need_it_mended(patient):
     patient.servers["people"]["env"] = {"KEY": "${PEOPLE_KEY_OF_NOBODY}"}
-    patient.set("workers.kind", "ray")
+    patient.set("workers.count", 2)
     patient.write()
     with pytest.MonkeyPatch.context() as monkeypatch:
         hide_modules(monkeypatch, "ray")

@@ -16,7 +16,7 @@ from mcprl.learning.algorithms import sequence_weights
 sequences = st.lists(st.lists(st.floats(-3.0, 3.0), max_size=6), min_size=1, max_size=6)
 
 
-def weighted_sum(losses: list[list[float]], how, constant_tokens: int | None = None) -> float:
+def weighted_sum(losses: list[list[float]], how, constant_tokens: int = 8) -> float:
     counts = torch.tensor([len(own) for own in losses])
     weights = sequence_weights(counts, how, constant_tokens=constant_tokens)
     assert weights.dtype is torch.float64
@@ -45,8 +45,3 @@ def test_constant_divides_by_the_same_number_whatever_the_lengths_are(losses, to
 def test_a_sequence_without_tokens_weighs_nothing(how, counts):
     weights = sequence_weights(torch.tensor(counts, dtype=torch.int64), how, constant_tokens=8).tolist()
     assert [weight == 0.0 for weight in weights] == [count == 0 for count in counts]
-
-
-def test_constant_without_its_number_is_refused():
-    with pytest.raises(ValueError, match="needs constant_tokens"):
-        sequence_weights(torch.tensor([3]), "constant", constant_tokens=None)

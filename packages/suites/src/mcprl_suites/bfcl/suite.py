@@ -178,7 +178,7 @@ _LIMITS: Final = {
 
 def server_settings() -> ServerSettings:
     """A server of its own for each episode. Crowded worlds give long results, and all of a result is the task's."""
-    return ServerSettings(isolation="per_episode", spares=2, max_result_bytes=2**20)
+    return ServerSettings(isolation="per_episode", max_result_bytes=2**20)
 
 
 class BfclMultiTurn:
