@@ -88,8 +88,8 @@ def test_an_existing_file_and_folder_are_synced(tmp_path):
     [
         (errno.ENOSPC, "free space"),
         (errno.EDQUOT, "free space"),
-        (errno.EROFS, "let this user write"),
-        (errno.EACCES, "let this user write"),
+        (errno.EROFS, "give this user write access"),
+        (errno.EACCES, "give this user write access"),
         (errno.EIO, "whether that disk is sound"),
     ],
 )
@@ -98,7 +98,7 @@ def test_the_fix_fits_the_fault_and_ends_with_how_to_go_on(number, advice):
         raise OSError(number, os.strerror(number))
     assert caught.value.what == f"writing the journal failed: {os.strerror(number)}"
     assert advice in caught.value.fix
-    assert caught.value.fix.endswith("then go on with `mcprl resume`")
+    assert caught.value.fix.endswith("then continue with `mcprl resume`")
 
 
 def test_an_error_without_a_number_is_told_in_its_own_words():

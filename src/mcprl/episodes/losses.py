@@ -1,9 +1,9 @@
-"""Whether attempts are lost to the infrastructure by chance, or go together with a task, a tool or a text.
+"""Whether attempts are lost to the infrastructure at random, or correlate with a task, a tool or a word in arguments.
 
-What is counted are turns with calls: one is lost if the attempt ended in it, and survived if the tools answered. For
-each task, tool and word of the arguments, Fisher's exact test asks whether turns that have it are lost more often than
-the others. The words of a program are words of its argument. All tests together raise a false alarm with probability
-`_ALPHA` (Bonferroni) if faults hit turns independently. One fault that ends many episodes at once is not independent.
+The unit is a turn with calls: it is lost if the attempt ended in it, else it survived. For each task, tool and word in
+the arguments, Fisher's exact test asks whether turns that have it are lost more often than others. With the Bonferroni
+correction, the probability of any false alarm is at most `_ALPHA`, provided that faults hit turns independently; one
+fault that ends many episodes at once is not independent.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _ALPHA: Final = 0.001
 _MIN_LOST: Final = 3
 _STEPS: Final = 20
 _WORD: Final = re.compile(r"\w{3,}")
-_MAX_TEXT: Final = 20_000  # characters of one argument that are looked at
+_MAX_TEXT: Final = 20_000  # characters of an argument that are searched for words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correlation:
-    """A task, tool or word of the arguments whose turns are lost more often than the others.
+    """A task, tool or argument word whose turns are lost more often than others.
 
     Correlation(kind="argument", value="fork", lost=12, turns=12, other_lost=1, other_turns=230, p=3e-17)
     """
@@ -67,13 +67,13 @@ class _Counts:
 
 
 class LossLedger:
-    """The turns of the last steps, as counts. A run that is resumed begins with an empty one."""
+    """Counts the turns of recent steps. A resumed run starts with an empty one."""
 
     def __init__(self) -> None:
         self._steps: deque[_Counts] = deque(maxlen=_STEPS)
 
     def add(self, groups: Sequence[Group]) -> None:
-        """The turns of a step. A turn that caused a fault counts as lost: that names what the policy did."""
+        """Add the turns of a step. A turn that caused a fault counts as lost too."""
         counts = _Counts()
         for group in groups:
             for trajectory in group.trajectories:
@@ -86,7 +86,7 @@ class LossLedger:
         self._steps.append(counts)
 
     def correlations(self) -> tuple[Correlation, ...]:
-        """The task, the tool and the word that go together with losses most clearly, as far as there are any."""
+        """The task, the tool and the word that correlate most with losses, if any do."""
         lost, turns = Counter[tuple[Kind, str]](), Counter[tuple[Kind, str]]()
         all_lost, all_turns = sum(step.all_lost for step in self._steps), sum(step.all_turns for step in self._steps)
         if all_lost < _MIN_LOST:
@@ -115,7 +115,7 @@ class LossLedger:
 
 
 def fisher_p(lost: int, turns: int, all_lost: int, all_turns: int) -> float:
-    """P(X ≥ lost), X hypergeometric: of `all_turns` turns, `all_lost` of them lost, `turns` are drawn.
+    """P(X ≥ lost) for hypergeometric X: `turns` drawn from `all_turns`, of which `all_lost` are lost.
 
     Σ_x C(all_lost, x) · C(all_turns − all_lost, turns − x) / C(all_turns, turns), from x = lost
     """
@@ -138,7 +138,7 @@ def _features(task_id: str, calls: Sequence[ToolCall]) -> set[tuple[Kind, str]]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in an argument, numbers written out, however deep."""
+    """All texts nested in an argument; other values as text."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

@@ -1,7 +1,7 @@
-"""Rewards: the parts of what an episode achieved, each between 0 and 1, weighted, averaged, and clipped.
+"""Rewards: parts between 0 and 1, averaged by weight, less penalties, clipped.
 
-A part is there only where the goal checks it. Each sees the turns so far, so the reward of a turn is what the episode's
-gained by it, and the turns' rewards add up to the episode's exactly.
+A part exists only if the goal checks it. `score` computes the parts from the turns so far and `weigh` makes one number
+of them. The reward of a turn is the difference that it makes, so turn rewards add up to the episode's exactly.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -47,7 +47,7 @@ _DATES_AND_TIMES = re.compile(
     rf"|{_CLOCK}|{_MONTH}\s{_DAY},?\s[0-9]{{4}}|{_DAY}\s{_MONTH},?\s[0-9]{{4}})(?![\w:]|\.[0-9])",
     re.IGNORECASE,
 )
-# 1,234.5 or 1234.5 or .5 with what may stand around it, but not as part of a word, nor of something like 1.2.3.
+# 1,234.5 or 1234.5 or .5, with sign, currency and unit, but not inside a word or something like 1.2.3.
 _NUMBER = re.compile(
     r"(?<!\w)(?<![0-9]\.)(?:(?<![%)\]])(?P<sign>[-+−]))?"
     r"(?:(?:[A-Z]{0,2}[$€£¥₹]|USD|EUR|GBP|JPY|CHF)\s?(?P<inner_sign>[-+−])?)?"
@@ -63,7 +63,7 @@ _MINUS = "-−"
 
 
 def meets(expected: ExpectedText, text: str) -> bool:
-    """Whether the text is what was expected.
+    """Whether a text meets an expectation.
 
     >>> meets(HasNumber(value=213.88, tolerance=0.005), "VLKN closed at $213.88 on 2025-11-14.")
     True
@@ -72,20 +72,20 @@ def meets(expected: ExpectedText, text: str) -> bool:
         case AnyText():
             return bool(text.strip())
         case Contains():
-            return _stands_in(expected.text, text)
+            return _contains_words(text, expected.text)
         case Exactly():
             return text.strip().casefold() == expected.text.strip().casefold()
         case HasNumber():
             return _has_number(expected, text)
         case HasAll():
-            has_all = all(_stands_in(member, text) for member in expected.members)
-            return has_all and not any(_stands_in(other, text) for other in expected.none_of)
+            has_all = all(_contains_words(text, member) for member in expected.members)
+            return has_all and not any(_contains_words(text, other) for other in expected.none_of)
         case Matches():
             return is_found(expected.pattern, text)
 
 
 def why_unusable(expected: ExpectedText) -> str | None:
-    """Why nothing, or everything, would meet this expectation; None where it can be judged."""
+    """Why this expectation cannot be checked (nothing, or everything, would meet it); None if it can."""
     match expected:
         case Contains() | Exactly():
             return None if expected.text.strip() else "an empty text is expected"
@@ -103,10 +103,9 @@ def why_unusable(expected: ExpectedText) -> str | None:
 
 
 def numbers_in(text: str) -> tuple[Decimal, ...]:
-    """Every number of a text, in order, as it was written: signs, separators and multipliers understood.
+    """The numbers in a text, in order. Signs, thousands separators and multipliers are understood.
 
-    Dates and clock times are no numbers, nor are the digits of words such as Q3 or of versions such as 1.2.3. A
-    percentage counts as the number before its sign.
+    Dates, times, digits inside words such as Q3, and versions such as 1.2.3 are not numbers. 5% counts as 5.
 
     >>> [str(number) for number in numbers_in("On 2025-11-14 at 16:00 it fell −1.5% to $1,234.50; revenue: 2 million")]
     ['-1.5', '1234.50', '2E+6']
@@ -128,18 +127,18 @@ def _has_number(expected: HasNumber, text: str) -> bool:
     numbers = set(numbers_in(text))
     if expected.at_most is not None and len(numbers) > expected.at_most:
         return False
-    # In decimals, as all of these numbers were written: 213.885 is within 0.005 of 213.88.
+    # As decimals, because floats would round: 213.885 is within 0.005 of 213.88.
     value, tolerance = Decimal(str(expected.value)), Decimal(str(expected.tolerance))
     return any(abs(number - value) <= tolerance for number in numbers)
 
 
-def _stands_in(words: str, text: str) -> bool:
-    return _words(words).search(text) is not None
+def _contains_words(text: str, words: str) -> bool:
+    return _pattern_of(words).search(text) is not None
 
 
 @lru_cache(maxsize=4096)
-def _words(words: str) -> re.Pattern[str]:
-    """These words where they stand alone: not 5 in 3.5, nor 30 in 23:30; a full stop or a colon may follow."""
+def _pattern_of(words: str) -> re.Pattern[str]:
+    """Matches whole words: not 5 in 3.5, nor 30 in 23:30; a full stop or a colon may follow."""
     escaped = r"\s+".join(re.escape(word) for word in words.split())
     return re.compile(rf"(?<![\w.])(?<![0-9]:){escaped}(?!\w|\.\w|:[0-9])", re.IGNORECASE)
 
@@ -148,9 +147,9 @@ Gains = Sequence[Sequence[int | None]]
 
 
 def pair_in_order(gains: Gains) -> list[tuple[int, int]]:
-    """The best pairs (i, j) of which both members rise together.
+    """The pairs (i, j) with the largest total gain, both indices increasing.
 
-    most[i][j] is the best sum for the first i needed and the first j made calls; the pairs are read off backwards.
+    most[i][j] is the best total for the first i needed and the first j made calls; pairs are read off backwards.
     """
     made = len(gains[0]) if gains else 0
     most = [[0] * (made + 1) for _ in range(len(gains) + 1)]
@@ -172,13 +171,13 @@ def pair_in_order(gains: Gains) -> list[tuple[int, int]]:
 
 
 def pair_in_any_order(gains: Gains) -> list[tuple[int, int]]:
-    """The best pairs (i, j) in which no call stands twice: the assignment problem, by shortest augmenting paths.
+    """The pairs (i, j) with the largest total gain that use each call once: the assignment problem.
 
-    Each needed call also has a column of its own that brings nothing, so that it may stay unpaired. Potentials u and v
-    keep every reduced cost at 0 or above, as in the Hungarian method.
+    Solved by shortest augmenting paths (the Hungarian method); potentials u and v keep reduced costs at 0 or above.
+    Each needed call also has a column with gain 0, so that it may stay unpaired.
     """
     needed, made = len(gains), len(gains[0]) if gains else 0
-    # Costs are negated gains; None means that the pair does not exist, and its own empty column is always the better.
+    # Costs are negated gains. A pair that is not allowed (None) always costs more than the column with gain 0.
     forbidden = 1 + sum(max((gain or 0 for gain in row), default=0) for row in gains)
     costs = [
         [forbidden if gain is None else -gain for gain in row]
@@ -194,9 +193,9 @@ def pair_in_any_order(gains: Gains) -> list[tuple[int, int]]:
 
 
 def _assign(row: int, costs: Sequence[Sequence[int]], u: list[int], v: list[int], row_of: list[int | None]) -> None:
-    """Give `row` a column, moving rows that have one along the cheapest path to a free column."""
+    """Assign a column to `row`, moving other rows along the cheapest path to a free column."""
     columns = len(v)
-    # What the cheapest path to each column costs, and the column before it on that path (−1: it starts at `row`).
+    # The cost of the cheapest path to each column, and the column before it (−1: the path starts at `row`).
     distance: list[int | None] = [None] * columns
     before = [-1] * columns
     visited: list[int] = []
@@ -230,14 +229,14 @@ def _assign(row: int, costs: Sequence[Sequence[int]], u: list[int], v: list[int]
 
 
 PARTS: Final = ("answer", "state", "calls", "arguments", "efficiency", "rubric")
-"""Parts between 0 and 1, which the weights average."""
+"""Parts between 0 and 1. The reward is their weighted mean."""
 PENALTIES: Final = ("invalid_call", "unanswered")
-"""Parts of which a weight is taken off each time."""
+"""Counts. Each occurrence subtracts its weight."""
 _GOOD_GRADE: Final = 0.5
 
-# Rewards are whole multiples of 1/_GRID: then differences and sums of them are exact, in whatever order.
+# Rewards are multiples of 1/_GRID, so that their sums and differences are exact in any order.
 _GRID: Final = 2**40
-# More than there are calls in a goal: see _gain.
+# More than the calls in a goal: see _gain.
 _PAIRS: Final = 2**20
 
 
@@ -251,13 +250,13 @@ def score(
     state: float | None = None,
     grade: float | None = None,
 ) -> dict[str, float]:
-    """How far `turns` came towards `goal`: a number for each part of the reward, before weights, and two counts.
+    """The reward parts of `turns`, unweighted, and the counts of penalties.
 
-    `answer` is the prose of a final turn, `stop` why the episode ended; both None while it goes on. `state` is the
-    share of what must be true of the world, None where it is not known yet. `grade` is the judge's; None means that
-    there is no judge, and no part `rubric`. The weights decide only which pairing of calls is the best.
+    `answer` is the prose of the final turn and `stop` the reason why the episode ended; both are None before that.
+    `state` is the share of the expected state that was reached, None if not yet known. `grade` is the judge's; None
+    means no judge, and no part `rubric`. `weights` only decide which pairing of calls is best.
     """
-    # An injected failure is no call that was made: it counts neither for the policy nor against it.
+    # An injected failure counts neither for nor against the policy.
     made = [pair for turn in turns for pair in zip(turn.calls, turn.observations, strict=True)]
     made = [(call, seen) for call, seen in made if seen.source is not Source.INJECTED]
     worked = [(seen.tool, seen.arguments or call.arguments) for call, seen in made if seen.worked]
@@ -276,7 +275,7 @@ def score(
 
 
 def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
-    """Σ weight · part / Σ weight over the parts that are there, less the penalties, clipped."""
+    """Σ weight · part / Σ weight over the parts present, less Σ weight · penalty, clipped."""
     present = [(float(getattr(weights, name)), parts[name]) for name in PARTS if name in parts]
     total = sum(weight for weight, _ in present)
     if not total > 0:
@@ -284,7 +283,7 @@ def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
         raise BadValueError(
             f"there is nothing to reward: the goal checks {checked or 'nothing'}"
             + (", and each of these has weight 0" if checked else ""),
-            fix="give one of them a weight in rewards" if checked else "give the task an answer, calls or a state",
+            fix="set one of these weights in rewards" if checked else "give the task an answer, calls or a state",
         )
     value = sum(weight * part for weight, part in present) / total
     value -= sum(float(getattr(weights, name)) * parts[name] for name in PENALTIES)
@@ -293,18 +292,18 @@ def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
 
 
 def succeeded(parts: Mapping[str, float]) -> bool:
-    """Whether the task is solved: what came out is right where that is checked, else every needed call was made."""
+    """Whether the task is solved: by its outcome if the goal checks that, else by its calls."""
     outcomes = {"answer": 1.0, "state": 1.0, "rubric": _GOOD_GRADE}
     checked = [parts[name] >= least for name, least in outcomes.items() if name in parts]
     return all(checked) if checked else parts.get("calls") == 1.0
 
 
 def _score_answer(goal: Goal, answer: str | None, others: Mapping[str, float]) -> float:
-    # An empty answer is none, also where its check asks only for what must not be said.
+    # An empty answer never counts, even if the goal only lists words that must not occur.
     if goal.answer is None or answer is None or not answer.strip() or not meets(goal.answer, answer):
         return 0.0
     if isinstance(goal.answer, AnyText):
-        # Anybody can say something: it is worth no more than what was done.
+        # Any answer will do, so it is worth no more than the other parts.
         return min((others[name] for name in ("calls", "state", "rubric") if name in others), default=1.0)
     return 1.0
 
@@ -312,7 +311,7 @@ def _score_answer(goal: Goal, answer: str | None, others: Mapping[str, float]) -
 def _score_calls(
     goal: Goal, worked: Sequence[tuple[str, Mapping[str, Any]]], made: int, weights: RewardsConfig
 ) -> dict[str, float]:
-    """The parts calls, arguments and efficiency, of the pairing of needed and made calls that is worth the most."""
+    """The parts calls, arguments and efficiency, for the best pairing of needed and made calls."""
     needed = max(len(goal.calls), goal.min_calls)
     enough = min(1.0, len(worked) / goal.min_calls) if goal.min_calls else 1.0
     thrift = min(1.0, needed / made) if made else 0.0
@@ -321,10 +320,10 @@ def _score_calls(
         for want in goal.calls
     ]
     wanted = sum(len(want.arguments) for want in goal.calls)
-    # What one more pair, and one more right argument, adds to the weighted sum.
-    a_pair = (weights.calls + weights.efficiency * thrift) * enough / max(1, len(goal.calls))
-    an_argument = weights.arguments / max(1, wanted)
-    gains = [[None if count is None else _gain(a_pair + an_argument * count) for count in row] for row in right]
+    # What one more pair, and one more correct argument, adds to the weighted sum.
+    per_pair = (weights.calls + weights.efficiency * thrift) * enough / max(1, len(goal.calls))
+    per_argument = weights.arguments / max(1, wanted)
+    gains = [[None if count is None else _gain(per_pair + per_argument * count) for count in row] for row in right]
     pairs = pair_in_any_order(gains) if goal.in_any_order else pair_in_order(gains)
     calls = enough * (len(pairs) / len(goal.calls) if goal.calls else 1.0)
     parts = {"calls": calls, "efficiency": calls * thrift}
@@ -334,7 +333,7 @@ def _score_calls(
 
 
 def _gain(value: float) -> int:
-    # Among pairings worth the same, and where the weights are 0, the one with more pairs.
+    # Among pairings of equal value, also if all weights are 0, prefer the one with more pairs.
     return round(value * _GRID) * _PAIRS + 1
 
 
@@ -343,7 +342,7 @@ def _right_arguments(want: ExpectedCall, given: Mapping[str, Any]) -> int:
 
 
 def _is_same(wanted: object, given: object) -> bool:
-    """Equal to a reasonable reader: case and outer spaces aside, 5 like 5.0; but true is not 1, nor is "5" 5."""
+    """Equality that ignores case and outer spaces; 5 equals 5.0, but true does not equal 1, nor "5" 5."""
     if isinstance(wanted, str) and isinstance(given, str):
         return wanted.strip().casefold() == given.strip().casefold()
     if isinstance(wanted, bool) or isinstance(given, bool):
@@ -361,11 +360,10 @@ _logger = logging.getLogger(__name__)
 
 
 def require_scorable(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
-    """Stop here where a task's goal cannot be judged, or where nothing that it checks has a weight."""
+    """Raise if a task's goal cannot be checked, or if nothing that it checks has a weight."""
     for task in tasks:
-        for expected in _expected_texts(task.goal):
-            problem = why_unusable(expected)
-            if problem is not None:
+        for text in [task.goal.answer, *(text for state in task.goal.state for text in state.texts)]:
+            if text is not None and (problem := why_unusable(text)) is not None:
                 raise TaskFileError(f"task {task.id}: {problem}", fix="correct the task's goal")
     require_judge(tasks, rewards)
     for task in tasks:
@@ -377,7 +375,7 @@ def require_scorable(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
 
 
 def require_judge(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
-    """Without a judge a rubric is not graded: warn, and stop where it is all that a task checks."""
+    """Without a judge, warn that rubrics are not graded, and raise if a task checks nothing else."""
     if rewards.judge is not None:
         return
     with_rubric = [task for task in tasks if task.goal.rubric is not None]
@@ -386,19 +384,12 @@ def require_judge(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
         if goal.answer is None and not (goal.calls or goal.min_calls or goal.state):
             raise BadValueError(
                 f"task {task.id} is checked by its rubric alone, and rewards.judge is not set",
-                fix="set rewards.judge to an endpoint that grades, or give the task an answer, calls or a state",
+                fix="set rewards.judge to the endpoint of a judge, or give the task an answer, calls or a state",
             )
     if with_rubric:
         _logger.warning(
-            "%d of %d tasks have a rubric (%s first), but rewards.judge is not set: it is left out of their rewards",
+            "%d of %d tasks have a rubric (first: %s), but rewards.judge is not set: rubrics do not count",
             len(with_rubric),
             len(tasks),
             with_rubric[0].id,
         )
-
-
-def _expected_texts(goal: Goal) -> Iterator[ExpectedText]:
-    if goal.answer is not None:
-        yield goal.answer
-    for state in goal.state:
-        yield from state.texts

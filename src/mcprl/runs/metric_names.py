@@ -1,7 +1,6 @@
-"""Every name that a step's line of metrics.jsonl may have: its unit, when it is there, and what it says.
+"""Every metric that a line of metrics.jsonl may have: its unit, when it is written, and its meaning.
 
-docs/metrics.md is made of this table. A test holds it against the code that writes metrics: no name is missing here,
-and none is explained that nobody writes.
+docs/metrics.md is generated from this table. A test compares it with the metrics that the code writes.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ class Written(StrEnum):
     """In which steps a metric is written."""
 
     ALWAYS = "every step"
-    LEARNT = "where tokens were scored"
-    FRESH = "where the newest weights sampled tokens"
+    LEARNT = "if tokens were scored"
+    FRESH = "if the newest weights sampled tokens"
     REFERENCE = "with a reference policy"
     CAP = "with `algorithm.kl.cap`"
     CRITIC = "with a value head"
@@ -30,7 +29,7 @@ class Written(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A name, or a pattern whose last word in capitals stands for others, with what it says.
+    """A metric, or a family of metrics whose name ends in a placeholder in capitals.
 
     Metric(name="kl", unit="nats", written=Written.LEARNT, says="How far the policy moved …")
     Metric(name="stop_REASON", unit="share", written=Written.ALWAYS, says="Episodes that ended for that reason …")
@@ -43,12 +42,12 @@ class Metric:
 
     @property
     def prefix(self) -> str | None:
-        """What every name of a pattern begins with: "stop_" for stop_REASON. None where the name is one."""
+        """The common prefix of a family: "stop_" for stop_REASON. None for a single metric."""
         kept = self.name.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
         return kept if kept != self.name else None
 
     def covers(self, name: str) -> bool:
-        """Whether a step's `name` is explained by this row."""
+        """Whether this row describes the metric `name`."""
         return name == self.name if self.prefix is None else name.startswith(self.prefix) and name != self.prefix
 
 
@@ -62,7 +61,7 @@ class MetricSection:
 
 
 def metric_named(name: str) -> Metric | None:
-    """The row that explains a name; None where no row does.
+    """The row that describes a metric, if there is one.
 
     >>> metric_named("stop_turn_limit").name
     'stop_REASON'
@@ -77,8 +76,8 @@ def _rows(written: Written, *rows: tuple[str, str, str]) -> tuple[Metric, ...]:
 _EPISODES: Final = MetricSection(
     title="Episodes",
     about=(
-        "What the policy did, over all episodes that the step played. Attempts lost to the infrastructure are counted,"
-        " and are in no mean."
+        "What the policy did, over all episodes of the step. Attempts lost to the infrastructure are counted, but"
+        " are in no mean."
     ),
     metrics=_rows(
         Written.ALWAYS,
@@ -87,54 +86,53 @@ _EPISODES: Final = MetricSection(
         (
             "reward_part_PART",
             "reward",
-            "A part of the reward before weights, averaged over the episodes whose goal checks it; a penalty, such as"
-            " `invalid_call`, is a mean count.",
+            "Mean of a reward part, unweighted, over the episodes whose goal checks it; of a penalty, its count.",
         ),
         ("stop_REASON", "share", "Episodes that ended for that reason; the shares of all reasons add up to 1."),
         ("episodes", "count", "Episodes played to their end."),
-        ("episodes_lost_to_infrastructure", "count", "Attempts that the infrastructure failed; they were run again."),
-        ("lost_CODE", "count", "Of these, those lost to the error of that code, which mcprl explain tells more about."),
+        ("episodes_lost_to_infrastructure", "count", "Attempts lost to infrastructure faults; they were run again."),
+        ("lost_CODE", "count", "Attempts lost to the error with that code; see `mcprl explain CODE`."),
         ("turns_per_episode", "turns", "Mean number of turns."),
         ("turns_with_call_rate", "share", "Turns in which the policy made a call."),
         ("calls", "count", "Calls that the policy made, valid or not."),
-        ("calls_injected", "count", "Calls that were made to fail on purpose."),
+        ("calls_injected", "count", "Calls that failed by error injection."),
         ("valid_call_rate", "share", "Calls that a tool accepted, injected failures left out."),
         ("tool_latency_mean_s", "seconds", "Mean time from a call to its answer, injected failures left out."),
         ("sampled_tokens", "tokens", "Tokens that the policy sampled."),
-        ("context_tokens", "tokens", "All others: prompts, tool definitions, results, template."),
+        ("context_tokens", "tokens", "All other tokens: prompts, tool definitions, results, template."),
     ),
 )
 
 _GROUPS: Final = MetricSection(
     title="Groups",
-    about="Groups are compared within themselves: one whose members all earn the same teaches nothing.",
+    about="Advantages are relative to the group: if all members have the same reward, the group teaches nothing.",
     metrics=_rows(
         Written.ALWAYS,
         ("groups", "count", "Groups that were played."),
         ("groups_without_variance", "count", "Groups whose members all have the same reward."),
         ("groups_dropped", "count", "Groups left out of the batch, with `algorithm.dead_groups: refill`."),
-        ("groups_refilled", "count", "Groups of the batch that stand in for those."),
-        ("refill_rounds", "count", "Rounds of other tasks that this took."),
+        ("groups_refilled", "count", "Groups of the batch that replace these."),
+        ("refill_rounds", "count", "Rounds of refilling."),
     ),
 )
 
 _TOKENS: Final = MetricSection(
     title="Tokens of the batch",
-    about="What the tokens of the batch are, and which of them carry loss.",
+    about="Where the tokens of the batch come from, and which of them carry loss.",
     metrics=(
         *_rows(
             Written.ALWAYS,
-            ("sampled_share", "share", "Of all tokens, those that the policy sampled."),
-            ("forced_share", "share", "Of the sampled, those where the grammar admitted one token only."),
-            ("fixed_text_share", "share", "Of the sampled, those where it admitted one text, in several tokens."),
+            ("sampled_share", "share", "Sampled tokens, of all tokens."),
+            ("forced_share", "share", "Of the sampled tokens, those where the grammar allowed only one token."),
+            ("fixed_text_share", "share", "Of the sampled tokens, those where it allowed several, all of one text."),
             ("learnable_tokens", "tokens", "Tokens that carry loss."),
-            ("learnable_share", "share", "Of the sampled, those that carry loss."),
-            ("staleness_mean", "versions", "By how much the weights that sampled a token are behind the newest."),
-            ("staleness_max", "versions", "The same, of the oldest token."),
+            ("learnable_share", "share", "Of the sampled tokens, those that carry loss."),
+            ("staleness_mean", "versions", "How many versions the weights that sampled a token are behind the newest."),
+            ("staleness_max", "versions", "The same for the oldest token."),
         ),
         *_rows(
             Written.LEARNT,
-            ("alignment", "share", "Tokens trained on that are, id by id, those sampled; below 1 the run stops."),
+            ("alignment", "share", "Trained token ids that equal the sampled ones; below 1 the run stops."),
         ),
     ),
 )
@@ -142,15 +140,15 @@ _TOKENS: Final = MetricSection(
 _PARITY: Final = MetricSection(
     title="Parity of sampler and learner",
     about=(
-        "What the two say about the same tokens before the batch has moved the weights. Only tokens that the learner's"
-        " present weights sampled are compared; about older ones the two rightly differ."
+        "Logprobs of sampler and learner for the same tokens, before the update. Only tokens sampled from the learner's"
+        " current weights are compared; for older ones a difference is expected."
     ),
     metrics=(
         *_rows(Written.LEARNT, ("parity_tokens", "tokens", "Tokens that could be compared.")),
         *_rows(
             Written.FRESH,
             ("parity_logprob_max_abs_error", "nats", "Largest difference of a logprob."),
-            ("parity_logprob_mean_abs_error", "nats", "Mean difference of a logprob, without sign."),
+            ("parity_logprob_mean_abs_error", "nats", "Mean absolute difference of a logprob."),
             ("parity_ratio_mean", "ratio", "Mean of learner's over sampler's probability; 1 on-policy."),
             ("parity_ratio_mean_abs_error", "ratio", "Mean distance of that ratio from 1."),
             ("parity_kl", "nats", "KL of the sampler to the learner, by the k3 estimate."),
@@ -162,82 +160,73 @@ _PARITY: Final = MetricSection(
 _UPDATE: Final = MetricSection(
     title="The update",
     about=(
-        "What learning from the batch did. Figures over tokens are over those that carry loss, each taken when its"
-        " minibatch was scored, so later ones see the policy after the steps before them."
+        "The update from the batch. Figures over tokens cover those that carry loss, each measured when its"
+        " minibatch was scored, that is, after the optimiser steps before it."
     ),
     metrics=(
         *_rows(
             Written.ALWAYS,
-            ("update_skipped", "1 or 0", "1 where the weights stayed as they were; a verdict says why."),
-            ("learning_rate", "rate", "That of the policy, at the beginning of the update."),
-            ("nonfinite", "1 or 0", "1 where the update met something that is no number, and was undone."),
-            ("nonfinite_in_a_row", "count", "Updates in a row that did; at the third the run stops."),
+            ("update_skipped", "1 or 0", "1 if the weights did not change; a verdict says why."),
+            ("learning_rate", "rate", "Of the policy, at the start of the update."),
+            ("nonfinite", "1 or 0", "1 if the update hit NaN or Inf and was rolled back."),
+            ("nonfinite_in_a_row", "count", "Consecutive updates that did; at the third the run stops."),
             ("weights_version", "version", "The newest weights after the step."),
         ),
         *_rows(
             Written.LEARNT,
-            ("loss", "loss", "What was minimised, in the mean over the minibatches."),
+            ("loss", "loss", "The total loss, mean over the minibatches."),
             ("policy_loss", "loss", "The policy's part of it."),
             ("optimiser_steps", "count", "Optimiser steps made."),
-            ("optimiser_steps_over_cap", "count", "Steps not made: KL to the reference was above `algorithm.kl.cap`."),
-            ("minibatches_without_signal", "count", "Minibatches in which nothing moves the weights."),
-            (
-                "grad_norm",
-                "norm",
-                "Of the gradient before it is clipped, in the mean over the steps; not there where the engine does not"
-                " tell it.",
-            ),
+            ("optimiser_steps_over_cap", "count", "Steps skipped: KL to the reference was above `algorithm.kl.cap`."),
+            ("minibatches_without_signal", "count", "Minibatches in which all advantages are 0."),
+            ("grad_norm", "norm", "Mean gradient norm before clipping, if the engine reports it."),
             ("entropy", "nats", "Mean entropy of the policy at a token; the SkyRL engine estimates it."),
-            ("kl", "nats", "How far the policy is from the one that sampled, a token, by the k3 estimate."),
+            ("kl", "nats", "KL per token to the policy that sampled, by the k3 estimate."),
             ("kl_unmasked", "nats", "The same sum over all sampled tokens, forced ones included."),
             ("ratio_mean", "ratio", "Mean of new over old probability of a token."),
             ("ratio_std", "ratio", "Standard deviation of that ratio."),
-            ("ratio_p10", "ratio", "A tenth of the ratios are below."),
-            ("ratio_p50", "ratio", "Half of the ratios are below."),
-            ("ratio_p90", "ratio", "Nine tenths of the ratios are below."),
+            ("ratio_p10", "ratio", "10th percentile of the ratios."),
+            ("ratio_p50", "ratio", "Median of the ratios."),
+            ("ratio_p90", "ratio", "90th percentile of the ratios."),
             ("ratio_mean_positive", "ratio", "Mean ratio of tokens with a positive advantage; should rise above 1."),
             ("ratio_mean_negative", "ratio", "Mean ratio of tokens with a negative advantage; should fall below 1."),
-            ("clipped_fraction", "share", "Tokens whose gradient the clip cuts off."),
+            ("clipped_fraction", "share", "Tokens whose gradient is clipped to 0."),
             ("active_fraction", "share", "Tokens that move the weights: an advantage other than 0, and not clipped."),
-            ("gated_fraction", "share", "Tokens that `algorithm.ratio_gate` leaves out; 0 without one."),
+            ("gated_fraction", "share", "Tokens excluded by `algorithm.ratio_gate`; 0 without one."),
         ),
     ),
 )
 
 _OPTIONAL: Final = MetricSection(
-    title="Parts of the objective that are not always in use",
-    about="Each is there only where the recipe asks for that part.",
+    title="Optional parts of the objective",
+    about="Written only if the recipe uses that part.",
     metrics=(
         *_rows(
             Written.REFERENCE,
-            ("kl_reference", "nats", "How far the policy is from the reference, a token."),
-            ("kl_loss", "loss", "The penalty for that; only with `algorithm.kl.place: loss`."),
-            ("kl_coefficient", "factor", "What the penalty was weighted with; moves where there is a target."),
-            ("reference_synced", "1 or 0", "1 where the reference took over the policy in this step."),
-            ("reference_tensors_differing", "count", "Tensors that still differed then: 0. Only where it was synced."),
+            ("kl_reference", "nats", "KL per token to the reference."),
+            ("kl_loss", "loss", "The KL penalty; only with `algorithm.kl.place: loss`."),
+            ("kl_coefficient", "factor", "Weight of the penalty; adaptive if there is a target."),
+            ("reference_synced", "1 or 0", "1 if the reference was set to the policy in this step."),
+            ("reference_tensors_differing", "count", "Tensors that differed after that: 0. Only if it was synced."),
         ),
         *_rows(
             Written.CAP,
-            (
-                "kl_update",
-                "nats",
-                "How far the whole update moved the policy, per token, measured after it.",
-            ),
-            ("update_undone", "1 or 0", "1 if that, or the distance to the reference, was above the cap."),
+            ("kl_update", "nats", "KL per token between the policy before and after the update."),
+            ("update_undone", "1 or 0", "1 if that, or KL to the reference, was above the cap."),
         ),
         *_rows(
             Written.CRITIC,
-            ("value_loss", "loss", "How far the value head is from the returns."),
-            ("explained_variance", "share", "Of the returns' variance, what the value head foresees; may be below 0."),
+            ("value_loss", "loss", "Loss of the value head against the returns."),
+            ("explained_variance", "share", "Variance of the returns that the value head explains; may be below 0."),
         ),
         *_rows(
             Written.RECOMPUTED,
-            ("importance_mean", "ratio", "Mean weight that corrects for what sampler and learner compute differently."),
+            ("importance_mean", "ratio", "Mean importance weight between sampler and learner."),
             ("importance_cut_fraction", "share", "Tokens whose weight reached `algorithm.max_importance`."),
         ),
         *_rows(
             Written.SHOWN,
-            ("imitation_loss", "loss", "Mean minus logprob of a token of the demonstrations, before its weight."),
+            ("imitation_loss", "loss", "Mean negative logprob of a demonstration token, unweighted."),
             ("demonstration_weight", "factor", "The weight of that loss in this step."),
         ),
     ),
@@ -245,40 +234,40 @@ _OPTIONAL: Final = MetricSection(
 
 _TIME: Final = MetricSection(
     title="Time",
-    about="Where a step's time goes. With `training.pipeline: async` collecting and learning overlap.",
+    about="Where a step spends its time. With `training.pipeline: async`, collecting and learning overlap.",
     metrics=_rows(
         Written.ALWAYS,
         ("step_s", "seconds", "From the end of the last update to the end of this one."),
         ("collect_s", "seconds", "From opening the step to its last episode."),
-        ("wait_s", "seconds", "What of that the learner waited for."),
-        ("update_s", "seconds", "Learning from the batch, writing the weights included."),
-        ("replay_s", "seconds", "Of `update_s`: replaying the grammar over the sampled tokens."),
-        ("save_s", "seconds", "What the last checkpoint before this took; 0 while there is none."),
+        ("wait_s", "seconds", "Of `collect_s`: the time that the learner waited."),
+        ("update_s", "seconds", "The update, including writing the weights."),
+        ("replay_s", "seconds", "Of `update_s`: replaying the grammar over sampled tokens."),
+        ("save_s", "seconds", "Time to save the previous checkpoint; 0 if there is none."),
         ("sampled_tokens_per_second", "tokens/s", "`sampled_tokens` over `collect_s`."),
-        ("sampler_idle_share", "share", "Of `step_s`, when no turn was being sampled."),
-        ("learner_idle_share", "share", "Of `step_s`, when the learner neither read episodes nor updated."),
+        ("sampler_idle_share", "share", "Of `step_s`, while no turn was being sampled."),
+        ("learner_idle_share", "share", "Of `step_s`, while the learner neither read episodes nor updated."),
     ),
 )
 
 _MACHINE: Final = MetricSection(
     title="Machine and servers",
-    about="What the run took of its machine when the step ended.",
+    about="Resources in use when the step ended.",
     metrics=(
         *_rows(
             Written.ALWAYS,
-            ("server_restarts", "count", "Restarts of tool servers since the process began."),
-            ("sampler_restarts", "count", "Restarts of the sampler since the process began."),
-            ("memory_trainer_gib", "GiB", "Memory of the run's own process."),
-            ("memory_children_gib", "GiB", "Memory of all processes that it started."),
-            ("memory_free_gib", "GiB", "Memory that the machine has left."),
-            ("cpu_load", "processes", "Processes that wanted a core, over the last minute."),
+            ("server_restarts", "count", "Restarts of tool servers since the process started."),
+            ("sampler_restarts", "count", "Restarts of the sampler since the process started."),
+            ("memory_trainer_gib", "GiB", "Memory of the run's process."),
+            ("memory_children_gib", "GiB", "Memory of its child processes."),
+            ("memory_free_gib", "GiB", "Free memory of the machine."),
+            ("cpu_load", "processes", "Load average over one minute."),
         ),
         *_rows(
             Written.GPU,
-            ("gpu_memory_gib", "GiB", "Memory in use, of all GPUs together."),
-            ("gpu_memory_total_gib", "GiB", "Memory that they have."),
-            ("gpu_busy_share", "share", "Of the last moment, when they computed; the mean over the GPUs."),
-            ("gpu_silent", "1 or 0", "1, and none of the three above, where the driver's program does not tell."),
+            ("gpu_memory_gib", "GiB", "Memory in use, over all GPUs."),
+            ("gpu_memory_total_gib", "GiB", "Total memory, over all GPUs."),
+            ("gpu_busy_share", "share", "Mean utilisation of the GPUs."),
+            ("gpu_silent", "1 or 0", "1, without the three above, if nvidia-smi does not answer."),
         ),
     ),
 )
@@ -293,4 +282,4 @@ METRICS: Final[Sequence[MetricSection]] = (
     _TIME,
     _MACHINE,
 )
-"""All of them, in the order in which a reader asks."""
+"""All metrics, by section."""

@@ -143,7 +143,7 @@ def test_a_key_that_is_not_set_is_asked_for_before_the_run(keys):
 
 @pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://x/v1", "http://", ""])
 def test_what_is_no_url_is_refused_before_the_run(url):
-    with pytest.raises(BadValueError, match=r"rewards\.judge\.url .* is no URL"):
+    with pytest.raises(BadValueError, match=r"rewards\.judge\.url .* is not a URL"):
         Judge(JudgeConfig(url=url, model="m"))
 
 
@@ -199,7 +199,7 @@ async def test_a_reply_that_was_cut_says_so():
 )
 async def test_what_is_no_chat_completion_is_the_infrastructures_fault(body):
     async with judging(always(body)) as (opened, _):
-        with pytest.raises(JudgeError, match="something else than a chat completion") as caught:
+        with pytest.raises(JudgeError, match="did not answer with a chat completion") as caught:
             await opened.grade(TASK, "Lima")
     assert isinstance(caught.value, InfrastructureError)
 

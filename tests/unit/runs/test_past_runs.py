@@ -114,9 +114,9 @@ def test_a_line_that_is_half_written_does_not_count_yet(tmp_path, cut):
     [
         ("metrics.jsonl", '{"step": 0}\nnonsense\n{"step": 2}\n', "line 2 of metrics.jsonl cannot be read"),
         ("metrics.jsonl", '[]\n{"step": 1}\n', "line 1 of metrics.jsonl cannot be read"),
-        ("health.jsonl", '{"step": 0, "severity": "odd"}\n', "health.jsonl holds a line that is no verdict"),
-        ("config.yaml", "a: [", "config.yaml is no YAML"),
-        ("config.yaml", "- 1", "config.yaml does not hold the settings of a run"),
+        ("health.jsonl", '{"step": 0, "severity": "odd"}\n', "health.jsonl has a line that is not a verdict"),
+        ("config.yaml", "a: [", "config.yaml is not YAML"),
+        ("config.yaml", "- 1", "config.yaml does not have the settings of a run"),
         ("config.yaml", None, "config.yaml is missing"),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_folder_that_is_no_run_is_an_error_with_the_nearest_name(config, tmp_p
     with pytest.raises(NoRunError, match=r"there is no run .*trail \(did you mean 'trial'\?\)"):
         read_run(outputs / "trail")
     (outputs / "tria").mkdir()
-    with pytest.raises(NoRunError, match=r"is not that of a run \(did you mean 'trial'\?\)"):
+    with pytest.raises(NoRunError, match=r"is not a run \(did you mean 'trial'\?\)"):
         read_run(outputs / "tria")
     with pytest.raises(NoRunError, match="there is no run"):
         read_run(tmp_path / "nowhere" / "trial")

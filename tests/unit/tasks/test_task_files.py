@@ -175,7 +175,7 @@ def test_any_prompt_survives_the_file_also_where_it_holds_odd_line_separators(tm
         ('{"id": "b", "prompt": "x", "answer": {}}', "answer: write a text, or an object with one of the keys any,"),
         ('{"id": "b", "prompt": "x", "answer": {"any": false}}', "answer.any: "),
         ('{"id": "b", "prompt": "x", "answer": {"number": "3"}}', "answer.number: "),
-        ('{"id": "b", "prompt": "x", "answer": {"number": NaN}}', "NaN is no JSON"),
+        ('{"id": "b", "prompt": "x", "answer": {"number": NaN}}', "NaN is not JSON"),
         ('{"id": "b", "prompt": "x", "answer": {"number": 3, "tolerance": -1}}', "answer.tolerance: "),
         ('{"id": "b", "prompt": "x", "answer": {"number": 3, "contains": "x"}}', "answer.contains: Extra inputs"),
         ('{"id": "b", "prompt": "x", "answer": {"all": []}}', "answer.all: "),
@@ -189,10 +189,10 @@ def test_any_prompt_survives_the_file_also_where_it_holds_odd_line_separators(tm
         ('{"id": "b", "prompt": "x", "answer": "y", "in_any_order": 1}', "in_any_order: "),
         ('{"id": "b", "prompt": "x", "answer": "y", "solution": {"calls": []}}', "solution.answer: Field required"),
         ('{"id": "b", "prompt": "x", "answer": "y"} {}', "not JSON (something follows the value)"),
-        ('{"id": "b", "prompt": "\\ud83d", "answer": "y"}', "half of a surrogate pair"),
+        ('{"id": "b", "prompt": "\\ud83d", "answer": "y"}', "a lone surrogate"),
         (
             '{"id": "b", "prompt": "x", "env_class": "e", "reward_spec": {}}',
-            "a SkyRL row and a task of mcprl's own form",
+            "the file mixes SkyRL rows and tasks of mcprl's own form",
         ),
         ('{"id": "b", "prompt": ' + "[" * 100_000, "too deeply nested"),
         ('{"id": "b", "prompt": ' + "9" * 5000 + "}", "a number too long"),
@@ -212,12 +212,12 @@ def test_an_id_used_twice_is_refused_at_the_second_line(write):
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_a_file_without_tasks_is_refused(write, text):
-    assert "holds no task" in refusal(write(text)).what
+    assert "has no tasks" in refusal(write(text)).what
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_name(write, tmp_path):
     assert "No such file" in refusal(tmp_path / "nothing.jsonl").what
-    assert "no UTF-8 text" in refusal(write(b"\xff\xfe")).what
+    assert "not UTF-8 text" in refusal(write(b"\xff\xfe")).what
 
 
 def test_no_preamble_is_no_messages():

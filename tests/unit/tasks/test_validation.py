@@ -49,7 +49,7 @@ def test_a_tool_that_no_server_lists_is_found_wherever_a_task_names_it():
     assert found == [
         "offers 'tavily_filter', which no server lists (did you mean 'tavily_search'?)",
         "needs 'fmp_get_qoute', which no server lists (did you mean 'fmp_get_quote'?)",
-        "has its state told by 'get_slack_history', which no server lists (did you mean 'get_slack_channel_history'?)",
+        "checks its state with 'get_slack_history', which no server lists (did you mean 'get_slack_channel_history'?)",
         "is solved with 'weather', which no server lists",
     ]
 
@@ -102,7 +102,7 @@ def test_without_an_answer_the_last_turn_may_be_a_call():
     status = "polygon_get_market_status"
     assert unreachable(goal=needs(*[status] * 5), difficulty=Difficulty.EASY) == []
     assert unreachable(goal=needs(*[status] * 6), difficulty=Difficulty.EASY) == [
-        "it needs 6 calls, one a turn, but may take 5 turns"
+        "it needs 6 calls, one per turn, but may take 5 turns"
     ]
 
 
@@ -131,8 +131,8 @@ def test_a_text_that_nothing_can_meet_is_unreachable_in_an_answer_and_in_a_state
 def test_a_state_that_its_tool_cannot_be_asked_for_is_unreachable():
     state = ExpectedState(tool="get_slack_channel_history", arguments={"channel": "C1"}, texts=(AnyText(),))
     assert unreachable(goal=Goal(state=(state,))) == [
-        "the state is asked from get_slack_channel_history, which has no argument 'channel'",
-        "the state is asked from get_slack_channel_history, which is not given 'channel_id'",
+        "its state is checked with get_slack_channel_history, which has no argument 'channel'",
+        "its state is checked with get_slack_channel_history, which is not given 'channel_id'",
     ]
 
 
