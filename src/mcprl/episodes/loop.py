@@ -284,7 +284,9 @@ class EpisodeRunner:
                 async with asyncio.timeout(deadline_s):
                     opening = self._open_environment(task, episode.seed_path)
                     episode.environment, _ = await leased.enter_async_context(opening)
-                    episode.grammar = await self._grammar_of(episode.environment)
+                    if self._grammars is not None:
+                        tools = episode.environment.tool_specs
+                        episode.grammar = await asyncio.to_thread(self._grammars.grammar_of, tools)
                     fits = self._add_prompt(episode, episode.environment, task)
                     return await self._play(episode, episode.environment) if fits else StopReason.CONTEXT_LIMIT
             except TimeoutError:
@@ -295,16 +297,21 @@ class EpisodeRunner:
         self, task: Task, seed_path: tuple[int, str, int]
     ) -> AsyncGenerator[tuple[Environment, ToolAccess]]:
         """Lease tools for an episode and make its environment."""
-        lives_s = longest_life_s(self._config.episodes.deadline_s)
-        async with lease_for(task, self._leases, lives_s=lives_s) as access:
+        config, (step, task_id, member) = self._config.episodes, seed_path
+        injection = None
+        if config.injected_errors:
+            injection = ErrorInjection(
+                rate=config.injected_errors, seed=self._config.seed, step=step, task_id=task_id, member=member
+            )
+        async with lease_for(task, self._leases, lives_s=longest_life_s(config.deadline_s)) as access:
             environment = Environment(
                 task,
                 access,
                 preamble=self._preamble,
-                max_turns=self._config.episodes.turn_limit(task),
+                max_turns=config.turn_limit(task),
                 rewards=self._config.rewards,
                 judge=self._judge,
-                injection=self._injection(seed_path),
+                injection=injection,
             )
             yield environment, access
 
@@ -381,23 +388,11 @@ class EpisodeRunner:
             if result.follow_up:
                 tools = environment.tool_specs
 
-    async def _grammar_of(self, environment: Environment) -> str | None:
-        if self._grammars is None:
-            return None
-        return await asyncio.to_thread(self._grammars.grammar_of, environment.tool_specs)
-
     async def _choices(self, grammar: str | None, completion: Completion) -> tuple[Sequence[bool], Sequence[bool]]:
         if self._grammars is None or grammar is None:
             nowhere = (False,) * len(completion.token_ids)
             return nowhere, nowhere
         return await asyncio.to_thread(self._grammars.choices, grammar, completion.token_ids)
-
-    def _injection(self, seed_path: tuple[int, str, int]) -> ErrorInjection | None:
-        rate = self._config.episodes.injected_errors
-        if not rate:
-            return None
-        step, task_id, member = seed_path
-        return ErrorInjection(rate=rate, seed=self._config.seed, step=step, task_id=task_id, member=member)
 
     def _request(
         self, prompt_ids: tuple[int, ...], grammar: str | None, seed_path: tuple[int | str, ...]

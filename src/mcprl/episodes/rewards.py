@@ -6,6 +6,7 @@ of them. The reward of a turn is the difference that it makes, so turn rewards a
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -173,8 +174,9 @@ def pair_in_order(gains: Gains) -> list[tuple[int, int]]:
 def pair_in_any_order(gains: Gains) -> list[tuple[int, int]]:
     """The pairs (i, j) with the largest total gain that use each call once: the assignment problem.
 
-    Solved by shortest augmenting paths (the Hungarian method); potentials u and v keep reduced costs at 0 or above.
-    Each needed call also has a column with gain 0, so that it may stay unpaired.
+    Rows (needed calls) are added one by one. A new row takes a free column, or the column of another row, which then
+    takes another: the cheapest such chain, by Bellman-Ford, keeps the assignment optimal. Each row also has a column
+    with gain 0, so that it may stay unpaired.
     """
     needed, made = len(gains), len(gains[0]) if gains else 0
     # Costs are negated gains. A pair that is not allowed (None) always costs more than the column with gain 0.
@@ -184,48 +186,25 @@ def pair_in_any_order(gains: Gains) -> list[tuple[int, int]]:
         + [0 if column == i else forbidden for column in range(needed)]
         for i, row in enumerate(gains)
     ]
-    columns = made + needed
-    u, v = [0] * needed, [0] * columns
-    row_of: list[int | None] = [None] * columns
-    for row in range(needed):
-        _assign(row, costs, u, v, row_of)
-    return sorted((i, j) for j, i in enumerate(row_of[:made]) if i is not None)
-
-
-def _assign(row: int, costs: Sequence[Sequence[int]], u: list[int], v: list[int], row_of: list[int | None]) -> None:
-    """Assign a column to `row`, moving other rows along the cheapest path to a free column."""
-    columns = len(v)
-    # The cost of the cheapest path to each column, and the column before it (−1: the path starts at `row`).
-    distance: list[int | None] = [None] * columns
-    before = [-1] * columns
-    visited: list[int] = []
-    open_columns = set(range(columns))
-    current, current_row, base = -1, row, 0
-    while True:
-        for j in open_columns:
-            reached = base + costs[current_row][j] - u[current_row] - v[j]
-            known = distance[j]
-            if known is None or reached < known:
-                distance[j], before[j] = reached, current
-        current = min(open_columns, key=lambda j: (distance[j], j))
-        open_columns.discard(current)
-        base = distance[current] or 0
-        next_row = row_of[current]
-        if next_row is None:
-            break
-        visited.append(current)
-        current_row = next_row
-    u[row] += base
-    for j in visited:
-        slack = base - (distance[j] or 0)
-        owner = row_of[j]
-        assert owner is not None
-        u[owner] += slack
-        v[j] -= slack
-    while current != -1:
-        previous = before[current]
-        row_of[current] = row if previous == -1 else row_of[previous]
-        current = previous
+    column_of: dict[int, int] = {}
+    for new in range(needed):
+        owner_of = {column: row for row, column in column_of.items()}
+        distance, taker_of = {new: 0}, dict[int, int]()  # by the row that is left without a column
+        changed = True
+        while changed:
+            changed = False
+            for row, column in itertools.product(list(distance), owner_of):
+                owner = owner_of[column]
+                reached = distance[row] + costs[row][column] - costs[owner][column]
+                if owner not in distance or reached < distance[owner]:
+                    distance[owner], taker_of[owner], changed = reached, row, True
+        free = [(row, column) for row in distance for column in range(made + needed) if column not in owner_of]
+        row, column = min(free, key=lambda pair: distance[pair[0]] + costs[pair[0]][pair[1]])
+        while row != new:
+            column_of[row], column = column, column_of[row]
+            row = taker_of[row]
+        column_of[new] = column
+    return sorted((row, column) for row, column in column_of.items() if column < made)
 
 
 PARTS: Final = ("answer", "state", "calls", "arguments", "efficiency", "rubric")

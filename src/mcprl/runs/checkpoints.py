@@ -52,7 +52,7 @@ _STATE_FORMAT = 2
 class RunState:
     """The state of a run after `step` steps, besides the learner's.
 
-    RunState(step=12, seed=7, weights_version=11, kl_coefficient=0.02, order={"order": "shuffled", …},
+    RunState(step=12, weights_version=11, kl_coefficient=0.02, order={"order": "shuffled", …},
              health={"steps": 12, …}, open_deals={"12": {"tasks": ["meet-ana"], "stand_ins": []}},
              settings={"name": "hello", …}, model="c14e…")
 

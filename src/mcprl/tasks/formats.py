@@ -45,38 +45,33 @@ from mcprl.schemas import why_no_pattern
 
 __all__ = ["TaskLine", "digest", "first_problem", "is_skyrl_row", "line_of", "task_of", "task_of_row", "task_schema"]
 
-
 _DIGEST_CHARACTERS = 10
 _OPENING_ROLES = ("system", "user")
-
-
-def _none_as_empty(value: object) -> object:
-    # Files exported from tables have null for empty fields.
-    return [] if value is None else value
-
-
-def _no_object_as_empty(value: object) -> object:
-    return {} if value is None else value
-
-
-_Names = Annotated[list[str], BeforeValidator(_none_as_empty)]
 
 
 class _Part(BaseModel):
     # Unknown fields are kept, to be reported as not checked.
     model_config = ConfigDict(extra="allow", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        # Files exported from tables have null for empty fields.
+        if not isinstance(value, dict):
+            return value
+        return {name: field for name, field in cast("dict[str, Any]", value).items() if field is not None}
+
 
 class _Criteria(_Part):
-    expected_tools: _Names = Field(default_factory=list[str])
-    must_use_tools: _Names = Field(default_factory=list[str])
-    min_tool_calls: int | None = Field(default=None, ge=0)
+    expected_tools: list[str] = Field(default_factory=list[str])
+    must_use_tools: list[str] = Field(default_factory=list[str])
+    min_tool_calls: int = Field(default=0, ge=0)
 
 
 class _Truth(_Part):
-    expected_tools: _Names = Field(default_factory=list[str])
-    tool_sequence: _Names = Field(default_factory=list[str])
-    success_criteria: Annotated[_Criteria, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_Criteria)
+    expected_tools: list[str] = Field(default_factory=list[str])
+    tool_sequence: list[str] = Field(default_factory=list[str])
+    success_criteria: _Criteria = Field(default_factory=_Criteria)
 
 
 class _RewardSpec(_Part):
@@ -98,14 +93,14 @@ class _Metadata(_Part):
 
 
 class _ExtraInfo(_Metadata):
-    task_metadata: Annotated[_Metadata, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_Metadata)
+    task_metadata: _Metadata = Field(default_factory=_Metadata)
 
 
 class _SkyrlRow(_Part):
     prompt: list[Message]
-    reward_spec: Annotated[_RewardSpec, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_RewardSpec)
-    extra_info: Annotated[_ExtraInfo, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_ExtraInfo)
-    task_metadata: Annotated[_Metadata, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_Metadata)
+    reward_spec: _RewardSpec = Field(default_factory=_RewardSpec)
+    extra_info: _ExtraInfo = Field(default_factory=_ExtraInfo)
+    task_metadata: _Metadata = Field(default_factory=_Metadata)
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -193,7 +188,7 @@ def _goal_of(spec: _RewardSpec) -> tuple[Goal, list[str]]:
         answer=AnyText(),
         calls=tuple(ExpectedCall(tool=name) for name in truth.tool_sequence or expected),
         in_any_order=not truth.tool_sequence,
-        min_calls=criteria.min_tool_calls or 0,
+        min_calls=criteria.min_tool_calls,
     )
     return goal, not_checked
 
