@@ -14,6 +14,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mcprl.concurrency import run_all
@@ -146,17 +147,14 @@ class Demonstrator:
         grammars: TurnGrammars | None,
         judge: Grader | None = None,
     ) -> None:
-        episodes = config.episodes.model_copy(update={"injected_errors": 0.0})
-        self._config = config.model_copy(update={"episodes": episodes})
-        self._chat = chat
-        self._leases = leases
-        self._preamble = tuple(preamble)
-        self._grammars = grammars
-        self._judge = judge
         from mcprl.chat.writing import TurnWriter  # imports a tokenizer library, which `play` does not need
 
+        self._episodes = config.episodes.model_copy(update={"injected_errors": 0.0})
+        config = config.model_copy(update={"episodes": self._episodes})
+        self._make_runner = partial(EpisodeRunner, config, chat=chat, preamble=preamble, judge=judge, grammars=grammars)
+        self._leases = leases
         self._writer = TurnWriter(chat, stop=config.sampling.stop)
-        self._places = asyncio.Semaphore(episodes.max_concurrent)
+        self._places = asyncio.Semaphore(self._episodes.max_concurrent)
 
     async def play(self, tasks: Sequence[Task], step: int) -> tuple[Trajectory, ...]:
         """A demonstration for each task that has a solution, in the order of `tasks`.
@@ -175,22 +173,14 @@ class Demonstrator:
             except InfrastructureError as error:
                 return lost_to(error, task, 0, number)
 
-        episodes = self._config.episodes
-        trajectory = await run_until_kept(f"the demonstration of task {task.id}", episodes.max_attempts, attempt)
-        _require_success(task, trajectory, episodes.turn_limit(task))
+        name = f"the demonstration of task {task.id}"
+        trajectory = await run_until_kept(name, self._episodes.max_attempts, attempt)
+        _require_success(task, trajectory, self._episodes.turn_limit(task))
         return trajectory
 
     async def _attempt(self, task: Task, solution: Solution, step: int, attempt: int) -> Trajectory:
         script = _Script(solution, self._writer, self._leases)
-        runner = EpisodeRunner(
-            self._config,
-            chat=self._chat,
-            sampler=ScriptedSampler(script.next_turn),
-            leases=script,
-            preamble=self._preamble,
-            judge=self._judge,
-            grammars=self._grammars,
-        )
+        runner = self._make_runner(sampler=ScriptedSampler(script.next_turn), leases=script)
         try:
             return await runner.run(task, step=step, member=0, attempt=attempt)
         except (GrammarError, InadmissibleTokenError) as error:

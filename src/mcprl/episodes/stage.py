@@ -21,12 +21,12 @@ from mcprl.episodes.collector import RunsEpisodes
 from mcprl.episodes.demonstrations import Demonstrator
 from mcprl.episodes.environment import require_grammar, require_tools, require_worlds
 from mcprl.episodes.judge import Judge
-from mcprl.episodes.loop import EpisodeRunner, Leases
+from mcprl.episodes.loop import EpisodeRunner
 from mcprl.episodes.rewards import require_scorable
 from mcprl.errors import MissingExtraError
-from mcprl.grammar.masks import TurnGrammars
+from mcprl.grammar.masks import Grammars, TurnGrammars, load_grammars
 from mcprl.progress import Watcher
-from mcprl.records import Message, Task, Weights
+from mcprl.records import Task, Weights
 from mcprl.samplers import Completion, Sampler, SampleRequest
 from mcprl.tasks import load_preamble
 from mcprl.tools import Catalog, Toolbox, open_toolbox
@@ -35,7 +35,6 @@ from mcprl.tools.limits import SharedLimits
 from mcprl.tools.stats import StatsDocument
 
 if TYPE_CHECKING:
-    from mcprl.grammar.masks import Grammars
     from mcprl.skyrl.engine import SkyrlEngine
 
 __all__ = ["MeteredSampler", "Occupancy", "PlayerKit", "Stage", "ToolFigures", "make_sampler", "open_kit", "open_stage"]
@@ -43,40 +42,15 @@ __all__ = ["MeteredSampler", "Occupancy", "PlayerKit", "Stage", "ToolFigures", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerKit:
-    """What the episodes of a process share besides the sampler. Without constraints, both grammars are None."""
+    """What the episodes of a process share besides the sampler.
 
-    config: RunConfig
-    leases: Leases
+    `runner` makes a runner for a sampler. `grammars` is None without constraints, `demonstrator` without a warm start.
+    """
+
     chat: Chat
-    preamble: tuple[Message, ...]
     grammars: Grammars | None
-    turn_grammars: TurnGrammars | None
-    judge: Judge | None
-
-    def runner(self, sampler: Sampler) -> EpisodeRunner:
-        """A runner of episodes whose turns `sampler` samples."""
-        return EpisodeRunner(
-            self.config,
-            chat=self.chat,
-            sampler=sampler,
-            leases=self.leases,
-            preamble=self.preamble,
-            judge=self.judge,
-            grammars=self.turn_grammars,
-        )
-
-    def demonstrator(self) -> Demonstrator | None:
-        """Plays the solutions of tasks; None without a warm start."""
-        if self.config.algorithm.warm_start.weight <= 0:
-            return None
-        return Demonstrator(
-            self.config,
-            chat=self.chat,
-            leases=self.leases,
-            preamble=self.preamble,
-            grammars=self.turn_grammars,
-            judge=self.judge,
-        )
+    runner: Callable[[Sampler], EpisodeRunner]
+    demonstrator: Demonstrator | None
 
 
 @asynccontextmanager
@@ -100,23 +74,30 @@ async def open_kit(
         judge = None
         if config.rewards.judge is not None:
             judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
-        yield PlayerKit(
-            config=config,
-            leases=toolbox,
-            chat=chat,
-            preamble=tuple(preamble),
-            grammars=grammars,
-            turn_grammars=turn_grammars,
-            judge=judge,
-        )
+
+        def make_runner(sampler: Sampler) -> EpisodeRunner:
+            return EpisodeRunner(
+                config,
+                chat=chat,
+                sampler=sampler,
+                leases=toolbox,
+                preamble=preamble,
+                judge=judge,
+                grammars=turn_grammars,
+            )
+
+        demonstrator = None
+        if config.algorithm.warm_start.weight > 0:
+            demonstrator = Demonstrator(
+                config, chat=chat, leases=toolbox, preamble=preamble, grammars=turn_grammars, judge=judge
+            )
+        yield PlayerKit(chat=chat, grammars=grammars, runner=make_runner, demonstrator=demonstrator)
 
 
 def _make_grammars(
     config: RunConfig, chat: Chat, tasks: Sequence[Task], catalog: Catalog
 ) -> tuple[Grammars, TurnGrammars]:
     """Load the grammars, and check that each tool that a task offers has one."""
-    from mcprl.grammar.masks import load_grammars
-
     catalog.require(config.sampling.loose_tools, wanted_by="sampling.loose_tools")
     grammars = load_grammars(config.model.path)
     turn_grammars = TurnGrammars(chat, grammars, config.sampling)
@@ -225,7 +206,6 @@ async def open_stage(
         require_tools(tasks, toolbox.catalog)
         require_worlds(tasks, toolbox)
         kit = await stack.enter_async_context(open_kit(config, toolbox, tasks=tasks, tell=watcher.stage))
-        demonstrator = kit.demonstrator()
         engine = None
         if config.engine == "skyrl":
             watcher.stage(f"starting SkyRL ({config.skyrl.url or config.skyrl.backend})")
@@ -248,7 +228,7 @@ async def open_stage(
             engine=engine,
             sampler=sampler,
             runner=runner,
-            demonstrator=demonstrator,
+            demonstrator=kit.demonstrator,
         )
 
 
