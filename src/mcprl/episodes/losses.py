@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import exp, lgamma
 from typing import Any, Final, Literal, cast
 
@@ -48,56 +48,39 @@ class Correlation:
         return f"{name} ({self.lost} of {self.turns} turns lost, {self.other_lost} of {self.other_turns} without it)"
 
 
-@dataclass(slots=True)
-class _Counts:
-    lost: Counter[tuple[Kind, str]] = field(default_factory=Counter[tuple[Kind, str]])
-    turns: Counter[tuple[Kind, str]] = field(default_factory=Counter[tuple[Kind, str]])
-    all_lost: int = 0
-    all_turns: int = 0
-
-    def add(self, task_id: str, calls: Sequence[ToolCall], *, lost: bool) -> None:
-        if not calls:
-            return
-        features = _features(task_id, calls)
-        self.turns.update(features)
-        self.all_turns += 1
-        if lost:
-            self.lost.update(features)
-            self.all_lost += 1
+Feature = tuple[Kind, str] | None  # None counts all turns
+Counts = Counter[Feature]
 
 
 class LossLedger:
     """Counts the turns of recent steps. A resumed run starts with an empty one."""
 
     def __init__(self) -> None:
-        self._steps: deque[_Counts] = deque(maxlen=_STEPS)
+        self._steps: deque[tuple[Counts, Counts]] = deque(maxlen=_STEPS)  # lost turns, all turns
 
     def add(self, groups: Sequence[Group]) -> None:
         """Add the turns of a step. A turn that caused a fault counts as lost too."""
-        counts = _Counts()
-        for group in groups:
-            for trajectory in group.trajectories:
-                for place, turn in enumerate(trajectory.turns, start=1):
-                    ended = place == len(trajectory.turns) and trajectory.stop is StopReason.CAUSED_FAULT
-                    counts.add(trajectory.task_id, turn.calls, lost=ended)
-        for episode in (episode for group in groups for episode in group.lost):
-            for place, calls in enumerate(episode.turns, start=1):
-                counts.add(episode.task_id, calls, lost=place == len(episode.turns))
-        self._steps.append(counts)
+        lost, turns = Counts(), Counts()
+        for task_id, calls, is_lost in _turns_of(groups):
+            features: set[Feature] = {None, *_features(task_id, calls)}
+            if calls:
+                turns.update(features)
+                lost.update(features if is_lost else ())
+        self._steps.append((lost, turns))
 
     def correlations(self) -> tuple[Correlation, ...]:
         """The task, the tool and the word that correlate most with losses, if any do."""
-        lost, turns = Counter[tuple[Kind, str]](), Counter[tuple[Kind, str]]()
-        all_lost, all_turns = sum(step.all_lost for step in self._steps), sum(step.all_turns for step in self._steps)
+        lost, turns = Counts(), Counts()
+        for step_lost, step_turns in self._steps:
+            lost.update(step_lost)
+            turns.update(step_turns)
+        all_lost, all_turns = lost.pop(None, 0), turns.pop(None, 0)
         if all_lost < _MIN_LOST:
             return ()
-        for step in self._steps:
-            lost.update(step.lost)
-            turns.update(step.turns)
         tests = sum(count >= _MIN_LOST for count in turns.values())
         found: dict[Kind, Correlation] = {}
         for feature, count in lost.items():
-            if count < _MIN_LOST or count * all_turns <= all_lost * turns[feature]:
+            if feature is None or count < _MIN_LOST or count * all_turns <= all_lost * turns[feature]:
                 continue
             p = fisher_p(count, turns[feature], all_lost, all_turns) * tests
             kind, value = feature
@@ -112,6 +95,18 @@ class LossLedger:
                     p=p,
                 )
         return tuple(sorted(found.values(), key=lambda correlation: correlation.p))
+
+
+def _turns_of(groups: Sequence[Group]) -> Iterator[tuple[str, Sequence[ToolCall], bool]]:
+    """The task, the calls, and whether it was lost, of each turn."""
+    for group in groups:
+        for played in group.trajectories:
+            caused = played.stop is StopReason.CAUSED_FAULT
+            for place, turn in enumerate(played.turns, start=1):
+                yield played.task_id, turn.calls, caused and place == len(played.turns)
+        for episode in group.lost:
+            for place, calls in enumerate(episode.turns, start=1):
+                yield episode.task_id, calls, place == len(episode.turns)
 
 
 def fisher_p(lost: int, turns: int, all_lost: int, all_turns: int) -> float:
