@@ -253,7 +253,7 @@ async def test_files_of_steps_that_a_checkpoint_covers_are_removed_and_closed(tm
     (tmp_path / "notes.txt").touch()
     journal.forget_before(2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "step-00002.jsonl"]
-    with pytest.raises(ValueError, match="forgotten step 1"):
+    with pytest.raises(ValueError, match="step 1 was removed"):
         await journal.add(make_trajectory(step=1, member=1))  # behind the closing, in the same thread
     assert open_files(tmp_path) == ["step-00002.jsonl"]
     assert journal.finished(1) == {}

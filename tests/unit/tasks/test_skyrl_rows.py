@@ -154,12 +154,12 @@ def test_what_no_goal_can_check_is_named_and_what_asks_for_nothing_is_not(read, 
     ("fields", "words"),
     [
         ({"prompt": 3}, "prompt: is neither a text nor a list of messages"),
-        ({"prompt": []}, "prompt: no message of the user"),
-        ({"prompt": [{"role": "assistant", "content": "Hi"}]}, "prompt: no message of the user"),
-        ({"prompt": [{"role": "tool", "content": "Hi"}]}, "prompt: message 1 is of 'tool'"),
+        ({"prompt": []}, "prompt: there is no user message"),
+        ({"prompt": [{"role": "assistant", "content": "Hi"}]}, "prompt: there is no user message"),
+        ({"prompt": [{"role": "tool", "content": "Hi"}]}, "prompt: message 1 has role 'tool'"),
         (
             {"task_metadata": {"complexity": "expert"}},
-            "task_metadata.complexity: 'expert' is none of easy, medium, hard",
+            "task_metadata.complexity: 'expert' is not one of easy, medium, hard",
         ),
         ({"extra_info": {"tools_available": "all"}}, "extra_info.tools_available: "),
         (
