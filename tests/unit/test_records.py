@@ -84,7 +84,7 @@ tokens = st.tuples(st.booleans(), st.booleans(), st.booleans(), st.floats(max_va
 
 
 @given(st.lists(tokens, max_size=30))
-def test_a_trajectory_exists_exactly_where_only_sampled_tokens_were_forced_fixed_or_likely(tokens):
+def test_a_trajectory_is_valid_only_if_context_tokens_are_not_forced_fixed_or_likely(tokens):
     size = len(tokens)
     changes = {
         "token_ids": (5,) * size,

@@ -143,7 +143,7 @@ async def test_the_last_attempt_allowed_still_counts():
 @pytest.mark.parametrize(
     "error", [BadValueError("the context is too short", fix="raise it"), ZeroDivisionError("ours")]
 )
-async def test_an_error_that_no_rerun_can_mend_is_raised_as_it_is(error):
+async def test_an_error_that_no_retry_can_fix_is_raised_unchanged(error):
     async def play(task: str, member: int, attempt: int) -> None:
         if member == 1:
             raise error

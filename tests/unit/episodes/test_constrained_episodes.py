@@ -92,7 +92,7 @@ async def test_a_sampler_that_does_not_keep_to_the_grammar_stops_the_run(stage, 
         await play(runner)
 
 
-async def test_prose_before_a_call_is_free_where_only_calls_are_held(stage):
+async def test_prose_before_a_call_is_free_if_only_calls_are_constrained(stage):
     runner, _ = stage(f"Let me look. {CALL}{END}", f"It is blue.{END}", constrain="calls")
     trajectory = await play(runner)
     assert trajectory.turns[0].observations[0].text == "blue"

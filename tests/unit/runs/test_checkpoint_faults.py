@@ -34,7 +34,7 @@ def test_a_whole_checkpoint_is_there_after_any_fault_of_a_save(cases, scenario, 
     assert lost == []
 
 
-def test_a_fault_of_the_disk_is_said_and_never_passed_over(cases):
+def test_a_disk_fault_is_reported_and_never_ignored(cases):
     wrong = [case for case in cases if case.outcome != ("storage error" if case.fault.error else "killed")]
     assert wrong == []
 

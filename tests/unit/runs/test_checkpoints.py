@@ -113,7 +113,7 @@ def test_a_step_done_again_replaces_its_checkpoint(checkpoints):
     assert names(checkpoints) == ["step-00001"]
 
 
-def test_a_checkpoint_that_stepped_aside_is_found_where_the_new_one_is_missing_or_damaged(checkpoints):
+def test_a_replaced_checkpoint_is_found_if_the_new_one_is_missing_or_damaged(checkpoints):
     old = save(checkpoints, 1, "first")
     aside = old.path.rename(checkpoints.folder / "step-00001.replaced")
     assert checkpoints.newest() == (Checkpoint(step=1, path=aside, bytes=old.bytes), [])

@@ -186,7 +186,7 @@ def test_a_call_that_cannot_be_read_is_drift_too(drift_of_rows):
     assert found.aliases == ()
 
 
-def test_where_a_name_means_two_things_at_one_server_the_more_frequent_meaning_is_kept(drift_of_rows):
+def test_if_a_name_means_two_things_on_one_server_the_more_frequent_is_kept(drift_of_rows):
     calls = [("tavily_search", {"text": "x"}), ("tavily_qna_search", {"text": "y"})]
     assert alias_settings(drift_of_rows({"prompt": conversation(*calls)})) == {
         "tavily": {"argument_aliases": {"text": "query"}}
@@ -201,7 +201,7 @@ def test_where_a_name_means_two_things_at_one_server_the_more_frequent_meaning_i
     }
 
 
-def test_the_aliases_are_settings_of_a_recipe_as_they_stand(drift_of_rows):
+def test_the_aliases_are_valid_settings_of_a_recipe(drift_of_rows):
     settings = alias_settings(drift_of_rows({"prompt": conversation(("fmp_get_quotes", {"ticker": "A"}))}))
     read = yaml.safe_load(yaml.safe_dump(settings))
     fmp = ServerSettings(**read["fmp"])

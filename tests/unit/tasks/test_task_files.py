@@ -140,7 +140,7 @@ def test_tasks_come_in_the_order_of_the_file_and_empty_lines_are_skipped(write):
 
 
 @given(prompt=st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_prompt_survives_the_file_also_where_it_holds_odd_line_separators(tmp_path_factory, prompt):
+def test_any_prompt_survives_the_file_even_with_odd_line_separators(tmp_path_factory, prompt):
     path = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
     lines = [json.dumps({"id": name, "prompt": prompt, "answer": "y"}, ensure_ascii=False) for name in "ab"]
     path.write_bytes("\n".join(lines).encode())
@@ -220,7 +220,7 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(write, tmp_path):
     assert "not UTF-8 text" in refusal(write(b"\xff\xfe")).what
 
 
-def test_no_preamble_is_no_messages():
+def test_without_a_preamble_there_are_no_messages():
     assert load_preamble(None) == ()
 
 
@@ -337,7 +337,7 @@ def test_what_is_written_is_read_back_the_same_and_fits_the_published_schema(tmp
         SCHEMA.validate(json.loads(line))
 
 
-def test_a_written_line_leaves_out_what_has_its_default():
+def test_a_written_line_leaves_out_defaults():
     assert line_of(task_of(json.loads(GOOD))) == json.loads(GOOD)
 
 
@@ -349,7 +349,7 @@ def test_a_written_line_leaves_out_what_has_its_default():
         (Goal(min_calls=-1), "min_calls: "),
     ],
 )
-def test_a_task_that_no_line_can_say_is_not_written_and_the_file_stays_as_it_was(tmp_path, goal, words):
+def test_a_task_that_cannot_be_written_is_refused_and_the_file_stays_unchanged(tmp_path, goal, words):
     path = tmp_path / "tasks.jsonl"
     good = task_of(json.loads(GOOD))
     write_tasks([good], path)
@@ -361,7 +361,7 @@ def test_a_task_that_no_line_can_say_is_not_written_and_the_file_stays_as_it_was
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_tasks_with_one_id_and_no_tasks_at_all_are_not_written(tmp_path):
+def test_duplicate_ids_and_empty_lists_are_not_written(tmp_path):
     good = task_of(json.loads(GOOD))
     with pytest.raises(TaskFileError, match="two tasks to be written have the id 'a'"):
         write_tasks([good, good], tmp_path / "tasks.jsonl")

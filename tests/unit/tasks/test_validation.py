@@ -150,7 +150,7 @@ def test_questions_are_compared_without_case_spacing_and_typography(one, other, 
     assert (normalised_question(task(question=one)) == normalised_question(task(question=other))) is same
 
 
-def test_a_question_that_stands_twice_is_found_with_the_row_of_the_first():
+def test_a_duplicate_question_is_found_with_the_row_of_the_first():
     assert problems(task("a", "Hi?"), task("b"), task("c", "Hey?"), kind=ProblemKind.DUPLICATE) == []
     assert problems(task("a", "Hi?"), task("b"), task("c", "HI"), kind=ProblemKind.DUPLICATE) == [
         ("line 3", "asks the same as a (line 1)")
@@ -192,7 +192,7 @@ def test_figures_say_how_often_a_tool_is_offered_needed_and_recorded(tmp_path):
     assert (easy.difficulty, easy.tasks, easy.needed_calls, easy.solved) == ("easy", 2, 1.5, 0)
 
 
-def test_what_nobody_checks_is_counted_but_is_no_problem(tmp_path):
+def test_requirements_that_are_not_checked_are_counted_but_are_not_problems(tmp_path):
     rows = [
         {
             "prompt": f"{n}?",
