@@ -36,176 +36,7 @@ __all__ = [
     "why_unusable",
 ]
 
-
-_MONTH = (
-    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
-    r"|nov(?:ember)?|dec(?:ember)?)\.?"
-)
-_DAY = r"[0-9]{1,2}(?:st|nd|rd|th)?"
-_CLOCK = r"[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?"
-_DATES_AND_TIMES = re.compile(
-    rf"(?<![\w.:])(?:[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ]{_CLOCK}(?:Z|[-+−][0-9]{{2}}:?[0-9]{{2}})?)?"
-    rf"|{_CLOCK}|{_MONTH}\s{_DAY},?\s[0-9]{{4}}|{_DAY}\s{_MONTH},?\s[0-9]{{4}})(?![\w:]|\.[0-9])",
-    re.IGNORECASE,
-)
-# 1,234.5 or 1234.5 or .5, with sign, currency and unit, but not inside a word or something like 1.2.3.
-_NUMBER = re.compile(
-    r"(?<!\w)(?<![0-9]\.)(?:(?<![%)\]])(?P<sign>[-+−]))?"
-    r"(?:(?:[A-Z]{0,2}[$€£¥₹]|USD|EUR|GBP|JPY|CHF)\s?(?P<inner_sign>[-+−])?)?"
-    r"(?P<digits>[0-9]{1,3}(?:,[0-9]{3}){1,99}+(?![0-9])(?:\.[0-9]{1,300}+)?|[0-9]{1,300}+(?:\.[0-9]{1,300}+)?"
-    r"|\.[0-9]{1,300}+)(?P<exponent>[eE][-+−]?[0-9]{1,3}(?![0-9]))?"
-    r"(?:(?P<letter>[kKmMbBtT])(?!\w)|[ \u00a0\u202f](?P<apart>[KMBT])(?![\w&-])"
-    r"|[ \u00a0\u202f-]?(?P<word>(?i:thousand|million|billion|trillion|mn|mln|bn|bln|tn)s?)(?!\w)"
-    r"|(?i:x|bps?|st|nd|rd|th|USD|EUR|GBP|JPY|CHF)(?!\w))?"
-    r"(?!\w|\.[0-9])"
-)
-_POWERS = {"t": 12, "b": 9, "m": 6, "k": 3}
-_MINUS = "-−"
-
-
-def meets(expected: ExpectedText, text: str) -> bool:
-    """Whether a text meets an expectation.
-
-    >>> meets(HasNumber(value=213.88, tolerance=0.005), "VLKN closed at $213.88 on 2025-11-14.")
-    True
-    """
-    match expected:
-        case AnyText():
-            return bool(text.strip())
-        case Contains():
-            return _contains_words(text, expected.text)
-        case Exactly():
-            return text.strip().casefold() == expected.text.strip().casefold()
-        case HasNumber():
-            return _has_number(expected, text)
-        case HasAll():
-            has_all = all(_contains_words(text, member) for member in expected.members)
-            return has_all and not any(_contains_words(text, other) for other in expected.none_of)
-        case Matches():
-            return is_found(expected.pattern, text)
-
-
-def why_unusable(expected: ExpectedText) -> str | None:
-    """Why this expectation cannot be checked (nothing, or everything, would meet it); None if it can."""
-    match expected:
-        case Contains() | Exactly():
-            return None if expected.text.strip() else "an empty text is expected"
-        case HasNumber():
-            if not (math.isfinite(expected.value) and math.isfinite(expected.tolerance) and expected.tolerance >= 0):
-                return "a number and its tolerance must be finite, the tolerance 0 or more"
-            return "at_most must be 1 or more" if expected.at_most is not None and expected.at_most < 1 else None
-        case HasAll():
-            words = (*expected.members, *expected.none_of)
-            return None if words and all(word.strip() for word in words) else "an empty text is expected"
-        case Matches():
-            return why_no_pattern(expected.pattern)
-        case AnyText():
-            return None
-
-
-def numbers_in(text: str) -> tuple[Decimal, ...]:
-    """The numbers in a text, in order. Signs, thousands separators and multipliers are understood.
-
-    Dates, times, digits inside words such as Q3, and versions such as 1.2.3 are not numbers. 5% counts as 5.
-
-    >>> [str(number) for number in numbers_in("On 2025-11-14 at 16:00 it fell −1.5% to $1,234.50; revenue: 2 million")]
-    ['-1.5', '1234.50', '2E+6']
-    """
-    return tuple(_value(found) for found in _NUMBER.finditer(_DATES_AND_TIMES.sub(" ", text)))
-
-
-def _value(found: re.Match[str]) -> Decimal:
-    exponent = (found["exponent"] or "").replace("−", "-")
-    number = Decimal(found["digits"].replace(",", "") + exponent)
-    unit = (found["letter"] or found["apart"] or found["word"] or "").lower()
-    # "thousand" and "tn" begin alike.
-    power = 3 if unit.startswith("thousand") else _POWERS[unit[0]] if unit else 0
-    is_negative = ((found["sign"] or "+") in _MINUS) != ((found["inner_sign"] or "+") in _MINUS)
-    return number.scaleb(power) * (-1 if is_negative else 1)
-
-
-def _has_number(expected: HasNumber, text: str) -> bool:
-    numbers = set(numbers_in(text))
-    if expected.at_most is not None and len(numbers) > expected.at_most:
-        return False
-    # As decimals, because floats would round: 213.885 is within 0.005 of 213.88.
-    value, tolerance = Decimal(str(expected.value)), Decimal(str(expected.tolerance))
-    return any(abs(number - value) <= tolerance for number in numbers)
-
-
-def _contains_words(text: str, words: str) -> bool:
-    return _pattern_of(words).search(text) is not None
-
-
-@lru_cache(maxsize=4096)
-def _pattern_of(words: str) -> re.Pattern[str]:
-    """Matches whole words: not 5 in 3.5, nor 30 in 23:30; a full stop or a colon may follow."""
-    escaped = r"\s+".join(re.escape(word) for word in words.split())
-    return re.compile(rf"(?<![\w.])(?<![0-9]:){escaped}(?!\w|\.\w|:[0-9])", re.IGNORECASE)
-
-
-Gains = Sequence[Sequence[int | None]]
-
-
-def pair_in_order(gains: Gains) -> list[tuple[int, int]]:
-    """The pairs (i, j) with the largest total gain, both indices increasing.
-
-    most[i][j] is the best total for the first i needed and the first j made calls; pairs are read off backwards.
-    """
-    made = len(gains[0]) if gains else 0
-    most = [[0] * (made + 1) for _ in range(len(gains) + 1)]
-    for i, row in enumerate(gains):
-        for j, gain in enumerate(row):
-            skipped = max(most[i][j + 1], most[i + 1][j])
-            most[i + 1][j + 1] = skipped if gain is None else max(skipped, most[i][j] + gain)
-    pairs: list[tuple[int, int]] = []
-    i, j = len(gains), made
-    while i and j:
-        if most[i][j] == most[i - 1][j]:
-            i -= 1
-        elif most[i][j] == most[i][j - 1]:
-            j -= 1
-        else:
-            i, j = i - 1, j - 1
-            pairs.append((i, j))
-    return pairs[::-1]
-
-
-def pair_in_any_order(gains: Gains) -> list[tuple[int, int]]:
-    """The pairs (i, j) with the largest total gain that use each call once: the assignment problem.
-
-    Rows (needed calls) are added one by one. A new row takes a free column, or the column of another row, which then
-    takes another: the cheapest such chain, by Bellman-Ford, keeps the assignment optimal. Each row also has a column
-    with gain 0, so that it may stay unpaired.
-    """
-    needed, made = len(gains), len(gains[0]) if gains else 0
-    # Costs are negated gains. A pair that is not allowed (None) always costs more than the column with gain 0.
-    forbidden = 1 + sum(max((gain or 0 for gain in row), default=0) for row in gains)
-    costs = [
-        [forbidden if gain is None else -gain for gain in row]
-        + [0 if column == i else forbidden for column in range(needed)]
-        for i, row in enumerate(gains)
-    ]
-    column_of: dict[int, int] = {}
-    for new in range(needed):
-        owner_of = {column: row for row, column in column_of.items()}
-        distance, taker_of = {new: 0}, dict[int, int]()  # by the row that is left without a column
-        changed = True
-        while changed:
-            changed = False
-            for row, column in itertools.product(list(distance), owner_of):
-                owner = owner_of[column]
-                reached = distance[row] + costs[row][column] - costs[owner][column]
-                if owner not in distance or reached < distance[owner]:
-                    distance[owner], taker_of[owner], changed = reached, row, True
-        free = [(row, column) for row in distance for column in range(made + needed) if column not in owner_of]
-        row, column = min(free, key=lambda pair: distance[pair[0]] + costs[pair[0]][pair[1]])
-        while row != new:
-            column_of[row], column = column, column_of[row]
-            row = taker_of[row]
-        column_of[new] = column
-    return sorted((row, column) for row, column in column_of.items() if column < made)
-
+_logger = logging.getLogger(__name__)
 
 PARTS: Final = ("answer", "state", "calls", "arguments", "efficiency", "rubric")
 """Parts between 0 and 1. The reward is their weighted mean."""
@@ -335,7 +166,174 @@ def _is_same(wanted: object, given: object) -> bool:
     return wanted == given
 
 
-_logger = logging.getLogger(__name__)
+Gains = Sequence[Sequence[int | None]]
+
+
+def pair_in_order(gains: Gains) -> list[tuple[int, int]]:
+    """The pairs (i, j) with the largest total gain, both indices increasing.
+
+    most[i][j] is the best total for the first i needed and the first j made calls; pairs are read off backwards.
+    """
+    made = len(gains[0]) if gains else 0
+    most = [[0] * (made + 1) for _ in range(len(gains) + 1)]
+    for i, row in enumerate(gains):
+        for j, gain in enumerate(row):
+            skipped = max(most[i][j + 1], most[i + 1][j])
+            most[i + 1][j + 1] = skipped if gain is None else max(skipped, most[i][j] + gain)
+    pairs: list[tuple[int, int]] = []
+    i, j = len(gains), made
+    while i and j:
+        if most[i][j] == most[i - 1][j]:
+            i -= 1
+        elif most[i][j] == most[i][j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+    return pairs[::-1]
+
+
+def pair_in_any_order(gains: Gains) -> list[tuple[int, int]]:
+    """The pairs (i, j) with the largest total gain that use each call once: the assignment problem.
+
+    Rows (needed calls) are added one by one. A new row takes a free column, or the column of another row, which then
+    takes another: the cheapest such chain, by Bellman-Ford, keeps the assignment optimal. Each row also has a column
+    with gain 0, so that it may stay unpaired.
+    """
+    needed, made = len(gains), len(gains[0]) if gains else 0
+    # Costs are negated gains. A pair that is not allowed (None) always costs more than the column with gain 0.
+    forbidden = 1 + sum(max((gain or 0 for gain in row), default=0) for row in gains)
+    costs = [
+        [forbidden if gain is None else -gain for gain in row]
+        + [0 if column == i else forbidden for column in range(needed)]
+        for i, row in enumerate(gains)
+    ]
+    column_of: dict[int, int] = {}
+    for new in range(needed):
+        owner_of = {column: row for row, column in column_of.items()}
+        distance, taker_of = {new: 0}, dict[int, int]()  # by the row that is left without a column
+        changed = True
+        while changed:
+            changed = False
+            for row, column in itertools.product(list(distance), owner_of):
+                owner = owner_of[column]
+                reached = distance[row] + costs[row][column] - costs[owner][column]
+                if owner not in distance or reached < distance[owner]:
+                    distance[owner], taker_of[owner], changed = reached, row, True
+        free = [(row, column) for row in distance for column in range(made + needed) if column not in owner_of]
+        row, column = min(free, key=lambda pair: distance[pair[0]] + costs[pair[0]][pair[1]])
+        while row != new:
+            column_of[row], column = column, column_of[row]
+            row = taker_of[row]
+        column_of[new] = column
+    return sorted((row, column) for row, column in column_of.items() if column < made)
+
+
+_MONTH = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?)\.?"
+)
+_DAY = r"[0-9]{1,2}(?:st|nd|rd|th)?"
+_CLOCK = r"[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?"
+_DATES_AND_TIMES = re.compile(
+    rf"(?<![\w.:])(?:[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ]{_CLOCK}(?:Z|[-+−][0-9]{{2}}:?[0-9]{{2}})?)?"
+    rf"|{_CLOCK}|{_MONTH}\s{_DAY},?\s[0-9]{{4}}|{_DAY}\s{_MONTH},?\s[0-9]{{4}})(?![\w:]|\.[0-9])",
+    re.IGNORECASE,
+)
+# 1,234.5 or 1234.5 or .5, with sign, currency and unit, but not inside a word or something like 1.2.3.
+_NUMBER = re.compile(
+    r"(?<!\w)(?<![0-9]\.)(?:(?<![%)\]])(?P<sign>[-+−]))?"
+    r"(?:(?:[A-Z]{0,2}[$€£¥₹]|USD|EUR|GBP|JPY|CHF)\s?(?P<inner_sign>[-+−])?)?"
+    r"(?P<digits>[0-9]{1,3}(?:,[0-9]{3}){1,99}+(?![0-9])(?:\.[0-9]{1,300}+)?|[0-9]{1,300}+(?:\.[0-9]{1,300}+)?"
+    r"|\.[0-9]{1,300}+)(?P<exponent>[eE][-+−]?[0-9]{1,3}(?![0-9]))?"
+    r"(?:(?P<letter>[kKmMbBtT])(?!\w)|[ \u00a0\u202f](?P<apart>[KMBT])(?![\w&-])"
+    r"|[ \u00a0\u202f-]?(?P<word>(?i:thousand|million|billion|trillion|mn|mln|bn|bln|tn)s?)(?!\w)"
+    r"|(?i:x|bps?|st|nd|rd|th|USD|EUR|GBP|JPY|CHF)(?!\w))?"
+    r"(?!\w|\.[0-9])"
+)
+_POWERS = {"t": 12, "b": 9, "m": 6, "k": 3}
+_MINUS = "-−"
+
+
+def meets(expected: ExpectedText, text: str) -> bool:
+    """Whether a text meets an expectation.
+
+    >>> meets(HasNumber(value=213.88, tolerance=0.005), "VLKN closed at $213.88 on 2025-11-14.")
+    True
+    """
+    match expected:
+        case AnyText():
+            return bool(text.strip())
+        case Contains():
+            return _contains_words(text, expected.text)
+        case Exactly():
+            return text.strip().casefold() == expected.text.strip().casefold()
+        case HasNumber():
+            return _has_number(expected, text)
+        case HasAll():
+            has_all = all(_contains_words(text, member) for member in expected.members)
+            return has_all and not any(_contains_words(text, other) for other in expected.none_of)
+        case Matches():
+            return is_found(expected.pattern, text)
+
+
+def why_unusable(expected: ExpectedText) -> str | None:
+    """Why this expectation cannot be checked (nothing, or everything, would meet it); None if it can."""
+    match expected:
+        case Contains() | Exactly():
+            return None if expected.text.strip() else "an empty text is expected"
+        case HasNumber():
+            if not (math.isfinite(expected.value) and math.isfinite(expected.tolerance) and expected.tolerance >= 0):
+                return "a number and its tolerance must be finite, the tolerance 0 or more"
+            return "at_most must be 1 or more" if expected.at_most is not None and expected.at_most < 1 else None
+        case HasAll():
+            words = (*expected.members, *expected.none_of)
+            return None if words and all(word.strip() for word in words) else "an empty text is expected"
+        case Matches():
+            return why_no_pattern(expected.pattern)
+        case AnyText():
+            return None
+
+
+def numbers_in(text: str) -> tuple[Decimal, ...]:
+    """The numbers in a text, in order. Signs, thousands separators and multipliers are understood.
+
+    Dates, times, digits inside words such as Q3, and versions such as 1.2.3 are not numbers. 5% counts as 5.
+
+    >>> [str(number) for number in numbers_in("On 2025-11-14 at 16:00 it fell −1.5% to $1,234.50; revenue: 2 million")]
+    ['-1.5', '1234.50', '2E+6']
+    """
+    return tuple(_value(found) for found in _NUMBER.finditer(_DATES_AND_TIMES.sub(" ", text)))
+
+
+def _value(found: re.Match[str]) -> Decimal:
+    exponent = (found["exponent"] or "").replace("−", "-")
+    number = Decimal(found["digits"].replace(",", "") + exponent)
+    unit = (found["letter"] or found["apart"] or found["word"] or "").lower()
+    # "thousand" and "tn" begin alike.
+    power = 3 if unit.startswith("thousand") else _POWERS[unit[0]] if unit else 0
+    is_negative = ((found["sign"] or "+") in _MINUS) != ((found["inner_sign"] or "+") in _MINUS)
+    return number.scaleb(power) * (-1 if is_negative else 1)
+
+
+def _has_number(expected: HasNumber, text: str) -> bool:
+    numbers = set(numbers_in(text))
+    if expected.at_most is not None and len(numbers) > expected.at_most:
+        return False
+    # As decimals, because floats would round: 213.885 is within 0.005 of 213.88.
+    value, tolerance = Decimal(str(expected.value)), Decimal(str(expected.tolerance))
+    return any(abs(number - value) <= tolerance for number in numbers)
+
+
+def _contains_words(text: str, words: str) -> bool:
+    return _pattern_of(words).search(text) is not None
+
+
+@lru_cache(maxsize=4096)
+def _pattern_of(words: str) -> re.Pattern[str]:
+    """Matches whole words: not 5 in 3.5, nor 30 in 23:30; a full stop or a colon may follow."""
+    escaped = r"\s+".join(re.escape(word) for word in words.split())
+    return re.compile(rf"(?<![\w.])(?<![0-9]:){escaped}(?!\w|\.\w|:[0-9])", re.IGNORECASE)
 
 
 def require_scorable(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
