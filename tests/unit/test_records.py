@@ -120,7 +120,7 @@ def test_a_group_holds_each_member_once_and_in_order(members):
     if members == sorted(set(members)):
         assert Group(task=TASK, trajectories=trajectories).trajectories == trajectories
     else:
-        with pytest.raises(ValueError, match="twice or out of order"):
+        with pytest.raises(ValueError, match="duplicated or unsorted"):
             Group(task=TASK, trajectories=trajectories)
 
 
