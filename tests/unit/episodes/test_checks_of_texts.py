@@ -1,4 +1,4 @@
-"""Each kind of expectation against texts that meet it and texts that almost do, and numbers as people write them."""
+"""Each kind of expected text against texts that meet it and texts that almost do; numbers as people write them."""
 # R19
 
 from __future__ import annotations

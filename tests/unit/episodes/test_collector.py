@@ -1,4 +1,4 @@
-"""Whole groups: lost episodes run again and leave no trace, and what cannot be mended stops the step."""
+"""Complete groups: lost episodes are run again and leave no trace; an error that no retry can fix stops the step."""
 
 from __future__ import annotations
 

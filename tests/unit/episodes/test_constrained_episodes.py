@@ -1,4 +1,4 @@
-"""Episodes under a grammar: what the sampler is asked for, and what the trajectory records of it."""
+"""Episodes under a grammar: the requests to the sampler, and what the trajectory records."""
 # R7, R12
 
 from __future__ import annotations

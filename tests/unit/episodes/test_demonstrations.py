@@ -1,4 +1,4 @@
-"""Demonstrations: solutions played as episodes on the shipped servers, in the tokens that the policy would write."""
+"""Demonstrations: solutions played as episodes on the shipped servers, in the policy's tokens."""
 # R10
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contract of a step: calls in parallel, faults of the policy observed, faults of the world raised."""
+"""The contract of a step: calls in parallel, policy faults observed, infrastructure faults raised."""
 # R16, R18, R19, R20
 
 from __future__ import annotations

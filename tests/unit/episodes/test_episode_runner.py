@@ -1,4 +1,4 @@
-"""One episode from prompt to trajectory: how it ends, what it records, and which seeds it draws with."""
+"""One episode from prompt to trajectory: how it ends, what it records, and its seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations in which the user speaks several times: limits, tools that come later, and the tokens of it all."""
+"""Conversations with several user messages: limits, tools that are offered later, and the tokens."""
 
 from __future__ import annotations
 

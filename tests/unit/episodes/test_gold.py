@@ -1,4 +1,4 @@
-"""Tasks played from a script on real servers: solutions are worth exactly 1, idleness nothing, variants less than 1."""
+"""Tasks played from a script on real servers: solutions earn exactly 1, idleness 0, variants less than 1."""
 # R19
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The judge against a scripted endpoint that speaks the real shapes: grades, every kind of fault, hostile answers."""
+"""The judge against a scripted endpoint with the real formats: grades, every kind of fault, hostile answers."""
 # R19
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The best pairing of needed and made calls, against every pairing there is."""
+"""The best pairing of needed and made calls, compared with all pairings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault that comes back with the same call is the policy's; one by chance, or of a server that is down, is not."""
+"""A fault that the same call reproduces is the policy's; a random fault, or one of a dead server, is not."""
 
 from __future__ import annotations
 

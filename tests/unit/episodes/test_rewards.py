@@ -1,4 +1,4 @@
-"""Each part of the reward, the pairing of calls against every pairing there is, and what all of it comes to."""
+"""Each part of the reward, the pairing of calls, and the weighted result."""
 # R19
 
 from __future__ import annotations

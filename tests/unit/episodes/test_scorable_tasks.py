@@ -1,4 +1,4 @@
-"""Before a step is spent: goals that cannot be judged, weights that leave nothing to gain, rubrics without a judge."""
+"""Checked before a run: goals that cannot be checked, weights that are all 0, rubrics without a judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that fails, fills up or loses its process at every single change of a file: a whole checkpoint is there."""
+"""A disk that fails or fills up, or a process killed, at every change of a file: a complete checkpoint remains."""
 # R28
 
 from __future__ import annotations

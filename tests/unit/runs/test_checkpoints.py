@@ -1,4 +1,4 @@
-"""Checkpoints: whole ones are found, damaged ones are skipped with a word, old ones go."""
+"""Checkpoints: complete ones are found, damaged ones are skipped with a reason, old ones are removed."""
 # R28
 
 from __future__ import annotations

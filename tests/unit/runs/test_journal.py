@@ -1,4 +1,4 @@
-"""The episode journal: what an addition returned for is read back, whatever happens to the process or to the file."""
+"""The episode journal: every episode whose addition returned is read back, after any crash or damage."""
 # R28
 
 from __future__ import annotations

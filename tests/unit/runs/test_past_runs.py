@@ -1,4 +1,4 @@
-"""Runs read from their folders: where each stands, at work or not, and what is damaged; nothing is changed."""
+"""Runs read from their folders: status, figures and damage. Reading changes nothing."""
 # R28
 
 from __future__ import annotations

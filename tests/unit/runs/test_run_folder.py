@@ -1,4 +1,4 @@
-"""The folder of a run: its name and lock, what each step leaves in it, and what a resumed run finds there."""
+"""The folder of a run: its name and lock, the records of each step, and what a resumed run reads."""
 # R27, R28
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The closing figures of a run: sums, firsts and lasts, the worst where correctness is concerned, success, verdicts."""
+"""The summary of a run: sums, first and last values, worst steps, success metrics, verdicts."""
 
 # R9, R30
 

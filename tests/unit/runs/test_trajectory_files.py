@@ -1,4 +1,4 @@
-"""Trajectories read back are those written, from Parquet and from JSON alike."""
+"""Trajectories are read back as written, from Parquet and from JSON."""
 # R27, R28
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The curriculum: its formula, that nothing starves, and that a restored run deals what the other would have dealt."""
+"""The curriculum: its formula, no task starves, and a restored run deals the same tasks."""
 # R20, R30
 
 from __future__ import annotations

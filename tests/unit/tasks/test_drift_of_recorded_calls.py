@@ -1,4 +1,4 @@
-"""Recorded calls against the tools there are: each that does not fit is found, with the alias that would mend it.
+"""Recorded calls that do not fit the tools are found, with the alias that would fix them.
 
 On the user's own files the findings are held against an oracle that shares no code with mcprl: it reads the raw JSON.
 """

@@ -1,4 +1,4 @@
-"""Which tasks come when: decided by the seed and the step alone, fairly."""
+"""The order of tasks: fair, and a function of the seed and the step alone."""
 
 from __future__ import annotations
 

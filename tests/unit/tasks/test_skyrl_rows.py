@@ -1,4 +1,4 @@
-"""Rows in SkyRL's format become tasks; what they ask for and no goal can check is said by name."""
+"""Rows in SkyRL's format become tasks; requirements that a goal cannot check are named."""
 # R31
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Task files and preambles: what a line may say, how a wrong one is refused, and that what is written is read back."""
+"""Task files and preambles: valid lines, refused lines, and writing tasks."""
 # R25
 
 from __future__ import annotations

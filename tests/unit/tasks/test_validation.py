@@ -1,4 +1,4 @@
-"""What is wrong with a task file: unknown tools, checks nobody can pass, duplicates, leaks, and figures by tool."""
+"""Problems of a task file: unknown tools, unreachable goals, duplicates, leaks; and figures by tool."""
 # R25
 
 from __future__ import annotations
