@@ -243,6 +243,6 @@ def _require_success(task: Task, trajectory: Trajectory, max_turns: int) -> None
 
 def _too_many_turns(task: Task, limit: int) -> BadValueError:
     return BadValueError(
-        f"the solution of task {task.id} takes more than its limit of {limit} turns",
+        f"the solution of task {task.id} takes more than the {limit} turns that its limit allows",
         fix="raise episodes.max_turns or the task's max_turns, or shorten the solution",
     )
