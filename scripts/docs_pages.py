@@ -122,27 +122,6 @@ def cli_page() -> str:
     return page + "".join(command_section(get_command(app), "mcprl"))
 
 
-# --- metrics
-
-
-def metrics_page() -> str:
-    """Every figure that a step is written down with."""
-    from mcprl.runs.metric_names import METRICS
-
-    count = sum(len(section.metrics) for section in METRICS)
-    page = GENERATED.format(source="src/mcprl/runs/metric_names.py") + (
-        "# Metrics\n\nEvery step of a run adds one line to `metrics.jsonl`: an object with `step`, from 0, and the"
-        " figures below. Trackers get the same names, the [dashboard](dashboard.md) draws them, and the"
-        " [verdicts on health](health.md) are made of them. A name that a step does not know is not in its line: none"
-        f" is filled in with 0. There are {count} names; where the end of one is in capitals, it stands for several.\n"
-    )
-    for section in METRICS:
-        page += f"\n## {section.title}\n\n{section.about}\n\n"
-        rows = [(f"`{one.name}`", one.unit, one.says, one.written.value) for one in section.metrics]
-        page += table(("metric", "unit", "meaning", "written"), rows)
-    return page
-
-
 # --- promises
 
 
@@ -184,7 +163,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
     "cli.md": cli_page,
     "errors.md": errors_page,
-    "metrics.md": metrics_page,
     "api.md": lambda: api_page(GENERATED.format(source="the docstrings in src/ and packages/")),
     "promises.md": promises_page,
     "llms.txt": llms_page,  # the last: it tells of the others

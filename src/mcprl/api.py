@@ -1,4 +1,4 @@
-"""What a script or a notebook calls: `mcprl.train` and `mcprl.evaluate`. The commands add a console."""
+"""The Python API for scripts and notebooks: `mcprl.train` and `mcprl.evaluate`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def train(recipe: Path | str, *, settings: Sequence[str] = (), watcher: Watcher | None = None) -> Summary:
-    """Train by a recipe, in a new run folder.
+    """Train with a recipe, in a new run folder.
 
     >>> summary = mcprl.train("recipe.yaml", settings=["training.steps=3"])  # doctest: +SKIP
     >>> summary.as_dict()["updates"]  # doctest: +SKIP
@@ -49,7 +49,7 @@ def evaluate(
     settings: Sequence[str] = (),
     watcher: Watcher | None = None,
 ) -> Evaluation:
-    """Play tasks with the recipe's model, or with an adapter of it, and count. Default: its validation tasks.
+    """Evaluate the recipe's model, or an adapter of it, on tasks; by default on the recipe's validation tasks.
 
     >>> after = mcprl.evaluate("recipe.yaml", adapter="outputs/hello/adapter", episodes=4)  # doctest: +SKIP
     """
@@ -74,7 +74,7 @@ def evaluate(
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run to the end; in a thread of its own if this one has an event loop already, as in a notebook."""
+    """Run a coroutine; in another thread if this one already runs an event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Running several coroutines as one: all results, or the first failure alone."""
+"""Running coroutines concurrently: all results, or the first failure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 async def run_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> tuple[T, ...]:
-    """Run them together and return their results in order.
+    """Run coroutines concurrently and return their results in order.
 
-    Where one fails, the others are cancelled and awaited, and its exception is raised as it is: `asyncio.gather`
-    would leave the others running, `asyncio.TaskGroup` would wrap the exception in a group.
+    If one fails, the others are cancelled and awaited, and its exception is raised unchanged: `asyncio.gather` would
+    leave the others running, `asyncio.TaskGroup` would wrap the exception in a group.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     if not tasks:

@@ -1,8 +1,8 @@
-"""Tool calls and their answers as chat messages write them down, in each of the shapes that logs use.
+"""Reads tool calls and their answers from chat messages, in all formats that logs use.
 
 A call is an entry of `tool_calls` (or the older `function_call`) of an assistant message, a `<tool_call>` block in its
 text, or a text that is only `{"function_call": …}`. An answer is the text of a tool message, a `<tool_response>` block
-(also in a user message, where chat templates put it), or `Function result: {…}`. The time is linear in the text.
+(also in a user message, where chat templates put it), or `Function result: {…}`. Reading takes linear time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _RESPONSE = ("<tool_response>", "</tool_response>")
 _THOUGHT = ("<think>", "</think>")
 _RESULT = "Function result:"
 _ANSWER_ROLES = frozenset({"tool", "function"})
-# What may stand in the object around an answer. An object with anything else in it is itself the answer.
+# Keys of the object around an answer. An object with any other key is itself the answer.
 _ENVELOPE = frozenset({"content", "error", "retryable", "isError", "is_error", "function_name", "name", "result"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenCall:
-    """A call as it stands in a log. `problem` says why it cannot be read; name and arguments are then what is known.
+    """A call in a log. If `problem` says why it cannot be read, name and arguments may be missing.
 
     WrittenCall(name="fmp_get_quote", arguments={"symbol": "AAPL"}, id="call_7")
     """
@@ -40,7 +40,7 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenAnswer:
-    """An answer as it stands in a log. `failed` is what the log itself says; a text may still tell of an error.
+    """An answer in a log. `failed` is set if the log marks it as failed; other texts may still report an error.
 
     WrittenAnswer(text="**AAPL - Apple Inc.**\\nPrice: $213.88", name="fmp_get_quote")
     """
@@ -53,18 +53,18 @@ class WrittenAnswer:
 
 
 def is_answer(message: Mapping[str, Any]) -> bool:
-    """Whether a message carries answers of tools and not words of a person or a model."""
+    """Whether a message has answers of tools."""
     role = message.get("role")
     return role in _ANSWER_ROLES or (role == "user" and text_of(message).lstrip().startswith(_RESPONSE[0]))
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message, whose content may also be a list of parts."""
+    """The text of a message. Its content may be a list of parts."""
     return _joined(message.get("content"))
 
 
 def calls_in(message: Mapping[str, Any]) -> list[WrittenCall]:
-    """The calls of an assistant message, in order; one that cannot be read is among them, with its problem."""
+    """The calls of an assistant message, in order, including those that cannot be read."""
     entries: Any = message.get("tool_calls")
     if isinstance(entries, list) and entries:
         return [_call_of(entry) for entry in cast("list[Any]", entries)]
@@ -77,7 +77,7 @@ def calls_in(message: Mapping[str, Any]) -> list[WrittenCall]:
 
 
 def answers_in(message: Mapping[str, Any]) -> list[WrittenAnswer]:
-    """The answers of a message, in order. One message holds several only as `<tool_response>` blocks."""
+    """The answers of a message, in order. Only `<tool_response>` blocks can be several."""
     text = text_of(message)
     name: Any = message.get("name")
     answer_id: Any = message.get("tool_call_id")
@@ -94,7 +94,7 @@ def answers_in(message: Mapping[str, Any]) -> list[WrittenAnswer]:
 
 
 def _blocks(text: str, tags: tuple[str, str]) -> Iterator[str | None]:
-    """What stands between each pair of tags; None for one that is never closed, which ends the text."""
+    """The text between each pair of tags; None for a tag that is never closed."""
     opening, closing = tags
     place = 0
     while (opened := text.find(opening, place)) >= 0:
@@ -108,7 +108,7 @@ def _blocks(text: str, tags: tuple[str, str]) -> Iterator[str | None]:
 
 
 def _without_thoughts(text: str) -> str:
-    """The text without what the model only thought of doing. A thought that never ends takes the rest with it."""
+    """The text without its thoughts. An unclosed thought includes the rest of the text."""
     kept: list[str] = []
     place = 0
     while (opened := text.find(_THOUGHT[0], place)) >= 0:
@@ -125,27 +125,27 @@ def _call_in(block: str | None) -> WrittenCall:
     try:
         return _call_of(_decoded(block))
     except ValueError as error:
-        return WrittenCall(problem=f"the call is no JSON: {error}")
+        return WrittenCall(problem=f"the call is not JSON: {error}")
 
 
 def _function_call(text: str) -> list[WrittenCall]:
     try:
         value = cast("dict[str, Any]", _decoded(text))
     except ValueError as error:
-        return [WrittenCall(problem=f"the call is no JSON: {error}")]
+        return [WrittenCall(problem=f"the call is not JSON: {error}")]
     return [_call_of(value["function_call"])] if "function_call" in value else []
 
 
 def _call_of(entry: Any) -> WrittenCall:
     """A call from `{"name", "arguments"}`, or from an OpenAI entry that has this under "function"."""
     if not isinstance(entry, dict):
-        return WrittenCall(problem="the call is no object")
+        return WrittenCall(problem="the call is not an object")
     fields = cast("dict[str, Any]", entry)
     call_id: Any = fields.get("id")
     known_id = call_id if isinstance(call_id, str) else None
     inner: Any = fields.get("function", fields)
     if not isinstance(inner, dict):
-        return WrittenCall(id=known_id, problem="the call is no object")
+        return WrittenCall(id=known_id, problem="the call is not an object")
     name: Any = cast("dict[str, Any]", inner).get("name")
     arguments: Any = cast("dict[str, Any]", inner).get("arguments", {})
     if not isinstance(name, str) or not name or not is_unicode(name):
@@ -154,9 +154,9 @@ def _call_of(entry: Any) -> WrittenCall:
         try:
             arguments = _decoded(arguments) if arguments.strip() else {}
         except ValueError as error:
-            return WrittenCall(name=name, id=known_id, problem=f"the arguments are no JSON: {error}")
+            return WrittenCall(name=name, id=known_id, problem=f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):
-        return WrittenCall(name=name, id=known_id, problem="the arguments are no object")
+        return WrittenCall(name=name, id=known_id, problem="the arguments are not an object")
     given = cast("dict[str, Any]", arguments)
     try:
         canonical_json(given)
@@ -166,7 +166,7 @@ def _call_of(entry: Any) -> WrittenCall:
 
 
 def _answer_of(body: str | None, known: Mapping[str, Any]) -> WrittenAnswer:
-    """The answer inside the object that a log wraps around it; any other text is the answer itself."""
+    """Unwrap the object that a log put around an answer; any other text is the answer itself."""
     if body is None:
         return WrittenAnswer(text="", problem="the answer has no closing </tool_response>", **known)
     text = body.strip()
@@ -191,7 +191,7 @@ def _is_envelope(fields: Mapping[str, Any]) -> bool:
 
 
 def _joined(content: Any) -> str:
-    """A text as it is, the texts of a list of parts, and anything else as JSON."""
+    """A text unchanged, the texts of a list of parts joined, and anything else as JSON."""
     if isinstance(content, str):
         return content
     if content is None:
@@ -205,7 +205,7 @@ def _joined(content: Any) -> str:
 
 
 def _decoded(text: str) -> Any:
-    """JSON proper: Python's decoder alone would let NaN pass and break on absurd nesting."""
+    """Decode standard JSON: Python's decoder accepts NaN and raises RecursionError on deep nesting."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError as error:
@@ -213,4 +213,4 @@ def _decoded(text: str) -> Any:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")

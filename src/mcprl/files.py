@@ -1,7 +1,7 @@
 """JSON in one canonical form, and files that are either complete or absent.
 
-A write returns when the system has the bytes, not when the disk has them; `fsync` waits for the disk. A file's name is
-an entry of its folder, so the folder needs an `fsync` of its own.
+A write returns when the system has the bytes; `fsync` waits until the disk has them. A file's name is an entry of its
+folder, so the folder needs an `fsync` too.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["canonical_json", "is_unicode", "storage_faults", "sync_file", "sync_
 
 
 def canonical_json(value: object) -> str:
-    r"""The value as ASCII JSON with sorted keys and no spaces; a whole number has one form, as 1 and 1.0 are equal.
+    r"""The value as ASCII JSON with sorted keys and no spaces. 1.0 is written as 1.
 
-    Texts are compared as they are: two Unicode forms of one letter stay two texts, because a tool may tell them apart.
-    Raises ValueError for what JSON cannot hold: infinities, keys that are no texts, other types, endless nesting.
+    Texts are not normalised: two Unicode forms of a letter stay different, because a tool may distinguish them. Raises
+    ValueError for values that are not JSON: infinities, keys that are not text, other types, endless nesting.
 
     >>> canonical_json({"limit": 2.0, "symbol": "AAPL"}) == canonical_json({"symbol": "AAPL", "limit": 2})
     True
@@ -40,7 +40,7 @@ def _plain(value: object) -> object:
         entries = cast("Mapping[Any, object]", value)
         for key in entries:
             if not isinstance(key, str):
-                raise ValueError(f"a key that is no text: {key!r}")
+                raise ValueError(f"a key that is not text: {key!r}")
         return {key: _plain(entry) for key, entry in entries.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in cast("list[object]", value)]
@@ -48,11 +48,11 @@ def _plain(value: object) -> object:
         return int(value)
     if value is None or isinstance(value, str | int | float):
         return value
-    raise ValueError(f"a {type(value).__name__}, which is no JSON value")
+    raise ValueError(f"a {type(value).__name__}, which is not a JSON value")
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be sent: half of a surrogate pair, which JSON can spell, is no character."""
+    """Whether a text can be encoded: JSON can contain lone surrogates, which cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -64,28 +64,28 @@ _NUMBER_IN_TEXT = re.compile(r"\(os error (\d+)\)")
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace a file as a whole, durably; at every instant the old one or the new one is there.
+    """Replace a file durably and atomically: at every moment the old or the new content is there.
 
-    Raises StorageError, and then the old one is there.
+    On StorageError the old content remains.
     """
     unfinished = path.with_name(f".{path.name}.partial")
     with storage_faults(f"writing {path}"):
         try:
-            # A buffered file goes on where the system takes only a part of the bytes.
+            # A buffered file continues after a partial write.
             with unfinished.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
         except OSError:
-            with suppress(OSError):  # the first fault is the one to tell
+            with suppress(OSError):  # report the first error
                 unfinished.unlink(missing_ok=True)
             raise
     sync_folder(path.parent)
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the disk has what a file holds. Raises StorageError."""
+    """Wait until the disk has a file's content. Raises StorageError."""
     _sync(path, os.O_RDONLY)
 
 
@@ -105,10 +105,10 @@ def _sync(path: Path, flags: int) -> None:
 
 @contextmanager
 def storage_faults(doing: str, *also: type[Exception]) -> Generator[None]:
-    """A fault of the disk within becomes a StorageError: "writing runs/a/state.json failed: No space left on device".
+    """Turn OS errors into a StorageError: "writing runs/a/state.json failed: No space left on device".
 
-    `also` are exceptions of libraries that write files without Python and have the system's number in their text, such
-    as "(os error 28)" of Rust; without a number in it they are no fault of the disk, and stay as they are.
+    `also` are exceptions of libraries that write files without Python. They count if their text has the error number,
+    such as "(os error 28)" of Rust; others are raised unchanged.
     """
     try:
         yield
@@ -125,8 +125,8 @@ def _storage_error(doing: str, number: int | None, text: str) -> StorageError:
     if number in (errno.ENOSPC, errno.EDQUOT):
         first = "free space on that disk, or raise the quota"
     elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        first = "let this user write there, and see that the disk is not mounted read-only"
+        first = "give this user write access, and check that the disk is not mounted read-only"
     else:
-        first = "see in the system's log whether that disk is sound and still mounted"
+        first = "check in the system log that the disk is healthy and still mounted"
     reason = text if number is None else os.strerror(number)
-    return StorageError(f"{doing} failed: {reason}", fix=f"{first}; then go on with `mcprl resume`")
+    return StorageError(f"{doing} failed: {reason}", fix=f"{first}; then continue with `mcprl resume`")

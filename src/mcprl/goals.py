@@ -1,6 +1,6 @@
-"""How success is checked: what must be answered, which calls it takes, and what must be true of the world afterwards.
+"""How success is checked: the expected answer, the calls it takes, and the state of the world afterwards.
 
-A goal only says what is wanted. `mcprl.episodes.rewards` judges it.
+A goal is only a description. `mcprl.episodes.rewards` scores it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyText:
-    """Any answer that is not empty will do: for tasks that only say which tools are needed."""
+    """Accepts any answer that is not empty: for tasks that check calls only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contains:
-    """This text must stand in the answer, as words of its own and whatever the case."""
+    """The answer must contain this text as whole words, in any case."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exactly:
-    """The whole answer must be this text, surrounding spaces and case aside."""
+    """The whole answer must be this text, ignoring surrounding spaces and case."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HasNumber:
-    """A number within `tolerance` of `value` must stand in the answer, among at most `at_most` numbers in all.
+    """The answer must contain a number within `tolerance` of `value`, and at most `at_most` different numbers.
 
-    A list of guesses is no answer; hence the limit. None lifts it.
+    The limit (None: no limit) rules out lists of guesses.
 
     HasNumber(value=213.88, tolerance=0.005) accepts "It closed at $213.88."
     """
@@ -58,7 +58,7 @@ class HasNumber:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HasAll:
-    """Each of `members` must stand in the answer as a word of its own, and none of `none_of`.
+    """The answer must contain each of `members` as a whole word, and none of `none_of`.
 
     HasAll(members=("VLKN", "ORBT"), none_of=("HALE", "NIMB"))
     """
@@ -69,18 +69,18 @@ class HasAll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matches:
-    """The regular expression must be found in the answer."""
+    """The answer must match this regular expression somewhere."""
 
     pattern: str
 
 
 ExpectedText = AnyText | Contains | Exactly | HasNumber | HasAll | Matches
-"""How a text is judged: the policy's final answer, or what a tool says about the world afterwards."""
+"""How a text is checked: the final answer, or the answer of a tool that reports the state of the world."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedCall:
-    """A call that solving a task needs. Arguments not listed here are free."""
+    """A call that the task needs. Arguments not listed here may have any value."""
 
     tool: str
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -88,9 +88,9 @@ class ExpectedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedState:
-    """What must be true of the world when the episode is over: `tool` is asked, and its text must meet all of `texts`.
+    """What must be true after the episode: `tool` is called, and its text must meet all of `texts`.
 
-    The environment makes this call, not the policy; the tool need not be among those on offer.
+    The environment makes this call; the tool need not be offered to the policy.
 
     ExpectedState(tool="get_slack_channel_history", arguments={"channel_id": "C0TRADING", "limit": 1},
                   texts=(Contains(text="VLKN"), HasNumber(value=213.88, tolerance=0.005, at_most=None)))
@@ -103,10 +103,10 @@ class ExpectedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """How success is checked. What is left out is not checked, and is no part of the reward.
+    """How success is checked. Fields that are left out are not checked and not part of the reward.
 
-    `calls` are needed in this order unless `in_any_order`; `min_calls` is how many calls must have worked in all;
-    `rubric` is what a judge is told, where the run has one.
+    `calls` are needed in this order unless `in_any_order`; `min_calls` is how many calls must succeed in total;
+    `rubric` is the instruction for a judge, if the run has one.
     """
 
     answer: ExpectedText | None = None

@@ -1,4 +1,4 @@
-"""How a run tells what it is doing, without knowing who listens: a terminal, a log, a test."""
+"""How a run reports its progress to a terminal, a log or a test."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Silent", "Watcher"]
 
 
 class Watcher(Protocol):
-    """Hears of a run's progress. Calls come from the run's own event loop and must return at once."""
+    """Receives the progress of a run. Methods are called in the run's event loop and must return at once."""
 
     def stage(self, text: str) -> None:
-        """The run is busy with something that takes a while, such as starting vLLM."""
+        """The run starts something slow, such as vLLM."""
         ...
 
     def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
@@ -23,12 +23,12 @@ class Watcher(Protocol):
         ...
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
-        """A step is done and recorded. The verdicts on it come with the most severe first."""
+        """A step is done and recorded. Its verdicts come with the most severe first."""
         ...
 
 
 class Silent:
-    """A watcher that says nothing."""
+    """A watcher that ignores everything."""
 
     def stage(self, text: str) -> None:
         pass

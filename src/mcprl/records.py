@@ -1,8 +1,8 @@
-"""The five nouns and the small records they are made of. All are immutable; none knows a model, a server or a file.
+"""The five nouns and the records they are made of. All are immutable, and independent of models, servers and files.
 
     Task ──▶ Episode ──▶ Trajectory ──▶ Batch ──▶ Update
 
-An episode has no record: alive it is a coroutine (`mcprl.episodes.loop`), then a trajectory or a `LostEpisode`.
+An episode has no record: it is a coroutine (`mcprl.episodes.loop`) that ends as a trajectory or a `LostEpisode`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 @with_config(ConfigDict(extra="forbid"))
 class Message(TypedDict, total=False):
-    """One chat message in the OpenAI shape. `tool_calls` and `name` appear on assistant and tool messages."""
+    """A chat message in OpenAI's format. Assistant messages may have `tool_calls`, tool messages a `name`."""
 
     role: Required[str]
     content: Required[str]
@@ -63,7 +63,7 @@ class Difficulty(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call as the policy wrote it. `problem` says, for the policy to read, why the text is no usable call."""
+    """A call as the policy wrote it. `problem` tells the policy why the text is not a valid call."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -72,7 +72,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """A way to solve a task that is known to work: one call a turn, then the answer.
+    """A known solution of a task: one call per turn, then the answer.
 
     Solution(calls=(ToolCall(name="find_person", arguments={"name": "Ana"}),), answer="Ana is in Lima.")
     """
@@ -83,7 +83,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
-    """What the user says next, once the policy has answered without a call. From then on `tools` are on offer too.
+    """The user's next message, sent when the policy answers without a call. From then on, `tools` are offered too.
 
     FollowUp(messages=({"role": "user", "content": "And what time is it in Lagos then?"},), tools=())
     """
@@ -94,7 +94,7 @@ class FollowUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to do, which tools may be used, how success is checked, its difficulty and limits.
+    """A prompt, the tools that may be used, how success is checked, its difficulty and limits.
 
     Task(
         id="meet-ana",
@@ -105,12 +105,12 @@ class Task:
         tools=("find_person", "convert_time"),     # None: every tool of the catalog is on offer
         difficulty=Difficulty.MEDIUM,
         max_turns=None,                            # None: the limit of its difficulty
-        world=None,                                # or the offline world that its answers are true of: "market-7"
-        solution=None,                             # or a Solution: for checking the task, and to learn from
-        follow_ups=(),                             # or what the user says after an answer; max_turns then is for each
-        setup=(),                                  # or calls that put the world in place before the first turn
+        world=None,                                # or the offline world that its answers refer to: "market-7"
+        solution=None,                             # or a Solution, to check the task and to learn from
+        follow_ups=(),                             # or further user messages; max_turns is then per message
+        setup=(),                                  # or calls made before the first turn, to set up the world
         calls_in_order=False,                      # True: the calls of a turn are made one after another
-        must_fit=True,                             # False: a prompt beyond the context fails, and is no error
+        must_fit=True,                             # False: a prompt too long for the context fails the episode only
     )
     """
 
@@ -129,7 +129,7 @@ class Task:
 
 
 class Source(StrEnum):
-    """Where the answer to a call came from."""
+    """The origin of the answer to a call."""
 
     LIVE = "live"
     CACHE = "cache"
@@ -139,12 +139,12 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one call gave back to the policy. `fault` is `Fault.POLICY` where the call was the policy's mistake.
+    """The result of one call, as the policy sees it. `fault` is `Fault.POLICY` if the call was the policy's mistake.
 
-    `worked` tells whether the tool did what it was asked; an injected failure did not, and is nobody's mistake. A
-    fault of the infrastructure is never an observation: it is raised, and the episode is run again. `latency_s` is the
-    time from the call to its answer, waits and repeated attempts included. `arguments` are those that the tool got,
-    where aliases made them others than the call's.
+    `worked` is false for faults and for injected failures, which are not the policy's mistake. A fault of the
+    infrastructure is never an observation: it is raised, and the episode is run again. `latency_s` is the time from the
+    call to its answer, including waits and retries. `arguments` are those that the tool received, if aliases changed
+    them.
 
     Observation(tool="find_person", server="directory", text="Ana: Lima, America/Lima", latency_s=0.003)
     """
@@ -165,28 +165,28 @@ class Observation:
 
 
 class FinishReason(StrEnum):
-    """Why the sampler stopped emitting tokens."""
+    """Why the sampler stopped."""
 
     STOP = "stop"
     LENGTH = "length"
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Exactly one for each trajectory."""
+    """Why an episode ended. Every trajectory has exactly one."""
 
     ANSWERED = "answered"
     CUT_BY_LENGTH = "cut_by_length"
     TURN_LIMIT = "turn_limit"
     CONTEXT_LIMIT = "context_limit"
     DEADLINE = "deadline"
-    CAUSED_FAULT = "caused_fault"  # its last turn made a tool server fail, and again each time it was repeated
+    CAUSED_FAULT = "caused_fault"  # its last turn made a tool server fail, reproducibly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One action of the policy and what followed. `sampled_ids` is what the sampler returned, untouched.
+    """One action of the policy and its observations. `sampled_ids` are exactly the ids that the sampler returned.
 
-    `weights_version` is that of its first token: weights may be replaced while a turn is being sampled.
+    `weights_version` is that of the first token: weights may be replaced while a turn is being sampled.
     """
 
     text: str
@@ -200,22 +200,22 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """The finished record of one episode: tokens in the order the model saw them, and the turns they make up.
+    """The record of a finished episode: its tokens in the order in which the model saw them, and its turns.
 
-    Seven columns of equal length, one entry a token. Eight tokens of a one-turn episode:
+    Seven columns of equal length, one entry per token. Eight tokens of a one-turn episode:
 
         token_ids        1      4093   198    31     9      77     2      198
         (text)           <s>    user   \\n     Hi     \\n     Hello  <end>  \\n
         sampled          no     no     no     no     no     yes    yes    no
-        forced           no     no     no     no     no     no     no     no      (a grammar admitted one token only)
+        forced           no     no     no     no     no     no     no     no      (the grammar allowed one token only)
         fixed            no     no     no     no     no     no     no     no      (or one text only, in several tokens)
         logprobs         0      0      0      0      0      -0.69  -0.05  0       (of the distribution sampled from)
-        turn_index       -1     -1     -1     -1     -1     0      0      -1      (-1: context, no turn's own)
+        turn_index       -1     -1     -1     -1     -1     0      0      -1      (-1: context)
         weights_version  -1     -1     -1     -1     -1     3      3      -1
 
-    `grammar` is the structural tag that every turn was sampled under, None where nothing was held; a turn could end in
-    any of `stop_token_ids`. The two tell which tokens were admissible at each place. What carries loss is for the
-    objective to decide: see `Batch`.
+    `grammar` is the structural tag that every turn was sampled under, if any; a turn could end in any of
+    `stop_token_ids`. Both determine the tokens that were allowed at each position. The objective decides which tokens
+    carry loss: see `Batch`.
     """
 
     task_id: str
@@ -244,15 +244,15 @@ class Trajectory:
             raise ValueError(f"trajectory {self.task_id}/{self.member}: columns differ in length")
         for sampled, forced, fixed, logprob in zip(self.sampled, self.forced, self.fixed, self.logprobs, strict=True):
             if sampled and not (math.isfinite(logprob) and logprob <= 0.0):
-                raise ValueError(f"trajectory {self.task_id}/{self.member}: {logprob} is no logprob")
+                raise ValueError(f"trajectory {self.task_id}/{self.member}: {logprob} is not a valid logprob")
             if not sampled and (forced or fixed or logprob != 0.0):
-                raise ValueError(f"trajectory {self.task_id}/{self.member}: a context token claims to be sampled")
+                raise ValueError(f"trajectory {self.task_id}/{self.member}: a context token is marked as sampled")
 
 
 def turns_by_message(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
-    """The turns that answer each of the user's messages, in order: each group ends with the turn without a call.
+    """The turns grouped by user message, in order. A group ends with a turn without calls, unless a limit ended it.
 
-    The last group has none where a limit ended the episode. Messages that were never reached have no group.
+    Messages that were never reached have no group.
     """
     groups: list[tuple[Turn, ...]] = []
     begun: list[Turn] = []
@@ -266,14 +266,14 @@ def turns_by_message(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostEpisode:
-    """An attempt that the infrastructure failed. It is counted and run again; no update ever sees it."""
+    """An attempt lost to an infrastructure fault. It is counted and run again; no update ever sees it."""
 
     task_id: str
     member: int
     attempt: int
     code: str
     reason: str
-    turns: tuple[tuple[ToolCall, ...], ...] = ()  # the calls of each turn; the last was under way
+    turns: tuple[tuple[ToolCall, ...], ...] = ()  # the calls of each turn, up to the one that failed
 
     def __str__(self) -> str:
         return f"{self.task_id}/{self.member} ({self.code} {self.reason})"
@@ -281,9 +281,9 @@ class LostEpisode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The episodes of one task in one step, in the order of their members, and the attempts lost on the way.
+    """The episodes of one task in one step, sorted by member, and the attempts that were lost.
 
-    Group(task=task, trajectories=(t0, t1, t2, t3), lost=())     # whole: four members, four trajectories
+    Group(task=task, trajectories=(t0, t1, t2, t3), lost=())     # group_size 4
     """
 
     task: Task
@@ -294,13 +294,13 @@ class Group:
         if len(self.trajectories) < 2:
             raise ValueError(f"group of task {self.task.id} has {len(self.trajectories)} trajectories; it needs 2")
         if any(one.member >= other.member for one, other in pairwise(self.trajectories)):
-            raise ValueError(f"group of task {self.task.id}: members stand twice or out of order")
+            raise ValueError(f"group of task {self.task.id}: members duplicated or unsorted")
         if any(t.task_id != self.task.id for t in self.trajectories):
             raise ValueError(f"group of task {self.task.id} holds a trajectory of another task")
 
     @property
     def has_variance(self) -> bool:
-        """Whether its rewards differ: without that, no member is better than another and nothing is to be learnt."""
+        """Whether its rewards differ. If not, all advantages are 0 and there is nothing to learn."""
         return any(t.reward != self.trajectories[0].reward for t in self.trajectories)
 
 
@@ -310,10 +310,10 @@ Columns = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """What the learner says of trajectories before it learns from them. What the objective does not need is None.
+    """What the learner computes about trajectories before the update. What the objective does not need is None.
 
-    Columns have an entry for each token, 0 where the policy did not sample it. `values[i][t]` is the value of where the
-    episode stood before its token t.
+    Columns have one entry per token, 0 for tokens that were not sampled. `values[i][t]` is the value of the state
+    before token t.
 
     Readings(logprobs=None, reference_logprobs=((0.0, -0.4, -1.1),), values=None)
     """
@@ -325,16 +325,16 @@ class Readings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Groups with their advantages: what one update learns from.
+    """Groups with their advantages: the input of one update.
 
     `learnable[i][t]` and `advantages[i][t]` belong to token t of the i-th trajectory, counted over all groups in order.
-    A token carries loss where it is learnable; elsewhere its advantage is 0. Two groups of two, GRPO, rewards (1, 0)
+    A token carries loss if it is learnable; else its advantage is 0. Two groups of two, GRPO, rewards (1, 0)
     and (0.5, 0.5):
 
         advantages of the first group: +0.71 and −0.71 on learnable tokens; of the second: 0 (no variance, no signal)
 
-    `readings` is what the learner said of the trajectories beforehand, `returns` what a value head is to predict, None
-    without one. `demonstrations` are imitated with `demonstration_weight`; no advantage is theirs.
+    `readings` are those of the same trajectories; `returns` are the targets of the value head, None without one.
+    `demonstrations` are imitated with `demonstration_weight` and have no advantages.
     """
 
     step: int
@@ -354,10 +354,10 @@ class Batch:
             raise ValueError("a batch needs one advantage and one mask for each token of each trajectory")
         read = (self.returns, self.readings.logprobs, self.readings.reference_logprobs, self.readings.values)
         if any(columns is not None and lengths != [len(column) for column in columns] for columns in read):
-            raise ValueError("what was read of a batch belongs to other trajectories")
+            raise ValueError("the returns or readings of a batch belong to other trajectories")
         for trajectory, mask in zip(trajectories, self.learnable, strict=True):
             if any(m and not s for m, s in zip(mask, trajectory.sampled, strict=True)):
-                raise ValueError(f"batch {self.step}: a token that the policy did not sample is to carry loss")
+                raise ValueError(f"batch {self.step}: a token that was not sampled is marked learnable")
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -366,9 +366,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """A version of the policy. Version 0 is the untouched model; others have a folder of their own.
+    """A version of the policy. Version 0 is the original model; others have a folder.
 
-    `adapter` is the folder of a LoRA adapter, `model` that of a whole model where all weights are trained.
+    `adapter` is the folder of a LoRA adapter; `model` is that of a full model, if all weights are trained.
     """
 
     version: int
@@ -378,12 +378,11 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one batch did to the policy.
+    """The result of one update.
 
-    Where the update was not made (no number, too few tokens, too far from the reference), the weights are those of
-    before, `metrics["update_skipped"]` is 1 and `skipped` says why, the episodes at fault by name. `ratios` holds the
-    policy's probability of each token over its old one, when the token was last looked at; 0 where it carried no loss
-    or was not looked at.
+    If it was skipped (NaN, too few tokens, too far from the reference), the weights are unchanged,
+    `metrics["update_skipped"]` is 1, and `skipped` says why and names the episodes at fault. `ratios` are the new over
+    the old probability of each token, as last computed; 0 for tokens without loss.
 
     Update(step=3, weights=Weights(version=4, adapter=Path("…/weights/v4")),
            metrics={"loss": -0.012, "grad_norm": 0.8, "parity_ratio_mean_abs_error": 3.1e-06, …},

@@ -1,7 +1,7 @@
-"""One root seed, one independent stream for each place that draws randomness.
+"""One root seed, and an independent random stream for each purpose.
 
-A seed is a function of what it is for, never of when it is asked for: the same (step, task, member, turn) gets the
-same seed whatever the concurrency and the order of arrival.
+A seed depends only on its purpose, not on the order of calls: the same (step, task, member, turn) always gets the same
+seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def derive_seed(root: int, *path: str | int) -> int:
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in (root, *path):
-        # The type and length in front keep ("a", "b") apart from ("ab",) and 1 apart from "1".
+        # The type and length prefixes distinguish ("a", "b") from ("ab",) and 1 from "1".
         text = f"{type(part).__name__}:{part}".encode()
         digest.update(len(text).to_bytes(4, "big") + text)
     return int.from_bytes(digest.digest(), "big") >> (64 - _BITS)

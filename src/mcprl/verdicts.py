@@ -1,4 +1,4 @@
-"""A verdict: what figures mean, in words, and what to do about it; and the bars that figures are held against."""
+"""Verdicts: what a figure means and what to do about it; and the bars for figures."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ __all__ = [
     "mean",
 ]
 
-# The bars of a step and of a whole run.
+# The bars for a step and for a whole run.
 
-# With fewer tokens that carry loss, most of a batch's cost goes into tokens that teach nothing.
+# With a smaller share of tokens that carry loss, most of the cost of a batch is wasted.
 LEARNABLE_SHARE = 0.3
-# The clip's own band: a mean outside it says that the clip no longer holds the policy near its data.
+# The band of the clip: with a mean ratio outside it, the clip no longer keeps the policy near its data.
 RATIO_BAND = (0.8, 1.2)
-# Beyond this, single tokens weigh several times others and the gradient is mostly theirs.
+# Beyond this, a few tokens dominate the gradient.
 RATIO_STD = 0.5
-# Nats a token between the policy that sampled and the policy now. A sound update stays below 0.1; at 0.5 the data is
-# mostly another policy's, at 3 (a token is 20 times likelier or rarer) it says nothing about this one.
+# Nats per token between the policy that sampled and the policy now. A sound update stays below 0.1. At 0.5 the data is
+# mostly off-policy; at 3 (probabilities differ by a factor of 20) it says nothing about the current policy.
 KL_WARN = 0.5
 KL_BAD = 3.0
-# Below it, more than two fifths of the learnable tokens do not move the weights.
+# Below this, more than 40% of the learnable tokens have no gradient.
 ACTIVE_FRACTION = 0.6
-# A policy that writes its calls rightly nine times of ten learns from what tools answer, not from their refusals.
+# Above this, a policy learns from what tools answer rather than from their error messages.
 VALID_CALLS = 0.9
 VALID_CALLS_BY_STEP = 50
 
 
 class Severity(StrEnum):
-    """What to make of a check: go on, go on knowing, or mend it first."""
+    """The severity of a verdict: ok, a warning, or an error to fix first."""
 
     OK = "ok"
     WARN = "warn"
@@ -53,10 +53,10 @@ GRAVEST_FIRST = (Severity.BAD, Severity.WARN, Severity.OK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the figures mean, in words, and what to do; `fix` is empty where there is nothing to do.
+    """What the figures mean and what to do.
 
-    `what` has the figure and its likely cause, `fix` the next thing to try. `name` is that of the rule that found it,
-    the same whatever the figures are; it is empty where no rule did.
+    `what` has the figure and its likely cause; `fix` is the next thing to try, empty if there is nothing to do. `name`
+    is that of the rule that produced it, if any.
 
     Verdict(severity=Severity.WARN, name="clipping",
             what="the clip cuts off 41% of the tokens: the policy moves further in one update than its data supports",
@@ -70,5 +70,5 @@ class Verdict:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of figures. Each is divided first: a sum of huge numbers would overflow."""
+    """The mean. Each value is divided first, because a sum of huge numbers would overflow."""
     return sum(value / len(values) for value in values)

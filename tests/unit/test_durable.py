@@ -88,25 +88,25 @@ def test_an_existing_file_and_folder_are_synced(tmp_path):
     [
         (errno.ENOSPC, "free space"),
         (errno.EDQUOT, "free space"),
-        (errno.EROFS, "let this user write"),
-        (errno.EACCES, "let this user write"),
-        (errno.EIO, "whether that disk is sound"),
+        (errno.EROFS, "give this user write access"),
+        (errno.EACCES, "give this user write access"),
+        (errno.EIO, "that the disk is healthy"),
     ],
 )
-def test_the_fix_fits_the_fault_and_ends_with_how_to_go_on(number, advice):
+def test_the_fix_fits_the_fault_and_ends_with_how_to_resume(number, advice):
     with pytest.raises(StorageError) as caught, storage_faults("writing the journal"):
         raise OSError(number, os.strerror(number))
     assert caught.value.what == f"writing the journal failed: {os.strerror(number)}"
     assert advice in caught.value.fix
-    assert caught.value.fix.endswith("then go on with `mcprl resume`")
+    assert caught.value.fix.endswith("then continue with `mcprl resume`")
 
 
-def test_an_error_without_a_number_is_told_in_its_own_words():
+def test_an_error_without_a_number_keeps_its_text():
     with pytest.raises(StorageError, match="reading failed: underlying stream is gone"), storage_faults("reading"):
         raise OSError("underlying stream is gone")
 
 
-def test_a_fault_that_has_been_told_is_not_told_again(tmp_path):
+def test_a_storage_error_is_not_wrapped_again(tmp_path):
     with pytest.raises(StorageError, match=r"^E-RUN-010 syncing"), storage_faults("saving"):
         sync_file(tmp_path / "gone")
 
@@ -120,6 +120,6 @@ def test_a_fault_that_safetensors_met_is_a_fault_of_the_disk(tmp_path, room_for_
         save_file(tensors, tmp_path / "policy.safetensors")
 
 
-def test_an_error_of_safetensors_that_is_no_fault_of_the_disk_stays_as_it_is():
+def test_an_error_of_safetensors_that_is_not_a_disk_fault_is_unchanged():
     with pytest.raises(SafetensorError, match="no such tensor"), storage_faults("writing", SafetensorError):
         raise SafetensorError("no such tensor")

@@ -60,7 +60,7 @@ def test_columns_of_different_length_are_refused(column, change):
 
 @pytest.mark.parametrize("logprob", [0.01, math.inf, -math.inf, math.nan])
 def test_a_sampled_token_needs_a_finite_logprob_of_at_most_zero(logprob):
-    with pytest.raises(ValueError, match="is no logprob"):
+    with pytest.raises(ValueError, match="is not a valid logprob"):
         trajectory(logprobs=(*EXAMPLE.logprobs[:5], logprob, -0.05, 0.0))
 
 
@@ -70,13 +70,13 @@ def test_a_sampled_token_may_have_been_certain():
 
 @pytest.mark.parametrize("logprob", [-0.1, math.nan])
 def test_a_context_token_with_a_logprob_is_refused(logprob):
-    with pytest.raises(ValueError, match="claims to be sampled"):
+    with pytest.raises(ValueError, match="marked as sampled"):
         trajectory(logprobs=(logprob, *EXAMPLE.logprobs[1:]))
 
 
 @pytest.mark.parametrize("column", ["forced", "fixed"])
 def test_a_context_token_was_neither_forced_nor_fixed_by_a_grammar(column):
-    with pytest.raises(ValueError, match="claims to be sampled"):
+    with pytest.raises(ValueError, match="marked as sampled"):
         trajectory(**{column: (True, *EXAMPLE.forced[1:])})
 
 
@@ -84,7 +84,7 @@ tokens = st.tuples(st.booleans(), st.booleans(), st.booleans(), st.floats(max_va
 
 
 @given(st.lists(tokens, max_size=30))
-def test_a_trajectory_exists_exactly_where_only_sampled_tokens_were_forced_fixed_or_likely(tokens):
+def test_a_trajectory_is_valid_only_if_context_tokens_are_not_forced_fixed_or_likely(tokens):
     size = len(tokens)
     changes = {
         "token_ids": (5,) * size,
@@ -98,7 +98,7 @@ def test_a_trajectory_exists_exactly_where_only_sampled_tokens_were_forced_fixed
     if all(s or not (f or x or p) for s, f, x, p in tokens):
         assert trajectory(**changes).sampled == changes["sampled"]
     else:
-        with pytest.raises(ValueError, match="claims to be sampled"):
+        with pytest.raises(ValueError, match="marked as sampled"):
             trajectory(**changes)
 
 
@@ -120,7 +120,7 @@ def test_a_group_holds_each_member_once_and_in_order(members):
     if members == sorted(set(members)):
         assert Group(task=TASK, trajectories=trajectories).trajectories == trajectories
     else:
-        with pytest.raises(ValueError, match="twice or out of order"):
+        with pytest.raises(ValueError, match="duplicated or unsorted"):
             Group(task=TASK, trajectories=trajectories)
 
 
@@ -147,7 +147,7 @@ def test_no_token_that_the_policy_did_not_sample_ever_carries_loss(first, second
     if all(s for mask in (first, second) for m, s in zip(mask, EXAMPLE.sampled, strict=True) if m):
         assert Batch(step=0, groups=(group(0.0, 1.0),), **columns).learnable == (first, second)
     else:
-        with pytest.raises(ValueError, match="did not sample is to carry loss"):
+        with pytest.raises(ValueError, match="was not sampled is marked learnable"):
             Batch(step=0, groups=(group(0.0, 1.0),), **columns)
 
 

@@ -38,7 +38,7 @@ def test_different_roots_get_different_seeds(one, other, path):
     assert (derive_seed(one, *path) == derive_seed(other, *path)) == (one == other)
 
 
-def test_where_a_part_ends_and_what_type_it_has_matters():
+def test_the_boundaries_and_types_of_parts_matter():
     purposes = [("a", "b"), ("ab",), ("b", "a"), ("a", "b", ""), ("a", ""), ("a",), (1,), ("1",), (1, 1), (11,)]
     assert len({derive_seed(0, *path) for path in purposes}) == len(purposes)
 

@@ -78,7 +78,7 @@ def _print_drift(console: Console, report: Report) -> None:
     """Calls that drifted in the same way are one entry, with all their places."""
     alike: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for call in report.drift:
-        fix = "; ".join(map(str, call.mends)) or "none would fix it"
+        fix = "; ".join(map(str, call.aliases)) or "none would fix it"
         places = alike.setdefault((call.tool, ", ".join(call.problems), fix), {})
         row = call.row if call.part == "prompt" else f"{call.row}, {call.part}"
         places.setdefault(f"{row}, message", []).append(f"{call.message}")
@@ -291,7 +291,7 @@ async def _play(tasks: Sequence[Task], toolbox: Toolbox) -> tuple[Trial, ...]:
     """Play the solutions of those tasks that have one and name no tool that nobody lists."""
     from mcprl.config import RewardsConfig
     from mcprl.episodes.demonstrations import play_gold
-    from mcprl.episodes.requirements import require_worlds
+    from mcprl.episodes.environment import require_worlds
 
     playable = [
         task

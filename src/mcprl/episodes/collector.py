@@ -1,9 +1,8 @@
-"""Whole groups under asyncio: every member of every task at once, up to a limit, those lost run again.
+"""Collects complete groups: all members of all tasks run concurrently, up to a limit, and lost ones are run again.
 
-A group is handed on only when it has all its members. An attempt that the infrastructure failed leaves nothing but a
-`LostEpisode`: not a reward of 0, not a smaller group. If an episode is lost MAX_ATTEMPTS times, the
-run stops. An episode counts as finished once it is in the journal, and one that the journal already has is not played
-again.
+A group is returned only when it has all its members. An attempt that the infrastructure failed leaves a `LostEpisode`
+and nothing else: no reward of 0, no smaller group. If an episode is lost MAX_ATTEMPTS times, the run stops.
+An episode counts once it is in the journal, and episodes in the journal are not played again.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ from mcprl.secrets import SECRETS
 
 __all__ = ["Collector", "Journal", "RunsEpisodes", "episode_metrics", "lost_to", "run_until_kept"]
 
-
-Ended = TypeVar("Ended")
+Outcome = TypeVar("Outcome")
 MAX_ATTEMPTS: Final = 5  # per episode; those lost to the infrastructure are played again
 _EXCERPT: Final = 120  # characters
 
 
-async def run_until_kept(episode: str, attempt: Callable[[int], Awaitable[Ended | LostEpisode]]) -> Ended:
-    """What the first attempt gives that is not lost; attempts count from 0. Raises GroupIncompleteError after the last.
+async def run_until_kept(episode: str, attempt: Callable[[int], Awaitable[Outcome | LostEpisode]]) -> Outcome:
+    """The outcome of the first attempt that is not lost, counted from 0. Raises GroupIncompleteError if all are lost.
 
     kept = await run_until_kept("episode 3 of task a", play_once)
     """
@@ -48,7 +46,7 @@ async def run_until_kept(episode: str, attempt: Callable[[int], Awaitable[Ended 
 
 
 def lost_to(error: InfrastructureError, task: Task, member: int, attempt: int) -> LostEpisode:
-    """What remains of an attempt that `error` ended. The reason ends with what the policy did last."""
+    """The record of an attempt that `error` ended. The reason includes the policy's last calls."""
     last = ", ".join(_excerpt(name, given) for name, given in error.turns[-1]) if error.turns else ""
     return LostEpisode(
         task_id=task.id,
@@ -61,7 +59,7 @@ def lost_to(error: InfrastructureError, task: Task, member: int, attempt: int) -
 
 
 def _excerpt(tool: str, arguments: Mapping[str, Any]) -> str:
-    """A call in one line: of a long text, such as a program, the beginning and a digest."""
+    """A call in one line; long arguments, such as programs, as their beginning and a digest."""
     text = json.dumps(dict(arguments), default=str)
     if len(text) > _EXCERPT:
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -72,8 +70,8 @@ def _excerpt(tool: str, arguments: Mapping[str, Any]) -> str:
 def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]:
     """Means over the episodes of a step. Attempts lost to the infrastructure are counted, never averaged.
 
-    A part of the reward is averaged over the episodes whose goal checks it. `calls` are all that the policy made;
-    those that failed on purpose are no evidence of its skill, nor of the servers' speed.
+    A reward part is averaged over the episodes whose goal checks it. Injected failures count as `calls`, but not in
+    the rate of valid calls or the latency.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
@@ -113,25 +111,25 @@ OnFinished = Callable[[Trajectory | LostEpisode], None]
 
 
 class RunsEpisodes(Protocol):
-    """Anything that can run one episode: in this process, or on a worker elsewhere."""
+    """Runs one episode, in this process or on a remote worker."""
 
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory: ...
 
 
 class Journal(Protocol):
-    """Keeps finished episodes."""
+    """Stores finished episodes."""
 
     async def add(self, trajectory: Trajectory) -> None:
-        """Keep an episode. It is safe once this returns."""
+        """Store an episode; it is durable when this returns."""
         ...
 
     def finished(self, step: int) -> Mapping[tuple[str, int], Trajectory]:
-        """The episodes of a step that were kept before, by task and member, in the order in which they came."""
+        """The stored episodes of a step, by task and member, in the order in which they finished."""
         ...
 
 
 class Collector:
-    """Collects the groups of a step. Without a journal, nothing is kept."""
+    """Collects the groups of a step. Without a journal, episodes are not stored."""
 
     def __init__(self, runner: RunsEpisodes, config: EpisodesConfig, journal: Journal | None = None) -> None:
         self._runner = runner
@@ -144,7 +142,7 @@ class Collector:
         self._draining = False
 
     async def collect(self, tasks: Sequence[Task], step: int, on_finished: OnFinished) -> tuple[Group, ...]:
-        """A whole group for each task, in the order of `tasks`. `on_finished` hears of each attempt as it ends.
+        """A complete group for each task, in the order of `tasks`. `on_finished` is called as each attempt ends.
 
         Raises GroupIncompleteError if an episode is lost MAX_ATTEMPTS times.
         """
@@ -157,14 +155,15 @@ class Collector:
         return tuple(await run_all(groups))
 
     async def drain(self) -> None:
-        """Start no further episode; return when those alive have ended. Whoever waits for groups waits for ever."""
+        """Start no more episodes, and return when the running ones have ended. `collect` never returns after this."""
         self._draining = True
         await self._none_alive.wait()
 
     async def _collect_group(self, task: Task, step: int, kept: Sequence[Trajectory], on_finished: OnFinished) -> Group:
-        """The first members to end make the group, those kept before among them; what else is under way is ended.
+        """The first `group_size` members to end, with those from the journal, are the group; the rest are cancelled.
 
-        A member that is lost has ended too, and is waited for: a spare must not take the place of one that failed.
+        A lost attempt counts as an end, and that member is then waited for: replacing it by a spare would favour
+        episodes that avoid the fault.
         """
         size = self._config.group_size
         done, lost = {trajectory.member: trajectory for trajectory in kept[:size]}, list[LostEpisode]()

@@ -1,8 +1,10 @@
-"""Demonstrations: the solutions of tasks, played as episodes, for the policy to imitate at the start of training.
+"""Demonstrations: the solutions of tasks played as episodes, for the policy to imitate at the start of training.
 
-A demonstration is a trajectory like any other. The same loop plays it with the same prompt, tools, grammar and limits;
-only the turns are not sampled: each is the next step of the task's solution, in the tokens that the policy would have
-to write. No failure is injected. Its logprobs mean nothing, since nobody drew these tokens.
+A demonstration is a trajectory like any other, made by the same loop with the same prompt, tools, grammar and limits.
+But its turns are not sampled: each is the next call of the task's solution, as tokens of the policy. No errors are
+injected. Its logprobs have no meaning.
+
+`play` and `play_gold` play solutions without a model: on the environment alone, with no tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mcprl.concurrency import run_all
@@ -20,13 +23,7 @@ from mcprl.episodes.collector import lost_to, run_until_kept
 from mcprl.episodes.environment import Action, Environment, Grader, ToolAccess, tool_specs
 from mcprl.episodes.loop import EpisodeRunner, Leases, lease_for
 from mcprl.episodes.rewards import meets, succeeded, why_unusable
-from mcprl.errors import (
-    BadValueError,
-    GrammarError,
-    InadmissibleTokenError,
-    InfrastructureError,
-    TaskFileError,
-)
+from mcprl.errors import BadValueError, GrammarError, InadmissibleTokenError, InfrastructureError, TaskFileError
 from mcprl.records import FinishReason, LostEpisode, Message, Solution, StopReason, Task, ToolCall, Trajectory, Turn
 from mcprl.samplers.sampler import SampleRequest, ScriptedSampler
 
@@ -37,13 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Demonstrator", "Trial", "play", "play_gold", "require_solutions"]
 
-
 _EPISODES: Final = EpisodesConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a scripted episode came to. `faults` are the texts of calls that did not work.
+    """The outcome of a scripted episode. `faults` are the texts of calls that failed.
 
     Trial(task_id="meet-ana", reward=1.0, parts={"answer": 1.0, "calls": 1.0, …}, success=True, faults=(), turns=(…,))
     """
@@ -59,7 +55,7 @@ class Trial:
 async def play_gold(
     tasks: Sequence[Task], toolbox: Leases, rewards: RewardsConfig, *, episodes: EpisodesConfig = _EPISODES
 ) -> tuple[Trial, ...]:
-    """Play the solution of each task, several at once, in the order of `tasks`. Each of them must have one."""
+    """Play the solutions of tasks, concurrently; outcomes in the order of `tasks`. Each task must have a solution."""
     places = asyncio.Semaphore(episodes.max_concurrent)
 
     async def play_one(task: Task) -> Trial:
@@ -81,14 +77,12 @@ async def play(
     judge: Grader | None = None,
     episodes: EpisodesConfig = _EPISODES,
 ) -> Trial:
-    """Play these calls, one a turn, and then the answer, unless a limit of turns comes first.
-
-    Without a judge the part `rubric` is left out.
-    """
+    """Play these calls, one per turn, and then the answer, up to the turn limit. Without a judge, no rubric counts."""
     async with lease_for(task, toolbox, lives_s=episodes.deadline_s) as access:
         limit = episodes.turn_limit(task)
         environment = Environment(task, access, preamble=(), max_turns=limit, rewards=rewards, judge=judge)
-        for action in (*(_calling(call) for call in calls), _answering(answer)):
+        actions = [_action(_written(call), prose="", calls=(call,)) for call in calls]
+        for action in (*actions, _action(answer, prose=answer)):
             result = await environment.step(action)
             if result.stop is not None:
                 break
@@ -102,23 +96,18 @@ async def play(
         )
 
 
-def _calling(call: ToolCall) -> Action:
-    text = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False, default=str)
-    return _action(text, prose="", calls=(call,))
+def _written(call: ToolCall) -> str:
+    return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False, default=str)
 
 
-def _answering(answer: str) -> Action:
-    return _action(answer, prose=answer, calls=())
-
-
-def _action(text: str, *, prose: str, calls: tuple[ToolCall, ...]) -> Action:
+def _action(text: str, *, prose: str, calls: tuple[ToolCall, ...] = ()) -> Action:
     return Action(text=text, prose=prose, calls=calls, sampled_ids=(), finish=FinishReason.STOP, weights_version=0)
 
 
 def require_solutions(tasks: Sequence[Task], config: RunConfig) -> int:
-    """How many tasks have a solution that a warm start can imitate; 0 if there is no warm start.
+    """The number of tasks with a solution that a warm start can imitate; 0 if there is no warm start.
 
-    Raises a ConfigurationError if none has one, or if one cannot solve its task, as far as that is known without tools.
+    Raises a ConfigurationError if there are none, or if a solution is wrong in a way that shows without tools.
     """
     weight = config.algorithm.warm_start.weight
     if weight <= 0:
@@ -133,7 +122,7 @@ def require_solutions(tasks: Sequence[Task], config: RunConfig) -> int:
         expected, limit = task.goal.answer, config.episodes.turn_limit(task)
         if expected is not None and why_unusable(expected) is None and not meets(expected, solution.answer):
             raise TaskFileError(
-                f"the solution of task {task.id} has an answer that its goal refuses: {solution.answer[:200]!r}",
+                f"the answer in the solution of task {task.id} does not meet its goal: {solution.answer[:200]!r}",
                 fix="correct the solution or the goal",
             )
         if len(solution.calls) >= limit and not task.follow_ups:
@@ -142,7 +131,7 @@ def require_solutions(tasks: Sequence[Task], config: RunConfig) -> int:
 
 
 class Demonstrator:
-    """Plays the solutions of tasks in the tokens of one model.
+    """Plays the solutions of tasks as token sequences of one model.
 
     demonstrator = Demonstrator(config, chat=chat, leases=toolbox, preamble=preamble, grammars=None)
     trajectories = await demonstrator.play(tasks, 0)    # one for each task that has a solution
@@ -158,22 +147,19 @@ class Demonstrator:
         grammars: TurnGrammars | None,
         judge: Grader | None = None,
     ) -> None:
-        episodes = config.episodes.model_copy(update={"injected_errors": 0.0})
-        self._config = config.model_copy(update={"episodes": episodes})
-        self._chat = chat
-        self._leases = leases
-        self._preamble = tuple(preamble)
-        self._grammars = grammars
-        self._judge = judge
-        from mcprl.chat.writing import TurnWriter  # brings a tokenizer library, which most who import this do not need
+        from mcprl.chat.writing import TurnWriter  # imports a tokenizer library, which `play` does not need
 
+        self._episodes = config.episodes.model_copy(update={"injected_errors": 0.0})
+        config = config.model_copy(update={"episodes": self._episodes})
+        self._make_runner = partial(EpisodeRunner, config, chat=chat, preamble=preamble, judge=judge, grammars=grammars)
+        self._leases = leases
         self._writer = TurnWriter(chat, stop=config.sampling.stop)
-        self._places = asyncio.Semaphore(episodes.max_concurrent)
+        self._places = asyncio.Semaphore(self._episodes.max_concurrent)
 
     async def play(self, tasks: Sequence[Task], step: int) -> tuple[Trajectory, ...]:
-        """A demonstration of each task that has a solution, in the order of `tasks`; the others are left out.
+        """A demonstration for each task that has a solution, in the order of `tasks`.
 
-        Raises a ConfigurationError that names the task where its solution does not solve it, or cannot be written.
+        Raises a ConfigurationError that names the task if a solution does not solve it or cannot be written.
         """
         return await run_all(
             self._demonstrate(task, task.solution, step) for task in tasks if task.solution is not None
@@ -187,35 +173,26 @@ class Demonstrator:
             except InfrastructureError as error:
                 return lost_to(error, task, 0, number)
 
-        episodes = self._config.episodes
         trajectory = await run_until_kept(f"the demonstration of task {task.id}", attempt)
-        _require_success(task, trajectory, episodes.turn_limit(task))
+        _require_success(task, trajectory, self._episodes.turn_limit(task))
         return trajectory
 
     async def _attempt(self, task: Task, solution: Solution, step: int, attempt: int) -> Trajectory:
         script = _Script(solution, self._writer, self._leases)
-        runner = EpisodeRunner(
-            self._config,
-            chat=self._chat,
-            sampler=ScriptedSampler(script.next_turn),
-            leases=script,
-            preamble=self._preamble,
-            judge=self._judge,
-            grammars=self._grammars,
-        )
+        runner = self._make_runner(sampler=ScriptedSampler(script.next_turn), leases=script)
         try:
             return await runner.run(task, step=step, member=0, attempt=attempt)
         except (GrammarError, InadmissibleTokenError) as error:
             raise type(error)(
                 f"the solution of task {task.id} cannot be played under the grammar of its tools: {error.what}",
-                fix="write its arguments as the schema of the tool wants them, or set sampling.constrain to off",
+                fix="correct its arguments to fit the tool's schema, or set sampling.constrain to off",
             ) from error
         except BadValueError as error:
             raise BadValueError(f"the solution of task {task.id}: {error.what}", fix=error.fix) from error
 
 
 class _Script:
-    """One solution while it is played: it sees which tools are leased, since calls are written by their schemas."""
+    """The turns of one solution. It wraps the leases to learn the tools' schemas, which calls are written by."""
 
     def __init__(self, solution: Solution, writer: TurnWriter, leases: Leases) -> None:
         self._calls = list(solution.calls)
@@ -239,11 +216,11 @@ class _Script:
 
 
 def _require_success(task: Task, trajectory: Trajectory, max_turns: int) -> None:
-    """Raise where a demonstration would teach something else than a solution: a wrong one, or half of one."""
+    """Raise if a demonstration is cut short or does not solve its task."""
     cut = [place for place, turn in enumerate(trajectory.turns) if turn.finish is FinishReason.LENGTH]
     if cut:
         raise BadValueError(
-            f"turn {cut[0]} of the solution of task {task.id} is longer than a turn may be",
+            f"turn {cut[0]} of the solution of task {task.id} exceeds the token limit of a turn",
             fix="raise sampling.max_tokens or model.context_tokens, or shorten the solution",
         )
     if trajectory.stop is StopReason.CONTEXT_LIMIT:
@@ -258,13 +235,13 @@ def _require_success(task: Task, trajectory: Trajectory, max_turns: int) -> None
         parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.reward_parts.items())
         raise TaskFileError(
             f"the solution of task {task.id} does not solve it ({parts})"
-            + (f"; {refused[0].tool} said: {refused[0].text[:200]}" if refused else ""),
+            + (f"; {refused[0].tool} answered: {refused[0].text[:200]}" if refused else ""),
             fix="correct the solution or the goal: `mcprl tasks validate --gold` plays solutions without a model",
         )
 
 
 def _too_many_turns(task: Task, limit: int) -> BadValueError:
     return BadValueError(
-        f"the solution of task {task.id} takes more than the {limit} turns that an episode of it may",
-        fix="raise episodes.max_turns or the task's own max_turns, or shorten the solution",
+        f"the solution of task {task.id} takes more than the {limit} turns that its limit allows",
+        fix="raise episodes.max_turns or the task's max_turns, or shorten the solution",
     )

@@ -1,10 +1,10 @@
-"""The environment: one task, the tools leased for it, and one contract for a step.
+"""The environment of one episode: its task, the tools leased for it, and `step`.
 
-`step(action)` gives back the observations, the reward of the turn, whether the episode stopped and why, and the parts
-of the reward so far. Calls of one turn run in parallel, unless the task wants them in order. A turn without a call is
-the answer, and the end, or the user has a follow-up. A fault of the policy is an observation; a fault of the
-infrastructure is raised and never scored. When the episode stops, whatever the reason, the environment asks tools of
-its own choice what became of the world, and a judge what the answer is worth, where the goal says so.
+`step(action)` returns the observations, the reward of the turn, the reward parts so far, and why the episode stopped,
+if it did. Calls of one turn run in parallel, unless the task sets `calls_in_order`. A turn without a call is the
+answer: it ends the episode, unless the user has a follow-up. A fault of the policy is an observation; a fault of the
+infrastructure is raised and never scored. When the episode stops, the environment checks the state of the world with
+tool calls and has a judge grade the answer, if the goal asks for that.
 """
 
 from __future__ import annotations
@@ -12,18 +12,33 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from mcprl.concurrency import run_all
 from mcprl.config import RewardsConfig
 from mcprl.episodes.rewards import PENALTIES, meets, score, weigh
-from mcprl.errors import Fault
+from mcprl.errors import Fault, OtherWorldError
 from mcprl.goals import ExpectedState
 from mcprl.records import FinishReason, Message, Observation, Source, StopReason, Task, ToolCall, Turn
 from mcprl.seeds import derive_seed
 
-__all__ = ["Action", "Environment", "ErrorInjection", "Grader", "StepResult", "ToolAccess", "ToolFace", "tool_specs"]
+if TYPE_CHECKING:
+    from mcprl.grammar.masks import TurnGrammars
+    from mcprl.tools import Catalog, Toolbox
 
+__all__ = [
+    "Action",
+    "Environment",
+    "ErrorInjection",
+    "Grader",
+    "StepResult",
+    "ToolAccess",
+    "ToolFace",
+    "require_grammar",
+    "require_tools",
+    "require_worlds",
+    "tool_specs",
+]
 
 _SEEDS: Final = 2**63
 _FAILURES: Final = (
@@ -40,7 +55,7 @@ _FAILURES: Final = (
 class ErrorInjection:
     """Which calls of one episode fail on purpose.
 
-    ErrorInjection(rate=0.05, seed=7, step=3, task_id="meet-ana", member=0)     # one call in twenty
+    ErrorInjection(rate=0.05, seed=7, step=3, task_id="meet-ana", member=0)     # 5% of calls
     """
 
     rate: float
@@ -50,7 +65,7 @@ class ErrorInjection:
     member: int
 
     def failure_of(self, tool: str, *, turn: int, index: int) -> Observation | None:
-        """What the policy sees instead of the result of its call number `index` in a turn; None: make the call."""
+        """The observation that replaces call `index` of a turn; None if the call is to be made."""
         place = (self.step, self.task_id, self.member, turn, index)
         if derive_seed(self.seed, "injected error", *place) >= self.rate * _SEEDS:
             return None
@@ -59,7 +74,7 @@ class ErrorInjection:
 
 
 class ToolFace(Protocol):
-    """What the policy is told about a tool."""
+    """A tool as the policy sees it."""
 
     @property
     def name(self) -> str: ...
@@ -70,7 +85,7 @@ class ToolFace(Protocol):
 
 
 class ToolAccess(Protocol):
-    """The tools that an episode may call, as a lease of the toolbox gives them."""
+    """The tools leased for an episode."""
 
     @property
     def tools(self) -> Sequence[ToolFace]: ...
@@ -82,14 +97,14 @@ class ToolAccess(Protocol):
         without: Collection[str] = (),
         instead: Callable[[str], Observation | None] | None = None,
     ) -> Observation:
-        """A call of the policy, to which there are no tools `without`.
+        """Make a call of the policy. The tools in `without` do not exist for it.
 
-        Of a call that could be made, `instead` is asked by the tool's name what to show in its place.
+        If the call is valid, `instead(tool name)` may return an observation to use in place of the call.
         """
         ...
 
     async def probe(self, call: ToolCall) -> Observation:
-        """A call of the environment's own, of a tool that the policy need not know."""
+        """Make a call of the environment, which may use tools that the policy is not offered."""
         ...
 
 
@@ -101,7 +116,7 @@ class Grader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One turn of the policy: what it sampled and what that means."""
+    """One turn of the policy: the sampled tokens, and the prose and calls parsed from them."""
 
     text: str
     prose: str
@@ -113,9 +128,9 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What followed an action: (observation, reward, done, info), `stop` being None while the episode goes on.
+    """The result of an action: (observation, reward, done, info). `stop` is None while the episode continues.
 
-    `follow_up` is what the user says next, where the action was an answer and not the end.
+    `follow_up` is the user's next message, if the action was an answer but not the end.
     """
 
     observations: tuple[Observation, ...]
@@ -126,9 +141,9 @@ class StepResult:
 
 
 class Environment:
-    """The world of one episode. Made for it, used once. Without a judge, what a rubric asks for is not scored.
+    """The environment of one episode; used once. Without a judge, a rubric is not scored.
 
-    `max_turns` is for each time that the user speaks.
+    `max_turns` is the limit per user message.
     """
 
     def __init__(
@@ -150,10 +165,10 @@ class Environment:
         self._judge = judge if task.goal.rubric is not None else None
         self._injection = injection
         self._follow_ups = list(task.follow_ups)
-        self._answered_turns = 0  # those before the user last spoke
+        self._answered_turns = 0  # turns before the user's latest message
         self._parts: Mapping[str, float] = self._score((), None, None)
         self.turns: list[Turn] = []
-        weigh(self._parts, rewards)  # a goal that nothing can be gained from is reported now, not after the first turn
+        weigh(self._parts, rewards)  # raises now, not after the first turn, if the goal rewards nothing
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -162,39 +177,42 @@ class Environment:
 
     @property
     def tool_specs(self) -> list[dict[str, Any]]:
-        """The tools on offer now, as a prompt shows them."""
+        """The tools offered now, in the form used in prompts."""
         later = self._later_tools()
         return tool_specs(tool for tool in self._access.tools if tool.name not in later)
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """The parts of the reward so far, before weights."""
+        """The reward parts so far, unweighted."""
         return self._parts
 
     @property
     def reward(self) -> float:
-        """The reward so far: what the turns' rewards add up to."""
+        """The reward so far: the sum of the turns' rewards."""
         return weigh(self._parts, self._rewards) if self.turns else 0.0
 
     async def step(self, action: Action) -> StepResult:
         """Carry out one turn."""
         turn = _turn_of(action, await self._carry_out(action.calls))
-        result = await self._record(turn, self._stop_after(action), action.prose)
+        stop = self._stop_after(action)
+        answer = action.prose if stop is StopReason.ANSWERED else None
+        state, grade = (None, 0.0) if stop is None else (await self._share_of_state(), await self._grade(answer))
+        result = self._append(turn, stop, answer, state=state, grade=grade)
         if action.calls or result.stop is not None:
             return result
         self._answered_turns = len(self.turns)
         return replace(result, follow_up=self._follow_ups.pop(0).messages)
 
     async def end(self, stop: StopReason) -> None:
-        """End the episode from outside, before another turn: the last turn bears what that costs."""
-        state, grade = await self._look(stop, None)
-        # Only now, without a pause: whoever breaks off while the world is asked finds the turns as they were.
+        """End the episode between two turns, for example at its deadline. The last turn takes the penalty."""
+        state = await self._share_of_state()
+        # No await from here on: if the line above is cancelled, the turns are unchanged.
         last = self.turns.pop()
         self._parts = self._score(self.turns, None, None)
-        self._append(last, stop, None, state=state, grade=grade)
+        self._append(last, stop, None, state=state)
 
     def end_by_fault(self, action: Action, what: str) -> None:
-        """End the episode with a turn that made a server fail. Nothing that it achieved counts; penalties do."""
+        """End the episode with a turn that made a server fail. All its parts become 0; penalties remain."""
         failed = (Observation(tool=call.name, server=None, text=what, fault=Fault.POLICY) for call in action.calls)
         turn = _turn_of(action, tuple(failed))
         before = self.reward
@@ -213,28 +231,17 @@ class Environment:
 
     def _stop_after(self, action: Action) -> StopReason | None:
         if not action.calls and self._follow_ups:
-            return None  # a turn that was cut ends what was asked as well: the user goes on all the same
+            return None  # the user continues even if this turn was cut by length
         if not action.calls:
             return StopReason.CUT_BY_LENGTH if action.finish is FinishReason.LENGTH else StopReason.ANSWERED
         return StopReason.TURN_LIMIT if len(self.turns) + 1 - self._answered_turns >= self._max_turns else None
 
     def _later_tools(self) -> set[str]:
-        """Tools that only a follow-up will offer. To the policy there are none such until then."""
+        """Tools that only a later follow-up offers. Until then they do not exist for the policy."""
         return {name for follow_up in self._follow_ups for name in follow_up.tools}
 
-    async def _record(self, turn: Turn, stop: StopReason | None, prose: str) -> StepResult:
-        answer = prose if stop is StopReason.ANSWERED else None
-        state, grade = await self._look(stop, answer)
-        return self._append(turn, stop, answer, state=state, grade=grade)
-
-    async def _look(self, stop: StopReason | None, answer: str | None) -> tuple[float | None, float]:
-        """Where the episode stops: the share of the state that was reached, and the judge's grade."""
-        if stop is None:
-            return None, 0.0
-        return await self._share_of_state(), await self._grade(answer)
-
     def _append(
-        self, turn: Turn, stop: StopReason | None, answer: str | None, *, state: float | None, grade: float
+        self, turn: Turn, stop: StopReason | None, answer: str | None, *, state: float | None, grade: float = 0.0
     ) -> StepResult:
         before = self.reward
         self._parts = self._score([*self.turns, turn], answer, stop, state=state, grade=grade)
@@ -263,7 +270,7 @@ class Environment:
 
     async def _is_reached(self, wanted: ExpectedState) -> bool:
         seen = await self._access.probe(ToolCall(name=wanted.tool, arguments=wanted.arguments))
-        # A refusal says that what was asked about does not exist.
+        # If the call fails, the thing it asks about does not exist.
         return seen.worked and all(meets(text, seen.text) for text in wanted.texts)
 
     async def _grade(self, answer: str | None) -> float:
@@ -284,7 +291,7 @@ def _turn_of(action: Action, observations: tuple[Observation, ...]) -> Turn:
 
 
 def tool_specs(tools: Iterable[ToolFace]) -> list[dict[str, Any]]:
-    """Tools as a prompt shows them and as a grammar holds their calls."""
+    """Tools in the form that prompts show and grammars constrain calls to."""
     return [
         {"name": tool.name, "description": tool.description, "parameters": _without_titles(tool.parameters)}
         for tool in tools
@@ -292,12 +299,44 @@ def tool_specs(tools: Iterable[ToolFace]) -> list[dict[str, Any]]:
 
 
 def _without_titles(schema: Any) -> Any:
-    """A JSON schema without its `title` annotations, which say nothing and cost tokens in every prompt."""
+    """A JSON schema without `title` annotations, which cost tokens in every prompt and add nothing."""
     if isinstance(schema, Mapping):
         fields = cast("Mapping[str, Any]", schema)
-        # A property may itself be called "title": only a title that is text is an annotation.
+        # A property may be named "title": only a title whose value is text is an annotation.
         kept = {key: value for key, value in fields.items() if not (key == "title" and isinstance(value, str))}
         return {key: _without_titles(value) for key, value in kept.items()}
     if isinstance(schema, list):
         return [_without_titles(item) for item in cast("list[Any]", schema)]
     return schema
+
+
+def require_tools(tasks: Sequence[Task], catalog: Catalog) -> None:
+    """Raise if a task offers or needs a tool that no server lists."""
+    for task in tasks:
+        needed = [expected.tool for expected in (*task.goal.calls, *task.goal.state)]
+        needed += [call.name for call in task.setup]
+        later = [name for follow_up in task.follow_ups for name in follow_up.tools]
+        catalog.require([*(task.tools or ()), *later, *needed], wanted_by=f"task {task.id}")
+
+
+def require_grammar(tasks: Sequence[Task], catalog: Catalog, grammars: TurnGrammars) -> None:
+    """Raise if no grammar can express the calls of a tool that some task offers."""
+    offered = {name for task in tasks for name in task.tools or catalog.names}
+    grammars.grammar_of(tool_specs(catalog[name] for name in catalog.names if name in offered))
+
+
+def require_worlds(tasks: Sequence[Task], toolbox: Toolbox) -> None:
+    """Raise if a task was made for another offline world than the one that its servers serve."""
+    versions = {server: version for server, (version, _) in toolbox.definitions.items()}
+    for task in tasks:
+        if task.world is None:
+            continue
+        names = [*(task.tools or toolbox.catalog.names), *(expected.tool for expected in task.goal.state)]
+        for server in dict.fromkeys(toolbox.catalog[name].server for name in names):
+            served = versions[server].partition("+")[2]
+            if served != task.world:
+                raise OtherWorldError(
+                    f"the answers of task {task.id} are true of the world {task.world}, but server {server!r} serves "
+                    + (f"the world {served}" if served else "no offline world"),
+                    fix=f"start it with --world {task.world.removeprefix('market-')}, or use tasks made for its world",
+                )

@@ -1,6 +1,6 @@
-"""One live attempt: lease tools, sample a turn, carry out its calls, show what they gave, until it stops.
+"""The episode loop: lease tools, sample a turn, make its calls, append the results, until the episode stops.
 
-The tokens are laid down in the order the model sees them and never touched again.
+Tokens are appended in the order in which the model sees them and never changed afterwards.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mcprl.config import RunConfig
 from mcprl.episodes.environment import Action, Environment, ErrorInjection, Grader, ToolAccess
@@ -33,43 +33,41 @@ if TYPE_CHECKING:
 
 __all__ = ["TRIALS", "EpisodeRunner", "Leases", "end_at_deadline", "lease_for", "longest_life_s"]
 
-
-# Time beyond its deadline, as a share of it, for asking what an episode that is cut off there left of the world.
-_LAST_LOOK: Final = 0.2
+# Extra time, as a share of the deadline, to check the state of the world after an episode hit its deadline.
+_GRACE: Final = 0.2
+TRIALS: Final = 3
+_KNOWN_CALLS: Final = 8  # per tool
 
 
 def longest_life_s(deadline_s: float) -> float:
-    """For how long an episode may need its tools."""
-    return deadline_s * (1.0 + _LAST_LOOK)
+    """How long an episode may need its tools."""
+    return deadline_s * (1.0 + _GRACE)
 
 
 async def end_at_deadline(
     environment: Environment | None, *, played_s: float, deadline_s: float, late: EpisodeDeadlineError
 ) -> None:
-    """End it as too long where its turns took the time; raise `late` where it waited for something.
+    """End an episode at its deadline if it was slow by its own turns; raise `late` if it hung on one wait.
 
-    Turns that ended count, each with what it waited for. Where they make up half of the time or more, the episode was
-    going on. An `environment` that is not there yet was waited for.
+    It was slow by its own turns if finished turns, waits included, took at least half of the time. `environment` is
+    None if its tools were never leased.
     """
     if environment is None or played_s < deadline_s / 2:
         raise late
     try:
-        async with asyncio.timeout(deadline_s * _LAST_LOOK):
+        async with asyncio.timeout(deadline_s * _GRACE):
             await environment.end(StopReason.DEADLINE)
     except TimeoutError as error:
         raise late from error
 
 
-TRIALS: Final = 3
-_KNOWN_CALLS: Final = 8  # of each tool
-
 OpenEnvironment = Callable[[], AbstractAsyncContextManager[tuple[Environment, ToolAccess]]]
 
 
 class Reproduction:
-    """Repeats what ended in a fault. One for all episodes of a process, which repeat one after the other.
+    """Replays episodes that ended in a server fault, to tell whether the policy caused it.
 
-    Several at once could not be told apart if they share a server.
+    All episodes of a process share one, which replays one at a time: replays on one server would disturb each other.
     """
 
     def __init__(self, deadline_s: float) -> None:
@@ -78,16 +76,18 @@ class Reproduction:
         self._one_at_a_time = asyncio.Lock()
 
     def note(self, turn: Turn) -> None:
-        """Remember the calls that a server answered: one of them tells later whether the server is up."""
+        """Remember calls that worked: later, one of them checks whether the server is up."""
         for call, seen in zip(turn.calls, turn.observations, strict=True):
             known = self._known.setdefault(call.name, deque(maxlen=_KNOWN_CALLS))
             if seen.server is not None and seen.source is Source.LIVE and call not in known:
                 known.append(call)
 
-    async def is_caused(self, actions: Sequence[Action], error: InfrastructureError, stage: OpenEnvironment) -> bool:
-        """Whether the last of these actions made a server fail with `error`. Without evidence it did not.
+    async def is_caused(
+        self, actions: Sequence[Action], error: InfrastructureError, open_again: OpenEnvironment
+    ) -> bool:
+        """Whether the last of these actions made a server fail with `error`. False without evidence.
 
-        `stage` makes the episode anew: its environment, and the tools behind it.
+        `open_again` opens the episode's environment and tools from the start.
         """
         if not isinstance(error, ToolServerError) or isinstance(error, ServerBusyError):
             return False
@@ -100,16 +100,16 @@ class Reproduction:
             try:
                 async with asyncio.timeout(self._deadline_s):
                     for _ in range(TRIALS):
-                        if not (await _works(control, stage) and await _fails_again(actions, stage)):
+                        if not (await _works(control, open_again) and await _fails_again(actions, open_again)):
                             return False
             except TimeoutError:
                 return False
         return True
 
     def _control(self, suspects: Sequence[ToolCall], *, died: bool) -> ToolCall | None:
-        """A call that worked: of the same tool with other arguments; if the server died, of any tool.
+        """A call that worked before: of the same tool with other arguments or, if the server died, of any tool.
 
-        A tool that answers with errors may have lost something behind it, which other tools do not need.
+        If the server did not die, other tools prove nothing: this tool's backend may be down, and they may not need it.
         """
         names = [call.name for call in suspects]
         same_tool = [call for name in names for call in self._known.get(name, ()) if call not in suspects]
@@ -118,19 +118,19 @@ class Reproduction:
         return candidates[-1] if candidates else None
 
 
-async def _works(control: ToolCall, stage: OpenEnvironment) -> bool:
+async def _works(control: ToolCall, open_again: OpenEnvironment) -> bool:
     try:
-        async with stage() as (_, access):
+        async with open_again() as (_, access):
             seen = await access.call(control)
     except InfrastructureError:
         return False
     return seen.server is not None and seen.source is Source.LIVE
 
 
-async def _fails_again(actions: Sequence[Action], stage: OpenEnvironment) -> bool:
-    """Whether the last of the actions ends in a fault of the server, and no earlier one does."""
+async def _fails_again(actions: Sequence[Action], open_again: OpenEnvironment) -> bool:
+    """Whether the last action makes the server fail, and no earlier one does."""
     try:
-        async with stage() as (environment, _):
+        async with open_again() as (environment, _):
             for action in actions[:-1]:
                 await environment.step(action)
             try:
@@ -143,7 +143,7 @@ async def _fails_again(actions: Sequence[Action], stage: OpenEnvironment) -> boo
 
 
 class Leases(Protocol):
-    """Where an episode gets its tools: those it is offered, and those that only the environment will ask."""
+    """Leases tools: `tool_names` for the policy (None: all), `probes` for the environment alone."""
 
     def lease(
         self, tool_names: Sequence[str] | None, *, probes: Sequence[str], lives_s: float
@@ -163,41 +163,29 @@ class _Columns:
     weights_version: list[int] = field(default_factory=list[int])
 
     def add_context(self, ids: Sequence[int]) -> None:
-        self._add(ids, [0.0] * len(ids), [-1] * len(ids), sampled=False, turn=-1)
-        self.forced.extend([False] * len(ids))
-        self.fixed.extend([False] * len(ids))
+        nowhere, no_turn = [False] * len(ids), [-1] * len(ids)
+        self._add(ids, nowhere, nowhere, nowhere, [0.0] * len(ids), no_turn, no_turn)
 
     def add_turn(self, completion: Completion, turn: int, *, forced: Sequence[bool], fixed: Sequence[bool]) -> None:
-        self._add(completion.token_ids, completion.logprobs, completion.weights_versions, sampled=True, turn=turn)
-        self.forced.extend(forced)
-        self.fixed.extend(fixed)
-
-    def _add(
-        self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, sampled: bool, turn: int
-    ) -> None:
-        self.token_ids.extend(ids)
-        self.sampled.extend([sampled] * len(ids))
-        self.logprobs.extend(logprobs)
-        self.turn_index.extend([turn] * len(ids))
-        self.weights_version.extend(versions)
+        ids, versions = completion.token_ids, completion.weights_versions
+        self._add(ids, [True] * len(ids), forced, fixed, completion.logprobs, [turn] * len(ids), versions)
 
     def cut(self, length: int) -> None:
-        """Forget all but the first so many tokens."""
-        for column in (
-            self.token_ids,
-            self.sampled,
-            self.forced,
-            self.fixed,
-            self.logprobs,
-            self.turn_index,
-            self.weights_version,
-        ):
+        """Keep the first `length` tokens."""
+        for column in self._all():
             del column[length:]
+
+    def _add(self, *values: Sequence[float]) -> None:
+        for column, added in zip(self._all(), values, strict=True):
+            column.extend(added)
+
+    def _all(self) -> tuple[list[Any], ...]:
+        return tuple(getattr(self, column.name) for column in fields(self))
 
 
 @dataclass(slots=True)
 class _Episode:
-    """An episode while it is alive. `played_s` and `played_tokens` are those of the turns that have ended."""
+    """A running episode. `played_s` and `played_tokens` count finished turns only."""
 
     columns: _Columns
     seed_path: tuple[int, str, int]  # step, task, member
@@ -210,10 +198,7 @@ class _Episode:
 
 @asynccontextmanager
 async def lease_for(task: Task, leases: Leases, *, lives_s: float) -> AsyncGenerator[ToolAccess]:
-    """The tools that a task offers now or later, and those that its goal looks at the world with.
-
-    The world is put in place as the task's setup says, before anyone gets the tools.
-    """
+    """Lease the tools that a task offers now or in a follow-up, and those that check its goal; make its setup calls."""
     probes = tuple(dict.fromkeys([*(call.name for call in task.setup), *(state.tool for state in task.goal.state)]))
     later = tuple(name for follow_up in task.follow_ups for name in follow_up.tools)
     offered = None if task.tools is None else tuple(dict.fromkeys((*task.tools, *later)))
@@ -222,14 +207,14 @@ async def lease_for(task: Task, leases: Leases, *, lives_s: float) -> AsyncGener
             seen = await access.probe(call)
             if not seen.worked:
                 raise BadValueError(
-                    f"the world of task {task.id} cannot be put in place: {call.name} says: {seen.text}",
+                    f"the setup of task {task.id} failed: {call.name} answered: {seen.text}",
                     fix="correct the task's setup, or use the servers that it was written for",
                 )
         yield access
 
 
 class EpisodeRunner:
-    """Runs episodes of a run: knows the model's chat, the sampler and the tools, but no group and no learner."""
+    """Runs the episodes of a run. It has the model's chat, the sampler and the tools, but no groups and no learner."""
 
     def __init__(
         self,
@@ -243,9 +228,9 @@ class EpisodeRunner:
         grammars: TurnGrammars | None = None,
     ) -> None:
         if (grammars is None) != (config.sampling.constrain == "off"):
-            raise ValueError("grammars and the setting sampling.constrain go together")
+            raise ValueError("grammars are needed if, and only if, sampling.constrain is not off")
         if (judge is None) != (config.rewards.judge is None):
-            raise ValueError("a judge and the setting rewards.judge go together")
+            raise ValueError("a judge is needed if, and only if, rewards.judge is set")
         self._config = config
         self._chat = chat
         self._sampler = sampler
@@ -256,16 +241,16 @@ class EpisodeRunner:
         self._reproduction = Reproduction(config.episodes.deadline_s)
 
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
-        """One episode, start to finish. Raises an InfrastructureError if the world failed it, and not the policy."""
+        """Run one episode. Raises an InfrastructureError if the infrastructure failed, not the policy."""
         if self._grammars is not None and any(follow_up.tools for follow_up in task.follow_ups):
             raise BadValueError(
-                f"task {task.id} offers tools later, but one grammar holds all turns of an episode",
+                f"task {task.id} offers more tools in a follow-up, but all turns of an episode share one grammar",
                 fix="set sampling.constrain to off for such tasks",
             )
         started = time.monotonic()
         episode = _Episode(_Columns(), (step, task.id, member))
         try:
-            stop = await self._live(episode, task)
+            stop = await self._run_to_end(episode, task)
         except InfrastructureError as error:
             stop = await self._end_by_fault(episode, task, error)
         environment, columns = episode.environment, episode.columns
@@ -292,65 +277,74 @@ class EpisodeRunner:
             stop_token_ids=self._chat.stop_token_ids,
         )
 
-    async def _live(self, episode: _Episode, task: Task) -> StopReason:
+    async def _run_to_end(self, episode: _Episode, task: Task) -> StopReason:
         deadline_s = self._config.episodes.deadline_s
         async with AsyncExitStack() as leased:
             try:
                 async with asyncio.timeout(deadline_s):
-                    stage = self._stage(task, episode.seed_path)
-                    episode.environment, _ = await leased.enter_async_context(stage)
-                    episode.grammar = await self._grammar_of(episode.environment)
-                    fits = self._open(episode, episode.environment, task)
+                    opening = self._open_environment(task, episode.seed_path)
+                    episode.environment, _ = await leased.enter_async_context(opening)
+                    if self._grammars is not None:
+                        tools = episode.environment.tool_specs
+                        episode.grammar = await asyncio.to_thread(self._grammars.grammar_of, tools)
+                    fits = self._add_prompt(episode, episode.environment, task)
                     return await self._play(episode, episode.environment) if fits else StopReason.CONTEXT_LIMIT
             except TimeoutError:
                 return await self._end_late(episode, task)
 
     @asynccontextmanager
-    async def _stage(
+    async def _open_environment(
         self, task: Task, seed_path: tuple[int, str, int]
     ) -> AsyncGenerator[tuple[Environment, ToolAccess]]:
-        """Tools of its own for an episode, and its environment at the beginning."""
-        lives_s = longest_life_s(self._config.episodes.deadline_s)
-        async with lease_for(task, self._leases, lives_s=lives_s) as access:
+        """Lease tools for an episode and make its environment."""
+        config, (step, task_id, member) = self._config.episodes, seed_path
+        injection = None
+        if config.injected_errors:
+            injection = ErrorInjection(
+                rate=config.injected_errors, seed=self._config.seed, step=step, task_id=task_id, member=member
+            )
+        async with lease_for(task, self._leases, lives_s=longest_life_s(config.deadline_s)) as access:
             environment = Environment(
                 task,
                 access,
                 preamble=self._preamble,
-                max_turns=self._config.episodes.turn_limit(task),
+                max_turns=config.turn_limit(task),
                 rewards=self._config.rewards,
                 judge=self._judge,
-                injection=self._injection(seed_path),
+                injection=injection,
             )
             yield environment, access
 
     async def _end_by_fault(self, episode: _Episode, task: Task, error: InfrastructureError) -> StopReason:
-        """End the episode as failed if its last turn caused the fault; else raise it, with what was done last."""
+        """End the episode as failed if its last turn caused the fault; else raise `error` with the turns so far."""
         environment, actions = episode.environment, episode.actions
         if environment is None:
             raise error
         error.turns = tuple(tuple((call.name, call.arguments) for call in action.calls) for action in actions)
         if len(actions) == len(environment.turns):
             error.turns += ((),)
-            raise error  # no turn was being carried out
-        if not await self._reproduction.is_caused(actions, error, lambda: self._stage(task, episode.seed_path)):
+            raise error  # no calls were under way
+        if not await self._reproduction.is_caused(
+            actions, error, lambda: self._open_environment(task, episode.seed_path)
+        ):
             raise error
         environment.end_by_fault(actions[-1], error.what)
         return StopReason.CAUSED_FAULT
 
     async def _end_late(self, episode: _Episode, task: Task) -> StopReason:
-        """At the deadline. The turn that is under way there is dropped."""
+        """End at the deadline. The unfinished turn is dropped."""
         deadline_s = self._config.episodes.deadline_s
         late = EpisodeDeadlineError(
             f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, "
             f"{deadline_s - episode.played_s:.3g} s of it waiting for one answer",
-            fix="look at what answers so slowly, a tool server or the sampler; or raise episodes.deadline_s",
+            fix="find out whether a tool server or the sampler is slow, or raise episodes.deadline_s",
         )
         await end_at_deadline(episode.environment, played_s=episode.played_s, deadline_s=deadline_s, late=late)
         episode.columns.cut(episode.played_tokens)
         return StopReason.DEADLINE
 
-    def _open(self, episode: _Episode, environment: Environment, task: Task) -> bool:
-        """Lay down the prompt. Whether there is room for a turn after it; where there must be, none is an error."""
+    def _add_prompt(self, episode: _Episode, environment: Environment, task: Task) -> bool:
+        """Append the prompt. Returns whether a turn fits after it; raises if it does not and `task.must_fit`."""
         columns, most = episode.columns, self._config.model.context_tokens
         columns.add_context(self._chat.open(environment.messages, environment.tool_specs))
         fits = len(columns.token_ids) < most
@@ -394,23 +388,11 @@ class EpisodeRunner:
             if result.follow_up:
                 tools = environment.tool_specs
 
-    async def _grammar_of(self, environment: Environment) -> str | None:
-        if self._grammars is None:
-            return None
-        return await asyncio.to_thread(self._grammars.grammar_of, environment.tool_specs)
-
     async def _choices(self, grammar: str | None, completion: Completion) -> tuple[Sequence[bool], Sequence[bool]]:
         if self._grammars is None or grammar is None:
             nowhere = (False,) * len(completion.token_ids)
             return nowhere, nowhere
         return await asyncio.to_thread(self._grammars.choices, grammar, completion.token_ids)
-
-    def _injection(self, seed_path: tuple[int, str, int]) -> ErrorInjection | None:
-        rate = self._config.episodes.injected_errors
-        if not rate:
-            return None
-        step, task_id, member = seed_path
-        return ErrorInjection(rate=rate, seed=self._config.seed, step=step, task_id=task_id, member=member)
 
     def _request(
         self, prompt_ids: tuple[int, ...], grammar: str | None, seed_path: tuple[int | str, ...]

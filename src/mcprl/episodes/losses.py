@@ -1,9 +1,9 @@
-"""Whether attempts are lost to the infrastructure by chance, or go together with a task, a tool or a text.
+"""Whether attempts are lost to the infrastructure at random, or correlate with a task, a tool or a word in arguments.
 
-What is counted are turns with calls: one is lost if the attempt ended in it, and survived if the tools answered. For
-each task, tool and word of the arguments, Fisher's exact test asks whether turns that have it are lost more often than
-the others. The words of a program are words of its argument. All tests together raise a false alarm with probability
-`_ALPHA` (Bonferroni) if faults hit turns independently. One fault that ends many episodes at once is not independent.
+The unit is a turn with calls: it is lost if the attempt ended in it, else it survived. For each task, tool and word in
+the arguments, Fisher's exact test asks whether turns that have it are lost more often than others. With the Bonferroni
+correction, the probability of any false alarm is at most `_ALPHA`, provided that faults hit turns independently; one
+fault that ends many episodes at once is not independent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import exp, lgamma
 from typing import Any, Final, Literal, cast
 
@@ -25,12 +25,12 @@ _ALPHA: Final = 0.001
 _MIN_LOST: Final = 3
 _STEPS: Final = 20
 _WORD: Final = re.compile(r"\w{3,}")
-_MAX_TEXT: Final = 20_000  # characters of one argument that are looked at
+_MAX_TEXT: Final = 20_000  # characters of an argument that are searched for words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correlation:
-    """A task, tool or word of the arguments whose turns are lost more often than the others.
+    """A task, tool or argument word whose turns are lost more often than others.
 
     Correlation(kind="argument", value="fork", lost=12, turns=12, other_lost=1, other_turns=230, p=3e-17)
     """
@@ -48,56 +48,39 @@ class Correlation:
         return f"{name} ({self.lost} of {self.turns} turns lost, {self.other_lost} of {self.other_turns} without it)"
 
 
-@dataclass(slots=True)
-class _Counts:
-    lost: Counter[tuple[Kind, str]] = field(default_factory=Counter[tuple[Kind, str]])
-    turns: Counter[tuple[Kind, str]] = field(default_factory=Counter[tuple[Kind, str]])
-    all_lost: int = 0
-    all_turns: int = 0
-
-    def add(self, task_id: str, calls: Sequence[ToolCall], *, lost: bool) -> None:
-        if not calls:
-            return
-        features = _features(task_id, calls)
-        self.turns.update(features)
-        self.all_turns += 1
-        if lost:
-            self.lost.update(features)
-            self.all_lost += 1
+Feature = tuple[Kind, str] | None  # None counts all turns
+Counts = Counter[Feature]
 
 
 class LossLedger:
-    """The turns of the last steps, as counts. A run that is resumed begins with an empty one."""
+    """Counts the turns of recent steps. A resumed run starts with an empty one."""
 
     def __init__(self) -> None:
-        self._steps: deque[_Counts] = deque(maxlen=_STEPS)
+        self._steps: deque[tuple[Counts, Counts]] = deque(maxlen=_STEPS)  # lost turns, all turns
 
     def add(self, groups: Sequence[Group]) -> None:
-        """The turns of a step. A turn that caused a fault counts as lost: that names what the policy did."""
-        counts = _Counts()
-        for group in groups:
-            for trajectory in group.trajectories:
-                for place, turn in enumerate(trajectory.turns, start=1):
-                    ended = place == len(trajectory.turns) and trajectory.stop is StopReason.CAUSED_FAULT
-                    counts.add(trajectory.task_id, turn.calls, lost=ended)
-        for episode in (episode for group in groups for episode in group.lost):
-            for place, calls in enumerate(episode.turns, start=1):
-                counts.add(episode.task_id, calls, lost=place == len(episode.turns))
-        self._steps.append(counts)
+        """Add the turns of a step. A turn that caused a fault counts as lost too."""
+        lost, turns = Counts(), Counts()
+        for task_id, calls, is_lost in _turns_of(groups):
+            features: set[Feature] = {None, *_features(task_id, calls)}
+            if calls:
+                turns.update(features)
+                lost.update(features if is_lost else ())
+        self._steps.append((lost, turns))
 
     def correlations(self) -> tuple[Correlation, ...]:
-        """The task, the tool and the word that go together with losses most clearly, as far as there are any."""
-        lost, turns = Counter[tuple[Kind, str]](), Counter[tuple[Kind, str]]()
-        all_lost, all_turns = sum(step.all_lost for step in self._steps), sum(step.all_turns for step in self._steps)
+        """The task, the tool and the word that correlate most with losses, if any do."""
+        lost, turns = Counts(), Counts()
+        for step_lost, step_turns in self._steps:
+            lost.update(step_lost)
+            turns.update(step_turns)
+        all_lost, all_turns = lost.pop(None, 0), turns.pop(None, 0)
         if all_lost < _MIN_LOST:
             return ()
-        for step in self._steps:
-            lost.update(step.lost)
-            turns.update(step.turns)
         tests = sum(count >= _MIN_LOST for count in turns.values())
         found: dict[Kind, Correlation] = {}
         for feature, count in lost.items():
-            if count < _MIN_LOST or count * all_turns <= all_lost * turns[feature]:
+            if feature is None or count < _MIN_LOST or count * all_turns <= all_lost * turns[feature]:
                 continue
             p = fisher_p(count, turns[feature], all_lost, all_turns) * tests
             kind, value = feature
@@ -114,8 +97,20 @@ class LossLedger:
         return tuple(sorted(found.values(), key=lambda correlation: correlation.p))
 
 
+def _turns_of(groups: Sequence[Group]) -> Iterator[tuple[str, Sequence[ToolCall], bool]]:
+    """The task, the calls, and whether it was lost, of each turn."""
+    for group in groups:
+        for played in group.trajectories:
+            caused = played.stop is StopReason.CAUSED_FAULT
+            for place, turn in enumerate(played.turns, start=1):
+                yield played.task_id, turn.calls, caused and place == len(played.turns)
+        for episode in group.lost:
+            for place, calls in enumerate(episode.turns, start=1):
+                yield episode.task_id, calls, place == len(episode.turns)
+
+
 def fisher_p(lost: int, turns: int, all_lost: int, all_turns: int) -> float:
-    """P(X ≥ lost), X hypergeometric: of `all_turns` turns, `all_lost` of them lost, `turns` are drawn.
+    """P(X ≥ lost) for hypergeometric X: `turns` drawn from `all_turns`, of which `all_lost` are lost.
 
     Σ_x C(all_lost, x) · C(all_turns − all_lost, turns − x) / C(all_turns, turns), from x = lost
     """
@@ -138,7 +133,7 @@ def _features(task_id: str, calls: Sequence[ToolCall]) -> set[tuple[Kind, str]]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in an argument, numbers written out, however deep."""
+    """All texts nested in an argument; other values as text."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

@@ -22,7 +22,6 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -83,6 +82,8 @@ class WorkerHandle:
     def __init__(self, ray: Any, number: int, actor: Any) -> None:
         self.pid = 0
         self.is_closed = False
+        self.playing = 0  # episodes
+        self.stats: WorkerStats | None = None  # as last reported
         self._ray = ray
         self._number = number
         self._actor = actor
@@ -223,15 +224,6 @@ class _RequestServer:
             self._outbox.put_nowait(Response(request_id, error=_portable(error)))
 
 
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """A worker that is alive, and how many episodes it plays."""
-
-    handle: WorkerHandle
-    playing: int = 0
-    stats: WorkerStats | None = None
-
-
 class WorkerPool:
     """Plays episodes on workers. Entering starts them; leaving stops them.
 
@@ -255,7 +247,7 @@ class WorkerPool:
         self._limits = limits
         self._max_per_worker = max_per_worker
         self._sleep = sleep
-        self._alive: list[_Worker] = []
+        self.alive: list[WorkerHandle] = []
         self._failures = [0] * count  # of each worker, since an episode last ended on any
         self._calls: set[asyncio.Future[EpisodeEnd]] = set()
         self._supervisors: list[asyncio.Task[None]] = []
@@ -286,7 +278,7 @@ class WorkerPool:
     @property
     def stats(self) -> list[WorkerStats]:
         """What the tool servers of all workers did; of a worker that died, as of its last report."""
-        return self._stats_of_lost + [each.stats for each in self._alive if each.stats is not None]
+        return self._stats_of_lost + [each.stats for each in self.alive if each.stats is not None]
 
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
         """Play one episode. Raises what it raised on its worker.
@@ -296,7 +288,7 @@ class WorkerPool:
         deaths: list[WorkerLostError] = []
         while len(deaths) < _MAX_DEATHS:
             worker = await self._reserve()
-            call = asyncio.ensure_future(worker.handle.run_episode(task, step, member, attempt))
+            call = asyncio.ensure_future(worker.run_episode(task, step, member, attempt))
             self._calls.add(call)
             try:
                 outcome, stats = await call
@@ -325,20 +317,20 @@ class WorkerPool:
             fix="see the log of that worker and the memory of its node",
         )
 
-    async def _reserve(self) -> _Worker:
+    async def _reserve(self) -> WorkerHandle:
         """Wait for room on a worker, and take it on the idlest."""
         while self._failure is None:
-            idlest = min(self._alive, key=lambda each: each.playing, default=None)
+            idlest = min(self.alive, key=lambda each: each.playing, default=None)
             if idlest is not None and idlest.playing < self._max_per_worker:
                 idlest.playing += 1
                 return idlest
             await self._changed.wait()
         raise self._failure
 
-    def _drop(self, worker: _Worker) -> None:
+    def _drop(self, worker: WorkerHandle) -> None:
         """Give a lost worker no more episodes. Its supervisor and its episodes learn of its death in any order."""
-        if worker in self._alive:
-            self._alive.remove(worker)
+        if worker in self.alive:
+            self.alive.remove(worker)
             if worker.stats is not None:
                 self._stats_of_lost.append(worker.stats)
 
@@ -347,17 +339,17 @@ class WorkerPool:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def _start_worker(self, number: int) -> _Worker:
-        worker = _Worker(await self._start(number))
-        self._alive.append(worker)
+    async def _start_worker(self, number: int) -> WorkerHandle:
+        worker = await self._start(number)
+        self.alive.append(worker)
         self._notify()
         return worker
 
-    async def _supervise(self, number: int, worker: _Worker | None) -> None:
+    async def _supervise(self, number: int, worker: WorkerHandle | None) -> None:
         """Serve the worker's requests, and replace it whenever it dies."""
         while worker is not None and self._failure is None:
             try:
-                await _RequestServer(worker.handle, self._sampler, self._limits).serve()
+                await _RequestServer(worker, self._sampler, self._limits).serve()
             except WorkerLostError as error:
                 if self._failure is not None:
                     return  # it was stopped
@@ -366,12 +358,18 @@ class WorkerPool:
                 self._failures[number] += 1
                 worker = await self._restart(number, error)
 
-    async def _restart(self, number: int, error: McprlError) -> _Worker | None:
+    async def _restart(self, number: int, error: McprlError) -> WorkerHandle | None:
         """Start a worker again, with exponential backoff. Fails the pool if all workers were given up."""
         while self._failure is None:
             failures = self._failures[number]
             if min(self._failures) > _MAX_FAILURES:
-                self._fail(_none_alive(error))
+                self._fail(
+                    WorkerLostError(
+                        f"no worker can be kept alive: each failed {_MAX_FAILURES} times with no episode ended in "
+                        f"between, the last time with {error.code} {error.what}",
+                        fix=error.fix,
+                    )
+                )
                 break
             if failures > _MAX_FAILURES:
                 await self._changed.wait()
@@ -401,7 +399,7 @@ class WorkerPool:
         self._notify()
 
     async def _close_workers(self) -> None:
-        await run_all(worker.handle.close() for worker in self._alive)
+        await run_all(worker.close() for worker in self.alive)
 
 
 def make_shared_limits(config: RunConfig) -> SharedLimits:
@@ -434,7 +432,6 @@ class RayWorkers:
         self._toolbox = toolbox
         self._logs = logs.absolute()
         self._max_per_worker = math.ceil(config.episodes.max_concurrent / count)
-        self._workers: dict[int, WorkerHandle] = {}
         self._spent: dict[str, tuple[int, float]] = {}
         self._stack = AsyncExitStack()
         self._pool = WorkerPool(
@@ -474,7 +471,7 @@ class RayWorkers:
     @property
     def pids(self) -> Sequence[int]:
         """The processes of the workers that are alive, each on its node."""
-        return [worker.pid for worker in self._workers.values() if not worker.is_closed]
+        return [worker.pid for worker in self._pool.alive if not worker.is_closed]
 
     async def _start(self, number: int) -> WorkerHandle:
         options = {
@@ -493,7 +490,6 @@ class RayWorkers:
         except BaseException:
             worker.kill()
             raise
-        self._workers[number] = worker
         return worker
 
 
@@ -558,14 +554,6 @@ def _portable(error: BaseException) -> Exception:
     if isinstance(error, McprlError):
         return error
     return RuntimeError("".join(traceback.format_exception(error)).rstrip())
-
-
-def _none_alive(error: McprlError) -> WorkerLostError:
-    return WorkerLostError(
-        f"no worker can be kept alive: each failed {_MAX_FAILURES} times with no episode ended in between, the last "
-        f"time with {error.code} {error.what}",
-        fix=error.fix,
-    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""All that episodes need, opened from a configuration: tool servers, chat, grammars, judge and sampler.
+"""Opens everything that episodes need from a configuration: tool servers, chat, grammars, judge and sampler.
 
-Training, evaluation, the doctor and `mcprl try` play on a stage. A run that plays its episodes itself makes one kit;
-with workers, each of them makes one from the same configuration.
+Training, evaluation, the doctor and `mcprl try` open a stage. Its kit is everything but the sampler: with workers,
+each worker opens a kit from the same configuration.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mcprl.chat import Chat, load_chat
 from mcprl.config import RunConfig
 from mcprl.episodes.collector import RunsEpisodes
 from mcprl.episodes.demonstrations import Demonstrator
+from mcprl.episodes.environment import require_grammar, require_tools, require_worlds
 from mcprl.episodes.judge import Judge
-from mcprl.episodes.loop import EpisodeRunner, Leases
-from mcprl.episodes.requirements import require_grammar, require_tools, require_worlds
+from mcprl.episodes.loop import EpisodeRunner
 from mcprl.episodes.rewards import require_scorable
 from mcprl.errors import MissingExtraError
-from mcprl.grammar.masks import TurnGrammars
+from mcprl.grammar.masks import Grammars, TurnGrammars, load_grammars
 from mcprl.progress import Watcher
-from mcprl.records import Message, Task, Weights
+from mcprl.records import Task, Weights
 from mcprl.samplers import Completion, Sampler, SampleRequest
 from mcprl.tasks import load_preamble
 from mcprl.tools import Catalog, Toolbox, open_toolbox
@@ -36,7 +35,6 @@ from mcprl.tools.limits import SharedLimits
 from mcprl.tools.stats import StatsDocument
 
 if TYPE_CHECKING:
-    from mcprl.grammar.masks import Grammars
     from mcprl.skyrl.engine import SkyrlEngine
 
 __all__ = ["MeteredSampler", "Occupancy", "PlayerKit", "Stage", "ToolFigures", "make_sampler", "open_kit", "open_stage"]
@@ -44,49 +42,24 @@ __all__ = ["MeteredSampler", "Occupancy", "PlayerKit", "Stage", "ToolFigures", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerKit:
-    """All that the episodes of a process share. Both kinds of grammars are None where nothing is held to one."""
+    """What the episodes of a process share besides the sampler.
 
-    config: RunConfig
-    leases: Leases
+    `runner` makes a runner for a sampler. `grammars` is None without constraints, `demonstrator` without a warm start.
+    """
+
     chat: Chat
-    preamble: tuple[Message, ...]
     grammars: Grammars | None
-    turn_grammars: TurnGrammars | None
-    judge: Judge | None
-
-    def runner(self, sampler: Sampler) -> EpisodeRunner:
-        """Who runs episodes whose turns come from `sampler`."""
-        return EpisodeRunner(
-            self.config,
-            chat=self.chat,
-            sampler=sampler,
-            leases=self.leases,
-            preamble=self.preamble,
-            judge=self.judge,
-            grammars=self.turn_grammars,
-        )
-
-    def demonstrator(self) -> Demonstrator | None:
-        """Plays the solutions of tasks; None if nothing is to be imitated."""
-        if self.config.algorithm.warm_start.weight <= 0:
-            return None
-        return Demonstrator(
-            self.config,
-            chat=self.chat,
-            leases=self.leases,
-            preamble=self.preamble,
-            grammars=self.turn_grammars,
-            judge=self.judge,
-        )
+    runner: Callable[[Sampler], EpisodeRunner]
+    demonstrator: Demonstrator | None
 
 
 @asynccontextmanager
 async def open_kit(
     config: RunConfig, toolbox: Toolbox, *, tasks: Sequence[Task] = (), tell: Callable[[str], None] | None = None
 ) -> AsyncGenerator[PlayerKit]:
-    """The kit of `config` over an open toolbox. The grammar of every tool that `tasks` offer is tried.
+    """Open the kit of `config` over an open toolbox. Raises if a tool that `tasks` offer has no grammar.
 
-    `tell` hears what takes long.
+    `tell` is called before slow work.
     """
     preamble = load_preamble(config.tasks.preamble)
     async with AsyncExitStack() as stack:
@@ -101,23 +74,30 @@ async def open_kit(
         judge = None
         if config.rewards.judge is not None:
             judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
-        yield PlayerKit(
-            config=config,
-            leases=toolbox,
-            chat=chat,
-            preamble=tuple(preamble),
-            grammars=grammars,
-            turn_grammars=turn_grammars,
-            judge=judge,
-        )
+
+        def make_runner(sampler: Sampler) -> EpisodeRunner:
+            return EpisodeRunner(
+                config,
+                chat=chat,
+                sampler=sampler,
+                leases=toolbox,
+                preamble=preamble,
+                judge=judge,
+                grammars=turn_grammars,
+            )
+
+        demonstrator = None
+        if config.algorithm.warm_start.weight > 0:
+            demonstrator = Demonstrator(
+                config, chat=chat, leases=toolbox, preamble=preamble, grammars=turn_grammars, judge=judge
+            )
+        yield PlayerKit(chat=chat, grammars=grammars, runner=make_runner, demonstrator=demonstrator)
 
 
 def _make_grammars(
     config: RunConfig, chat: Chat, tasks: Sequence[Task], catalog: Catalog
 ) -> tuple[Grammars, TurnGrammars]:
-    """What holds calls to the schemas of their tools; every tool that a task offers is tried before a step is spent."""
-    from mcprl.grammar.masks import load_grammars
-
+    """Load the grammars, and check that each tool that a task offers has one."""
     catalog.require(config.sampling.loose_tools, wanted_by="sampling.loose_tools")
     grammars = load_grammars(config.model.path)
     turn_grammars = TurnGrammars(chat, grammars, config.sampling)
@@ -126,10 +106,7 @@ def _make_grammars(
 
 
 class Occupancy:
-    """Seconds in which at least one piece of work was under way.
-
-    Work from 0 s to 3 s and from 2 s to 5 s is 5 s of occupancy, not 6.
-    """
+    """Measures the time during which any work is under way: work from 0 s to 3 s and from 2 s to 5 s counts 5 s."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -150,7 +127,7 @@ class Occupancy:
                 self._busy_s += self._clock() - self._busy_since
 
     def take(self) -> float:
-        """The seconds since they were last taken, those of work that still goes on included."""
+        """The busy seconds since the last call, including work that has not ended."""
         if self._under_way:
             now = self._clock()
             self._busy_s += now - self._busy_since
@@ -160,7 +137,7 @@ class Occupancy:
 
 
 class MeteredSampler:
-    """A sampler whose occupancy is measured."""
+    """A sampler that measures its occupancy."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -170,10 +147,8 @@ class MeteredSampler:
         await self._sampler.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._sampler.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._sampler.__aexit__(*error)
 
     @property
     def restarts(self) -> int:
@@ -188,7 +163,7 @@ class MeteredSampler:
 
 
 class ToolFigures(Protocol):
-    """What became of the calls of a run, wherever its episodes are played."""
+    """Statistics of a run's tool calls, over all workers."""
 
     @property
     def restarts(self) -> int: ...
@@ -198,10 +173,10 @@ class ToolFigures(Protocol):
 
 @dataclass(slots=True)
 class Stage:
-    """All that episodes need: tools and a sampler. `mcprl try` plays on it; training adds a learner.
+    """What episodes need: tools and a sampler. Training adds a learner.
 
-    `grammars` is None where nothing is held to a grammar, `engine` where this machine computes, `demonstrator` where
-    nothing is to be imitated. `toolbox` is this process's own, `figures` those of all that play.
+    `grammars` is None without constraints, `engine` unless the engine is SkyRL, `demonstrator` without a warm start.
+    `toolbox` belongs to this process; `figures` cover all workers.
     """
 
     toolbox: Toolbox
@@ -218,16 +193,19 @@ class Stage:
 async def open_stage(
     config: RunConfig, tasks: Sequence[Task], watcher: Watcher, *, logs: Path
 ) -> AsyncGenerator[Stage]:
-    """Servers started, every tool that a task names found, and only then the model loaded."""
+    """Start the tool servers, check the tasks against their tools, and only then load the model."""
     require_scorable(tasks, config.rewards)
-    limits = _make_limits(config)
+    limits: SharedLimits | None = None
+    if config.workers.count:
+        from mcprl.episodes.ray_workers import make_shared_limits
+
+        limits = make_shared_limits(config)
     async with AsyncExitStack() as stack:
         watcher.stage("starting the tool servers")
         toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs, limits=limits))
         require_tools(tasks, toolbox.catalog)
         require_worlds(tasks, toolbox)
         kit = await stack.enter_async_context(open_kit(config, toolbox, tasks=tasks, tell=watcher.stage))
-        demonstrator = kit.demonstrator()
         engine = None
         if config.engine == "skyrl":
             watcher.stage(f"starting SkyRL ({config.skyrl.url or config.skyrl.backend})")
@@ -250,21 +228,12 @@ async def open_stage(
             engine=engine,
             sampler=sampler,
             runner=runner,
-            demonstrator=demonstrator,
+            demonstrator=kit.demonstrator,
         )
 
 
-def _make_limits(config: RunConfig) -> SharedLimits | None:
-    """The limits that all workers share; None if this process plays by itself."""
-    if not config.workers.count:
-        return None
-    from mcprl.episodes.ray_workers import make_shared_limits
-
-    return make_shared_limits(config)
-
-
 def make_engine(config: RunConfig, logs: Path, watcher: Watcher) -> SkyrlEngine:
-    """The engine that sampler and learner share. What its server keeps is beside the logs."""
+    """The engine that sampler and learner share. Its server stores its files beside the logs."""
     if importlib.util.find_spec("tinker") is None:
         raise MissingExtraError("engine is skyrl, which needs tinker", fix="install mcprl[skyrl]")
     from mcprl.skyrl.engine import SkyrlEngine
@@ -275,7 +244,7 @@ def make_engine(config: RunConfig, logs: Path, watcher: Watcher) -> SkyrlEngine:
 def make_sampler(
     config: RunConfig, logs: Path, grammars: Grammars | None, engine: SkyrlEngine | None = None
 ) -> Sampler:
-    """The sampler of the configured engine. Its library is imported only here."""
+    """The sampler of the configured engine. Imports only the libraries of that engine."""
     if engine is not None:
         from mcprl.samplers.skyrl import SkyrlSampler
 

@@ -1,16 +1,16 @@
-"""The checkpoints of a run: each whole and verified, or not there.
+"""The checkpoints of a run: each is complete and verified, or absent.
 
 checkpoints/
   step-00011/                  the state after 11 steps
   step-00012/                  the state after 12 steps
     manifest.json              size and SHA-256 of every other file, and of itself
-    state.json, learner/…      whatever the run put there
-  step-00012.replaced/         an older whole one of the same step, while a newer takes its place
-  .step-00013.partial/         one that is being written, or was when the run ended
-  .step-00009.removed.partial/ one that is being deleted, or was when the run ended
+    state.json, learner/…      the files of the run
+  step-00012.replaced/         an older checkpoint of the same step, until the new one is in place
+  .step-00013.partial/         being written, or left unfinished
+  .step-00009.removed.partial/ being deleted, or left half deleted
 
-A name without a dot is given by one rename, after all that it names is on the disk; and it is taken away by one
-rename, before anything in it is deleted. So a kill at any instant leaves no half of a checkpoint that looks whole.
+A checkpoint gets its name by one rename, after its content is on the disk, and loses it by one rename, before anything
+is deleted. So a process killed at any moment leaves no partial checkpoint that looks complete.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from rich.filesize import decimal
 
 from mcprl.errors import NoRoomError, OtherStateError
 from mcprl.files import storage_faults, sync_file, sync_folder, write_file
@@ -43,21 +44,20 @@ __all__ = [
     "write_state",
 ]
 
-
 _FILE = "state.json"
 _STATE_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands after `step` steps.
+    """The state of a run after `step` steps, besides the learner's.
 
-    RunState(step=12, seed=7, weights_version=11, kl_coefficient=0.02, order={"order": "shuffled", …},
+    RunState(step=12, weights_version=11, kl_coefficient=0.02, order={"order": "shuffled", …},
              health={"steps": 12, …}, open_deals={"12": {"tasks": ["meet-ana"], "stand_ins": []}},
              settings={"name": "hello", …}, model="c14e…")
 
-    `open_deals` are the steps that were being collected already, by the ids of their tasks. `settings` and `model` are
-    those of `Conditions`.
+    `open_deals` are the task ids of the steps whose collection had begun. `settings` and `model` are as in
+    `Conditions`.
     """
 
     step: int
@@ -75,18 +75,18 @@ _STATE = TypeAdapter(RunState)
 
 
 def write_state(folder: Path, state: RunState) -> None:
-    """Into an existing folder; the caller makes the file durable."""
+    """Write state.json into an existing folder; the caller makes it durable."""
     with storage_faults(f"writing {folder / _FILE}"):
         (folder / _FILE).write_text(json.dumps(asdict(state), indent=1) + "\n")
 
 
 def read_state(folder: Path) -> RunState:
-    """Raises OtherStateError where another version of mcprl wrote it."""
+    """Read state.json. Raises OtherStateError if another version of mcprl wrote it."""
     try:
         state = _STATE.validate_json((folder / _FILE).read_bytes())
     except ValidationError as error:
         raise OtherStateError(
-            f"{folder / _FILE} is not what this version of mcprl writes: {error.errors()[0]['msg']}",
+            f"{folder / _FILE} was not written by this version of mcprl: {error.errors()[0]['msg']}",
             fix="resume with the version of mcprl that saved it",
         ) from error
     if state.format != _STATE_FORMAT:
@@ -98,7 +98,7 @@ def read_state(folder: Path) -> RunState:
 
 
 def deal_ids(deals: Mapping[int, Deal]) -> dict[str, dict[str, list[str]]]:
-    """Deals as JSON holds them."""
+    """Deals as task ids, for JSON."""
     return {
         str(step): {"tasks": [task.id for task in deal.tasks], "stand_ins": [task.id for task in deal.stand_ins]}
         for step, deal in deals.items()
@@ -106,7 +106,7 @@ def deal_ids(deals: Mapping[int, Deal]) -> dict[str, dict[str, list[str]]]:
 
 
 def deals_of(ids: Mapping[str, Mapping[str, Sequence[str]]], tasks: Sequence[Task]) -> dict[int, Deal]:
-    """The deals that `deal_ids` wrote down. The tasks are those of then: the order of tasks was checked for that."""
+    """The inverse of `deal_ids`. The tasks are the same as then, since restoring the task order checks that."""
     known = {task.id: task for task in tasks}
     return {
         int(step): Deal(
@@ -138,7 +138,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damaged:
-    """A checkpoint that cannot be used, and why, in words.
+    """A checkpoint that cannot be used, and why.
 
     >>> damaged = Damaged(path=Path("checkpoints/step-00012"), why="policy.safetensors is not as it was written")
     >>> f"{damaged.path.name}: {damaged.why}"
@@ -150,14 +150,14 @@ class Damaged:
 
 
 class Checkpoints:
-    """The checkpoints in one folder, which is made when needed. For one process, and one thread of it, at a time."""
+    """The checkpoints in one folder, which is created when needed. For one thread of one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._committed: int | None = None
 
     def begin(self, step: int) -> Path:
-        """An empty folder for the files of a checkpoint. What earlier attempts left behind is removed."""
+        """Make an empty folder for the files of a checkpoint, and remove leftovers of earlier attempts."""
         unfinished = self._unfinished(step)
         with storage_faults(f"starting a checkpoint in {self.folder}"):
             if not self.folder.exists():
@@ -168,11 +168,11 @@ class Checkpoints:
         return unfinished
 
     def commit(self, step: int) -> Checkpoint:
-        """Make durable what was written since `begin`, and give it its name.
+        """Make the files written since `begin` durable, and give the checkpoint its name.
 
-        Where the step has a checkpoint already (a resumed run does a step again), that one steps aside under a name by
-        which it is still found, until the new one has the name: at every instant a whole one is there, on any file
-        system, as would not be with a swap of two names, which many file systems do not have.
+        If the step already has a checkpoint (a resumed run repeats steps), that one is renamed first, to a name under
+        which it is still found: a complete one exists at every moment. Swapping two names atomically is not possible on
+        many file systems.
         """
         unfinished, path, aside = self._unfinished(step), self._path(step), self._aside(step)
         with storage_faults(f"saving {path}"):
@@ -192,9 +192,9 @@ class Checkpoints:
         return Checkpoint(step=step, path=path, bytes=_size(path))
 
     def verify(self, step: int) -> Checkpoint | Damaged:
-        """The checkpoint of a step, read from end to end: the manifest, and every file with its size and digest.
+        """Verify the checkpoint of a step: the manifest, and the size and digest of every file.
 
-        A file that the manifest does not name is damage too: nobody knows what would read it.
+        A file that the manifest does not list counts as damage.
         """
         found = _examine(self._path(step), step)
         if isinstance(found, Damaged) and self._aside(step).exists():
@@ -203,7 +203,7 @@ class Checkpoints:
         return found
 
     def newest(self) -> tuple[Checkpoint | None, list[Damaged]]:
-        """The newest checkpoint that is whole, and those newer than it that are not."""
+        """The newest complete checkpoint, and the newer ones that are damaged."""
         skipped: list[Damaged] = []
         finished, unfinished = self._named(_STEP), self._named(_UNFINISHED)
         for step in sorted(finished | unfinished, reverse=True):
@@ -217,7 +217,7 @@ class Checkpoints:
         return None, skipped
 
     def all(self) -> list[Checkpoint]:
-        """Every checkpoint whose manifest is whole, the oldest first. Cheap: the files are not read."""
+        """Every checkpoint with an intact manifest, the oldest first. Cheap: its files are not read."""
         found: list[Checkpoint] = []
         for step in sorted(self._named(_STEP)):
             for path in (self._path(step), self._aside(step)):
@@ -229,21 +229,21 @@ class Checkpoints:
         return found
 
     def retain(self, keep: int, also: Collection[int] = ()) -> list[int]:
-        """Remove all but the newest `keep` and those of the steps in `also`; the steps that were removed.
+        """Remove all but the newest `keep` and those in `also`. Returns the steps that were removed.
 
-        Where one was committed here, those of later steps are removed: the run was resumed before them, since they
-        were damaged, and will come to these steps again.
+        Checkpoints of later steps than the last commit are removed too: they were damaged, the run was resumed before
+        them, and it will reach these steps again.
         """
         whole = [c.step for c in self.all() if self._committed is None or c.step <= self._committed]
         kept = {*whole[max(0, len(whole) - keep) :], *(step for step in whole if step in also)}
         return self._remove(self._named(_STEP) - kept)
 
     def remove_after(self, step: int) -> list[int]:
-        """Remove those of later steps, for a run that goes another way from here; the steps that were removed."""
+        """Remove the checkpoints of later steps, for a run that restarts from `step`. Returns their steps."""
         return self._remove({later for later in self._named(_STEP) if later > step})
 
     def _remove(self, steps: Collection[int]) -> list[int]:
-        # The newest first: broken off, it leaves a run that stands at an earlier step, not one with a gap.
+        # The newest first: if interrupted, the run is at an earlier step and has no gap.
         with storage_faults(f"removing checkpoints from {self.folder}"):
             for step in sorted(steps, reverse=True):
                 self._discard(self._aside(step))
@@ -257,7 +257,7 @@ class Checkpoints:
         if removed.exists():
             shutil.rmtree(removed)
         path.rename(removed)
-        sync_folder(self.folder)  # or a power cut could bring back the name, and not the files
+        sync_folder(self.folder)  # else a power cut could bring back the name without the files
         shutil.rmtree(removed)
 
     def _path(self, step: int) -> Path:
@@ -276,27 +276,19 @@ class Checkpoints:
 
 
 def forecast(checkpoint_bytes: int, keep: int, free_bytes: int) -> str:
-    """What the checkpoints of a run will take, in one line. Raises NoRoomError where that is more than is free.
+    """The disk space that checkpoints will take, in one line. Raises NoRoomError if that is more than is free.
 
     >>> forecast(58_211_040, keep=4, free_bytes=12_345_000_000)
-    'a checkpoint takes 58.2 MB; 4 are kept at most, and one more while it is written (291 MB); 12.3 GB are free'
+    'a checkpoint takes 58.2 MB; 4 are kept at most, and one more while it is written (291.1 MB); 12.3 GB are free'
     """
     needed = checkpoint_bytes * (keep + 1)
     line = (
-        f"a checkpoint takes {_in_words(checkpoint_bytes)}; {keep} are kept at most, and one more while it is written "
-        f"({_in_words(needed)}); {_in_words(free_bytes)} are free"
+        f"a checkpoint takes {decimal(checkpoint_bytes)}; {keep} are kept at most, and one more while it is written "
+        f"({decimal(needed)}); {decimal(free_bytes)} are free"
     )
     if needed > free_bytes:
         raise NoRoomError(line, fix="free space, set training.outputs to a larger disk, or lower keep_checkpoints")
     return line
-
-
-def _in_words(size: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB" if size < 999.5 else f"{size:.0f} TB"
 
 
 def _files(folder: Path) -> list[Path]:
@@ -313,7 +305,7 @@ def _digest(path: Path) -> str:
 
 
 def _seal(folder: Path, step: int) -> None:
-    """Force a folder's files and names to the disk, and list them in a manifest."""
+    """Sync a folder's files and names to the disk, and write its manifest."""
     files: list[dict[str, Any]] = []
     for path in _files(folder):
         sync_file(path)
@@ -326,7 +318,7 @@ def _seal(folder: Path, step: int) -> None:
 
 
 def _manifest_bytes(content: dict[str, Any]) -> bytes:
-    """The one text of a manifest: its content, and the digest of that."""
+    """The bytes of a manifest: its content and the digest of that."""
     digest = hashlib.sha256(json.dumps(content, indent=1).encode()).hexdigest()
     return (json.dumps({**content, "sha256": digest}, indent=1) + "\n").encode()
 
@@ -336,7 +328,7 @@ def _read_manifest(folder: Path, step: int) -> dict[str, Any] | Damaged:
         data = (folder / _MANIFEST).read_bytes()
         content: dict[str, Any] = json.loads(data)
         content.pop("sha256")
-        # Compared as bytes, so that even a changed space is found.
+        # Compared as bytes, to detect any change.
         whole = _manifest_bytes(content) == data
     except FileNotFoundError:
         return Damaged(path=folder, why=f"has no {_MANIFEST}" if folder.exists() else "is not there")
@@ -347,14 +339,14 @@ def _read_manifest(folder: Path, step: int) -> dict[str, Any] | Damaged:
     if not whole:
         return Damaged(path=folder, why=f"{_MANIFEST} is not as it was written")
     if content["format"] != _FORMAT:
-        return Damaged(path=folder, why=f"is of format {content['format']}, and this mcprl reads format {_FORMAT}")
+        return Damaged(path=folder, why=f"has format {content['format']}, but this mcprl reads format {_FORMAT}")
     if content["step"] != step:
-        return Damaged(path=folder, why=f"holds step {content['step']}, so it was renamed or copied here")
+        return Damaged(path=folder, why=f"holds step {content['step']}: it was renamed or copied here")
     return content
 
 
 def _examine(folder: Path, step: int) -> Checkpoint | Damaged:
-    """A checkpoint read from end to end."""
+    """Read a checkpoint from end to end."""
     manifest = _read_manifest(folder, step)
     if isinstance(manifest, Damaged):
         return manifest
@@ -368,7 +360,7 @@ def _examine(folder: Path, step: int) -> Checkpoint | Damaged:
         for name, file in listed.items():
             size = there[name].stat().st_size
             if size != file["bytes"]:
-                return Damaged(path=folder, why=f"{name} has {size} bytes, and {file['bytes']} were written")
+                return Damaged(path=folder, why=f"{name} has {size} bytes, but {file['bytes']} were written")
             if _digest(there[name]) != file["sha256"]:
                 return Damaged(path=folder, why=f"{name} is not as it was written")
         return Checkpoint(step=step, path=folder, bytes=_size(folder))

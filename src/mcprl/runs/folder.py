@@ -1,26 +1,26 @@
-"""The folder of a run: all that the run leaves behind, and all that it is resumed from.
+"""The folder of a run: everything that the run writes, and everything needed to resume it.
 
 outputs/hello-cpu/
-  config.yaml                     every setting as it is in force
+  config.yaml                     all settings
   lock                            the process that has the run open
-  metrics.jsonl                   one object a step
+  metrics.jsonl                   one object per step
   health.jsonl                    the verdicts on each step
-  tool_stats.json                 what happened to the tool calls, for `mcprl tools stats`
+  tool_stats.json                 statistics of tool calls, for `mcprl tools stats`
   timeline.jsonl                  when each step was collected, learnt from, published and saved
-  trajectories/step-00000.parquet one row an episode
-  tokens/step-00000.parquet       what the update made of each of its tokens
+  trajectories/step-00000.parquet one row per episode
+  tokens/step-00000.parquet       advantages and ratios of its tokens
   checkpoints/step-00012/         the state after 12 steps
-  journal/step-00012.jsonl        the finished episodes of a step that no checkpoint covers yet
-  conditions.json                 the settings, tasks, tools and model that they were played under
-  weights/v1, v2, …               the last versions of the weights
-  adapter/ or model/              the last of them, once the run has ended
-  logs/                           vLLM and the tool servers
-  tracking.json                   what became of telling trackers, where a run has any
-  wandb/, tensorboard/            the files of these
-  summary.json                    what the run showed: where it is, the run has ended
+  journal/step-00012.jsonl        finished episodes of a step that no checkpoint covers yet
+  conditions.json                 the settings, and digests of the tasks, tools and model, that they were played under
+  weights/v1, v2, …               the latest versions of the weights
+  adapter/ or model/              the final weights, once the run has finished
+  logs/                           of vLLM and the tool servers
+  tracking.json                   what trackers received, if the run has any
+  wandb/, tensorboard/            their files
+  summary.json                    the summary; it exists once the run has finished
 
-A step is recorded in one order: trajectories, tokens, spans, verdicts, metrics. So its line of metrics says that the
-rest is there too, and what a crash left behind without one is cut off when the run is resumed.
+A step is recorded in a fixed order: trajectories, tokens, spans, verdicts, metrics. So if a step has its line of
+metrics, it is complete; anything without one is removed when the run is resumed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, cast
 
 from mcprl.config import RunConfig
@@ -49,13 +48,12 @@ from mcprl.verdicts import Severity, Verdict
 
 __all__ = ["RunFolder", "Span", "StepRecord", "Timeline", "read_entry", "span_of", "verdict_of"]
 
-
 Activity = Literal["collect", "update", "publish", "save"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something that a run did for a step, in seconds since 1970.
+    """The time of one activity for a step, in seconds since 1970.
 
     Span(step=3, activity="update", start=1763280000.25, end=1763280004.5)
     """
@@ -67,7 +65,7 @@ class Span:
 
 
 class Timeline:
-    """Gathers spans until they are taken, to be recorded. Those of one activity may overlap those of another."""
+    """Collects spans until they are taken to be recorded. Spans of different activities may overlap."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -75,7 +73,7 @@ class Timeline:
 
     @contextmanager
     def span(self, step: int, activity: Activity) -> Generator[None]:
-        """What is done inside of it, also where it is broken off."""
+        """Measure the time inside, also if it is cancelled."""
         start = self._clock()
         try:
             yield
@@ -83,13 +81,13 @@ class Timeline:
             self._ended.append(Span(step=step, activity=activity, start=start, end=self._clock()))
 
     def take(self) -> list[Span]:
-        """The spans that have ended since they were last taken."""
+        """The spans that ended since the last call."""
         taken, self._ended = self._ended, []
         return taken
 
 
 def read_entry(line: bytes) -> dict[str, Any] | None:
-    """The object of a line, its step among the fields; None where a crash, or a hand, left something else.
+    """The object of a line, if it has a step; None if the line is damaged.
 
     >>> read_entry(b'{"step": 3, "reward": 0.25}')
     {'step': 3, 'reward': 0.25}
@@ -105,18 +103,18 @@ def read_entry(line: bytes) -> dict[str, Any] | None:
 
 
 def verdict_of(entry: Mapping[str, Any]) -> Verdict:
-    """The verdict of a line of health.jsonl. Raises KeyError or ValueError where it is none."""
+    """The verdict of a line of health.jsonl. Raises KeyError or ValueError if it is not one."""
     return Verdict(
         severity=Severity(entry["severity"]), what=str(entry["what"]), fix=str(entry["fix"]), name=str(entry["name"])
     )
 
 
 def span_of(entry: Mapping[str, Any]) -> Span:
-    """The span of a line of timeline.jsonl. Raises KeyError or ValueError where it is none."""
+    """The span of a line of timeline.jsonl. Raises KeyError or ValueError if it is not one."""
     return Span(step=entry["step"], activity=entry["activity"], start=float(entry["start"]), end=float(entry["end"]))
 
 
-_KEPT_VERSIONS = 3  # as many as vLLM may still be sampling by
+_KEPT_VERSIONS = 3  # vLLM may still sample from these
 _LOCK_TRIES, _LOCK_TRY_S = 3, 0.05
 _WEIGHTS_NAME = re.compile(r"v(\d+)(\.partial|\.replaced)?")
 _STEP_FILE_NAME = re.compile(r"\.?step-(\d+)\.parquet(\.partial)?")
@@ -126,7 +124,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """All that is kept of a step: what was played, what of it was learnt from and how, and what is said of it."""
+    """What is recorded of a step: the groups played, the batch learnt from, its update, and the verdicts."""
 
     played: Sequence[Group]
     batch: Batch
@@ -137,7 +135,7 @@ class StepRecord:
 
 
 class RunFolder:
-    """Writes what a run leaves behind. No other process can open the folder until it is closed, or gone."""
+    """Writes the files of a run. No other process can open the folder until this one closes it or ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -157,7 +155,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig) -> Self:
-        """A new folder for the run: its name, with a number where that is taken."""
+        """Make a new folder, named after the run, with a number if the name is taken."""
         outputs = config.training.outputs
         with storage_faults(f"making a folder in {outputs}"):
             outputs.mkdir(parents=True, exist_ok=True)
@@ -172,16 +170,16 @@ class RunFolder:
                 break
             folder = cls(path)
             folder._make_folders()
-        # Last: a folder that has it is whole.
+        # Last: a folder with config.yaml is complete.
         folder.rewrite_config(config)
         sync_folder(outputs)
         return folder
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """The folder of a run that is there. Raises NoRunError, or RunInUseError where another process has it."""
+        """Open an existing folder. Raises NoRunError, or RunInUseError if another process has it open."""
         if not (path / "config.yaml").is_file():
-            raise NoRunError(f"{path} is no folder of a run: it has no config.yaml", fix="name a folder of a run")
+            raise NoRunError(f"{path} is not a run: it has no config.yaml", fix="give the folder of a run")
         folder = cls(path)
         with storage_faults(f"making folders in {path}"):
             folder._make_folders()
@@ -192,7 +190,7 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
 
     def clear(self, folder: Path) -> None:
-        """Remove all that is in one of the run's folders."""
+        """Empty one of the run's folders."""
         with storage_faults(f"clearing {folder}"):
             shutil.rmtree(folder)
             folder.mkdir()
@@ -204,17 +202,15 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def rewrite_config(self, config: RunConfig) -> None:
-        """Put other settings in force."""
+        """Replace the settings in config.yaml."""
         write_file(self.config_file, config.to_yaml().encode())
 
     def record_step(self, step: int, record: StepRecord) -> None:
-        """Make a step durable: its trajectories, what became of them, then the line that says it happened."""
+        """Record a step durably. Its line of metrics comes last: see the module's docstring."""
         name = f"step-{step:05d}.parquet"
         write_trajectories(self._trajectories / name, (t for group in record.played for t in group.trajectories))
         write_token_notes(self._tokens / name, record.batch, record.ratios)
@@ -223,25 +219,25 @@ class RunFolder:
         _append(self._metrics, [{"step": step, **record.metrics}])
 
     def record_spans(self, spans: Sequence[Span]) -> None:
-        """Add what the run did to its timeline."""
+        """Append spans to the timeline."""
         _append(self._timeline, [asdict(span) for span in spans])
 
     def cut_to(self, step: int) -> tuple[list[dict[str, float]], list[list[Verdict]]]:
-        """Forget all that was recorded of this step and later ones, and that the run has ended.
+        """Remove all records of this step and later ones, and the summary.
 
-        Gives the metrics and the verdicts of each step before, as they were recorded. Raises NoRunError, with nothing
-        changed, where some of them are missing or cannot be read.
+        Returns the metrics and the verdicts of the steps before. Raises NoRunError, and changes nothing, if some of
+        them are missing or damaged.
         """
         metrics = _kept_lines(self._metrics, step, _metrics)
         health = _kept_lines(self._health, step, verdict_of)
         spans = _kept_lines(self._timeline, step, span_of, of_each_step=False)
         if [line.step for line in metrics] != list(range(step)):
             raise NoRunError(
-                f"{self._metrics} does not have the first {step} steps one by one",
-                fix="resume from an earlier checkpoint, or begin a new run",
+                f"{self._metrics} does not have exactly one line for each of the first {step} steps",
+                fix="resume from an earlier checkpoint, or start a new run",
             )
         with storage_faults(f"cutting {self.path} to {step} steps"):
-            # First: from here on the run has not ended.
+            # First: from here on the run is not finished.
             self._summary.unlink(missing_ok=True)
             for name in ("adapter", "model"):
                 _remove_folder(self.path / name)
@@ -254,19 +250,19 @@ class RunFolder:
         return [line.value for line in metrics], verdicts
 
     def drop_old_weights(self, newest: Weights) -> None:
-        """Keep the last versions only; the sampler has let go of the others."""
+        """Keep only the latest versions; the sampler no longer uses the others."""
         with storage_faults(f"removing old weights from {self.weights}"):
             for folder in self.weights.iterdir():
                 name = _WEIGHTS_NAME.fullmatch(folder.name)
                 if name is None:
                     continue
-                # What is partial and not newer is left from a crash; what is newer, the learner may be writing.
+                # A partial version is left from a crash, unless it is newer: then the learner may be writing it.
                 oldest = newest.version - _KEPT_VERSIONS + 1 if name[2] is None else newest.version + 1
                 if int(name[1]) < oldest:
                     _remove_folder(folder)
 
     def finish(self, weights: Weights, summary: Mapping[str, Any]) -> None:
-        """The last weights in their place, and then what the run showed. It can be repeated."""
+        """Copy the final weights and then write the summary. May be repeated."""
         with storage_faults(f"finishing {self.path}"):
             self._summary.unlink(missing_ok=True)
             if weights.adapter is not None:
@@ -277,7 +273,7 @@ class RunFolder:
 
 
 def _lock(path: Path) -> int:
-    """A descriptor of the lock file. The system lets go of the lock when it is closed, however the process ends."""
+    """Lock the file and return its descriptor. The system releases the lock however the process ends."""
     with storage_faults(f"locking {path}"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -288,7 +284,7 @@ def _lock(path: Path) -> int:
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(descriptor)
             raise RunInUseError(
-                f"{path.parent} is in use by process {holder or '(not known)'}",
+                f"{path.parent} is in use by process {holder or '(unknown)'}",
                 fix="wait until that process has ended, or end it",
             ) from None
         except OSError:
@@ -298,7 +294,7 @@ def _lock(path: Path) -> int:
 
 
 def _take(descriptor: int) -> None:
-    """Take the lock. Whoever only looks at a run holds it for less than the time between two tries."""
+    """Take the lock. Retries, because a reader of the run holds it for a moment (`lock_holder`)."""
     for _ in range(_LOCK_TRIES - 1):
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -319,7 +315,7 @@ def _append(path: Path, objects: Sequence[Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Line(Generic[T]):
-    """A line of metrics or of health: _Line(step=3, value=Verdict(severity=Severity.OK, …), text=b'{"step": 3, …}')."""
+    """A line of a file: _Line(step=3, value=Verdict(severity=Severity.OK, …), text=b'{"step": 3, …}')."""
 
     step: int
     value: T
@@ -327,7 +323,7 @@ class _Line(Generic[T]):
 
 
 def _cut_files(folder: Path, step: int) -> None:
-    """Remove the files of this step and later ones, and those that a crash left unfinished."""
+    """Remove the files of this step and later ones, and unfinished files."""
     for path in folder.iterdir():
         file = _STEP_FILE_NAME.fullmatch(path.name)
         if file is not None and (file[2] is not None or int(file[1]) >= step):
@@ -340,8 +336,8 @@ def _kept_lines(
 ) -> list[_Line[T]]:
     """The lines of a file that belong to steps before this one.
 
-    Lines that cannot be read are what a crash left where they stand at the end; before a line that is kept, or in the
-    place of the last step's, they are damage.
+    Unreadable lines at the end are left from a crash. Before a kept line, or in place of the last step's line, they are
+    damage: raises NoRunError.
     """
     with storage_faults(f"reading {path}"):
         *ended, _torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
@@ -351,7 +347,7 @@ def _kept_lines(
     has_last_step = not of_each_step or step == 0 or (last >= 0 and kept[last].step == step - 1)
     damaged = [i for i, line in enumerate(lines) if line is None and (i < last or not has_last_step)]
     if damaged:
-        raise NoRunError(f"{path}: line {damaged[0] + 1} cannot be read", fix="mend that line, or begin a new run")
+        raise NoRunError(f"{path}: line {damaged[0] + 1} cannot be read", fix="fix that line, or start a new run")
     return list(kept.values())
 
 
@@ -375,7 +371,7 @@ def _remove_folder(path: Path) -> None:
 
 
 def _copy_folder(source: Path, target: Path) -> None:
-    """A durable copy, in the place of what may be there; it is whole as soon as it has its name."""
+    """Copy durably, replacing the target; the target is complete once it has its name."""
     unfinished = target.with_name(f"{target.name}.partial")
     _remove_folder(unfinished)
     shutil.copytree(source, unfinished)

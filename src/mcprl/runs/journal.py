@@ -1,8 +1,8 @@
-"""The episode journal: every finished episode is durable before it is used, so that no crash makes it be played again.
+"""The episode journal: a finished episode is durable before it is used, so a crash never loses one.
 
-journal/step-00012.jsonl has one line an episode, in the order in which they finished: the SHA-256 of the JSON's bytes
-in hex, a space, the trajectory as JSON. A line counts where it ends in a newline and its checksum holds, so the line
-that a kill tore is never taken for an episode, nor is one that the disk spoiled.
+journal/step-00012.jsonl has one line per episode, in the order in which they finished: the SHA-256 of the JSON's bytes
+in hex, a space, the trajectory as JSON. A line counts if it ends in a newline and its checksum is correct; others were
+torn by a kill or damaged on the disk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from mcprl.errors import ResourceLimitError, StorageError
@@ -26,20 +25,17 @@ from mcprl.runs.trajectories import decode_trajectory, encode_trajectory
 
 __all__ = ["EpisodeJournal"]
 
-
 Key = tuple[str, int]
-"""Task id and member: which episode of a step it is."""
+"""Task id and member, which identify an episode of a step."""
 
 _LINE_START = re.compile(rb"[0-9a-f]{64} \{")
-
-
 _FILE_NAME = re.compile(r"step-(\d+)\.jsonl")
 _MAX_OPEN_FILES = 4
 
 
 @dataclass(slots=True)
 class _Addition:
-    """A trajectory on its way to the disk. Whoever added it awaits `written`; `refusal` is why it was left out."""
+    """A trajectory to be written. `add` awaits `written`; `refusal` says why it was not written."""
 
     trajectory: Trajectory
     written: asyncio.Future[None]
@@ -48,19 +44,19 @@ class _Addition:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What a file holds: its episodes, where the last of them ends, and the lines before that which are none."""
+    """The content of a file: its episodes, the end of the last one, and the damaged lines before that."""
 
     episodes: dict[Key, Trajectory]
     end: int
     damaged: list[int]  # numbers of lines, from 1
-    torn: bool  # something stands behind `end`
+    torn: bool  # there are bytes after `end`
 
 
 class EpisodeJournal:
     """Appends to the files of a journal, and reads what earlier processes appended.
 
-    Additions that wait for the disk share one write and one fsync. `problems` has a sentence for each line that was no
-    whole episode. Open files belong to the writer thread alone.
+    Additions that wait for the disk share one write and one fsync. `problems` has a sentence for each damaged line.
+    Only the writer thread uses the open files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +65,7 @@ class EpisodeJournal:
         self._first_step = 0
         self._waiting: list[_Addition] = []
         self._writing: asyncio.Task[None] | None = None
-        # A thread of its own: those that asyncio shares out may all be busy sampling.
+        # Not asyncio's shared threads: they may all be busy sampling.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._descriptors: dict[int, int] = {}
         self._keys: dict[int, set[Key]] = {}
@@ -78,16 +74,14 @@ class EpisodeJournal:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def add(self, trajectory: Trajectory) -> None:
         """Append an episode; it is durable when this returns.
 
-        Raises StorageError or ResourceLimitError if writing failed, now or at an earlier addition; ValueError if the
-        journal has the episode already, or was told to forget its step.
+        Raises StorageError or ResourceLimitError if writing failed, now or earlier; ValueError if the journal already
+        has the episode, or its step was removed by `forget_before`.
         """
         addition = _Addition(trajectory, asyncio.get_running_loop().create_future())
         self._waiting.append(addition)
@@ -96,7 +90,7 @@ class EpisodeJournal:
         await addition.written
 
     def finished(self, step: int) -> dict[Key, Trajectory]:
-        """What earlier processes finished of a step, in that order. Ask before the first addition to the step."""
+        """The episodes of a step from earlier processes, in order. Call it before the first addition to the step."""
         return self._read(step).episodes
 
     @property
@@ -115,7 +109,7 @@ class EpisodeJournal:
         self._thread.submit(self._close_before, step)
 
     async def close(self) -> None:
-        """Wait for the additions under way and close all files. A closed journal takes no more."""
+        """Wait for pending additions and close all files. No additions are possible afterwards."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
         self._thread.submit(self._close_before, math.inf)
@@ -135,34 +129,34 @@ class EpisodeJournal:
         self._writing = None
 
     async def _written(self, group: Sequence[_Addition]) -> BaseException | None:
-        """Have the writer thread write a group; what went wrong, if anything did."""
+        """Write a group in the writer thread. Returns the error, if any."""
         try:
             written = asyncio.get_running_loop().run_in_executor(self._thread, self._write, group)
         except RuntimeError as error:
-            # The thread is started by the first write. The refused group stays in its queue and must not be written.
+            # The first write starts the thread. If that fails, the group must not be written later.
             self._failure = ResourceLimitError(
-                f"the journal cannot start its writer: {error}", fix=ResourceLimitError.FIX
+                f"the journal cannot start its writer thread: {error}", fix=ResourceLimitError.FIX
             )
             return self._failure
         await asyncio.wait([written])
         return written.exception()
 
     def _write(self, group: Sequence[_Addition]) -> None:
-        """In the writer thread: append a group and wait for the disk, once for each step in it."""
+        """In the writer thread: append a group, with one fsync per step."""
         if self._failure is not None:
             raise self._failure
         try:
             for step in dict.fromkeys(addition.trajectory.step for addition in group):
                 self._append(step, [addition for addition in group if addition.trajectory.step == step])
         except StorageError as failure:
-            # The file may end in half a line, and whatever followed it would be lost with it.
+            # The file may end in half a line, and lines appended to it would be lost.
             self._failure = failure
             raise
 
     def _append(self, step: int, additions: Sequence[_Addition]) -> None:
         if step < self._first_step:
             for addition in additions:
-                addition.refusal = ValueError(f"the journal has forgotten step {step}")
+                addition.refusal = ValueError(f"step {step} was removed from the journal")
             return
         with storage_faults(f"writing {self._path(step)}"):
             descriptor = self._open(step)
@@ -170,7 +164,7 @@ class EpisodeJournal:
             for addition in additions:
                 key = _key(addition.trajectory)
                 if key in self._keys[step] or key in lines:
-                    addition.refusal = ValueError(f"the journal has member {key[1]} of {key[0]} in step {step} already")
+                    addition.refusal = ValueError(f"the journal already has member {key[1]} of {key[0]} in step {step}")
                 else:
                     lines[key] = _line(addition.trajectory)
             unwritten = b"".join(lines.values())
@@ -180,7 +174,7 @@ class EpisodeJournal:
             self._keys[step] |= lines.keys()
 
     def _open(self, step: int) -> int:
-        """The descriptor of a step's file, which ends in a whole line or is empty."""
+        """The descriptor of a step's file, truncated to its last complete line."""
         if step in self._descriptors:
             return self._descriptors[step]
         contents = self._read(step)
@@ -207,7 +201,7 @@ class EpisodeJournal:
             found.append("the last line is torn")
         for words in found:
             problem = f"{path}: {words}; its episode is played again"
-            if problem not in self.problems:  # a file is read once for its episodes, and once before it is appended to
+            if problem not in self.problems:  # a file is read for its episodes, and again before it is appended to
                 self.problems.append(problem)
         return contents
 
@@ -229,7 +223,7 @@ def _checksum(encoded: bytes) -> bytes:
 
 
 def _parse(data: bytes, step: int) -> _Contents:
-    """What the bytes of a step's file hold. Any bytes will do."""
+    """Parse the bytes of a step's file, which may be damaged anywhere."""
     episodes: dict[Key, Trajectory] = {}
     damaged: list[int] = []
     end = position = known_damage = 0
@@ -246,14 +240,14 @@ def _parse(data: bytes, step: int) -> _Contents:
 
 
 def _episode_in(line: bytes, step: int) -> tuple[int | None, Trajectory | None]:
-    """The episode of a line and where it starts: not at 0 where the newline before it is damaged."""
+    """The episode of a line and where it starts: not at 0 if the newline before it is damaged."""
     for match in _LINE_START.finditer(line):
         checksum, _, encoded = line[match.start() :].partition(b" ")
         if checksum != _checksum(encoded):
             continue
         try:
             trajectory = decode_trajectory(encoded)
-        except ValueError:  # whole, but not what an episode is to this version of mcprl
+        except ValueError:  # intact, but not an episode to this version of mcprl
             continue
         if trajectory.step == step:
             return match.start(), trajectory

@@ -1,6 +1,6 @@
-"""What runs there are and where each stands, read from their folders. Nothing is written there, and no run is opened.
+"""Reads runs from their folders. Nothing is written, and no run is opened.
 
-A run may be at work while it is read: its last line may be half written, and files may go away between two looks.
+A run may be active while it is read: its last line may be half written, and files may disappear.
 """
 
 from __future__ import annotations
@@ -36,31 +36,30 @@ __all__ = [
     "verify_checkpoints",
 ]
 
-
-RECENT_STEPS = 5  # over how many of the last steps a figure is averaged that differs much from step to step
-_SERVERS = "servers.settings"  # the one mapping of sections; its keys are names of servers
+RECENT_STEPS = 5  # how many of the last steps a noisy figure is averaged over
+_SERVERS = "servers.settings"  # the only mapping of sections; its keys are server names
 _NOTHING = ("null", "[]", "{}")
 _CHECKPOINTS = "checkpoints"
 _JOURNAL_FILE = re.compile(r"step-(\d+)\.jsonl")
 
 
 class RunStatus(StrEnum):
-    """Where a run stands, in a word."""
+    """The status of a run."""
 
-    RUNNING = "running"  # a living process holds its lock
-    FINISHED = "finished"  # its summary is there
-    STOPPED = "stopped"  # neither, with something to go on from: checkpoints, steps or journaled episodes
-    FAILED_TO_START = "failed to start"  # neither, and nothing to go on from
+    RUNNING = "running"  # a process holds its lock
+    FINISHED = "finished"  # it has a summary
+    STOPPED = "stopped"  # neither, but it can be resumed: it has checkpoints, steps or journaled episodes
+    FAILED_TO_START = "failed to start"  # neither, and there is nothing to resume
     UNREADABLE = "unreadable"  # one of its files is damaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """A run as its folder shows it. `metrics` has a mapping a step, `config` what stands in config.yaml.
+    """A run as read from its folder. `metrics` has one mapping per step, `config` the content of config.yaml.
 
-    `verdicts` are those on the last step, the gravest first; `journaled` counts the finished episodes that no
-    checkpoint covers; `files` has the bytes of each entry of the folder; times are in seconds since 1970. `pid` is
-    that of a running run, `why` says what is wrong with an unreadable one.
+    `verdicts` are those of the last step, the most severe first; `journaled` counts finished episodes that no
+    checkpoint covers; `files` has the size in bytes of each entry of the folder; times are in seconds since 1970.
+    `pid` is set for a running run, `why` for an unreadable one.
 
     PastRun(path=Path("outputs/hello-cpu"), state=RunStatus.STOPPED, started=1.7e9, changed=1.7e9 + 240,
             files={"config.yaml": 2210, "metrics.jsonl": 3116, "checkpoints": 5_242_880},
@@ -110,13 +109,13 @@ class PastRun:
 
     @property
     def success_rate(self) -> float | None:
-        """That of the last step."""
+        """The success rate of the last step."""
         rates = self.course("success_rate")
         return rates[-1] if rates else None
 
     @property
     def seconds(self) -> float:
-        """What the steps took together."""
+        """The total time of all steps."""
         return sum(self.course("step_s"))
 
     @property
@@ -124,11 +123,11 @@ class PastRun:
         return sum(self.files.values())
 
     def course(self, metric: str) -> tuple[float, ...]:
-        """A metric over the steps that know it."""
+        """The values of a metric, over the steps that have it."""
         return tuple(value for _, value in self.points(metric))
 
     def points(self, metric: str) -> tuple[tuple[int, float], ...]:
-        """A metric and how many steps were done with it: ((1, 0.1), (2, 0.3)). What is not a number is left out."""
+        """A metric by the number of steps done: ((1, 0.1), (2, 0.3)). Values that are not finite are left out."""
         return tuple(
             (int(step["step"]) + 1, float(step[metric]))
             for step in self.metrics
@@ -136,7 +135,7 @@ class PastRun:
         )
 
     def figures(self) -> dict[str, float | None]:
-        """What runs are compared by; None where no step knows it."""
+        """The figures that runs are compared by; None if no step has them."""
         rewards, recent = self.rewards, slice(-RECENT_STEPS, None)
         collect_s = sum(self.course("collect_s"))
         return {
@@ -155,51 +154,53 @@ class PastRun:
         }
 
     def settings(self) -> dict[str, str]:
-        """Every setting by its dotted name, as one would write it in a recipe: {"training.steps": "5"}."""
+        """Every setting by its dotted name, as written in a recipe: {"training.steps": "5"}."""
         known = {setting.path for setting in settings()}
         return {path: text for path, _, text in _dotted(self.config, known)}
 
     def changed_settings(self) -> dict[str, str]:
-        """The settings, but for the name, that have another value than their default, or have no default."""
+        """The settings, without the name, that differ from their default or have none."""
         defaults = {setting.path: setting.default for setting in settings()}
         return {
             path: text
             for path, described, text in _dotted(self.config, defaults)
-            # A section that may be left out has no default of its own; it is null or empty then.
+            # An optional section has no default; if left out, it is null or empty.
             if path != "name" and (text != defaults[described] if defaults.get(described) else text not in _NOTHING)
         }
 
 
 class _DamagedError(Exception):
-    """A file of a run does not hold what a run writes."""
+    """A file of a run is damaged."""
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run. A run makes both of these before anything else."""
+    """Whether a folder is that of a run, by the files that a run creates first."""
     return (path / "metrics.jsonl").is_file() or ((path / "config.yaml").is_file() and (path / "trajectories").is_dir())
 
 
 def find_runs(outputs: Path) -> list[PastRun]:
-    """The runs in a folder of runs, the last changed first."""
+    """The runs in an output folder, the last changed first."""
     if not outputs.is_dir():
         raise NoRunError(
-            f"there is no folder {outputs}", fix="name the folder of your runs; mcprl train RECIPE starts the first one"
+            f"there is no folder {outputs}", fix="give the output folder of your runs; mcprl train RECIPE creates one"
         )
     if is_run(outputs):
         raise NoRunError(
-            f"{outputs} is a run, not a folder of runs", fix=f"mcprl runs show {outputs} shows it, or name its parent"
+            f"{outputs} is a run, not a folder of runs", fix=f"mcprl runs show {outputs} shows it, or give its parent"
         )
     runs = [read_run(path) for path in outputs.iterdir() if is_run(path)]
     return sorted(runs, key=lambda run: (-run.changed, run.name))
 
 
 def read_run(path: Path) -> PastRun:
-    """The run in a folder. One that is damaged is UNREADABLE, with what could be read; a folder that is none raises."""
+    """The run in a folder. A damaged one is UNREADABLE, with what could be read. Raises NoRunError if there is none."""
     if not is_run(path):
         parent = path.parent
         others = [other.name for other in parent.iterdir() if is_run(other)] if parent.is_dir() else []
-        fact = f"the folder {path} is not that of a run" if path.is_dir() else f"there is no run {path}"
-        raise NoRunError(f"{fact}{did_you_mean(path.name, others)}", fix=f"mcprl runs list {parent} lists those there")
+        fact = f"the folder {path} is not a run" if path.is_dir() else f"there is no run {path}"
+        raise NoRunError(
+            f"{fact}{did_you_mean(path.name, others)}", fix=f"mcprl runs list {parent} lists the runs there"
+        )
     read: dict[str, Any] = {}
     why = ""
     try:
@@ -238,9 +239,9 @@ def read_run(path: Path) -> PastRun:
 
 
 def verify_checkpoints(run: PastRun, starting: Callable[[Path], None]) -> list[Checkpoint | Damaged]:
-    """The checkpoints of a run read from end to end, the oldest first, with those that are not whole.
+    """Verify the checkpoints of a run: complete and damaged ones, the oldest first.
 
-    Of each, `starting` hears before it is read, since that takes as long as the disk needs.
+    `starting` is called before each is read, which may take long.
     """
     checkpoints = Checkpoints(run.path / _CHECKPOINTS)
     starting(checkpoints.folder)
@@ -251,7 +252,7 @@ def verify_checkpoints(run: PastRun, starting: Callable[[Path], None]) -> list[C
             starting(saved.path)
             found.append(checkpoints.verify(saved.step))
     if run.state is RunStatus.RUNNING:
-        # Meanwhile the run writes one and removes others: neither is damage.
+        # A running run writes and removes checkpoints; those are not damaged.
         found = [seen for seen in found if seen.path.exists() and not seen.path.name.startswith(".")]
     return sorted(found, key=lambda seen: seen.path.name.lstrip("."))
 
@@ -263,9 +264,9 @@ def _mean(values: Sequence[float]) -> float | None:
 def _dotted(
     section: Mapping[str, Any], known: Container[str], path: str = "", described: str = ""
 ) -> Iterator[tuple[str, str, str]]:
-    """The settings below a section: dotted name, the name it is described by (NAME for a server's), value as text.
+    """The settings of a section: dotted name, documented name (NAME for a server's name), value as text.
 
-    A setting whose value is a mapping, such as episodes.max_turns, stays whole.
+    A setting whose value is a mapping, such as episodes.max_turns, is not split.
     """
     for key, value in section.items():
         here, as_described = f"{path}{key}", f"{described}{'NAME' if described == f'{_SERVERS}.' else key}"
@@ -283,20 +284,20 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    """As plain YAML: a run of an older mcprl, whose settings had other names, is a run all the same."""
+    """Read as plain YAML, so that runs of other versions, with other settings, can be read too."""
     try:
         config: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise _DamagedError("config.yaml is missing") from error
     except (yaml.YAMLError, ValueError) as error:  # not UTF-8, or a date such as 2026-99-99
-        raise _DamagedError("config.yaml is no YAML") from error
+        raise _DamagedError("config.yaml is not YAML") from error
     if not isinstance(config, dict) or not _section(cast("dict[str, Any]", config), "model"):
-        raise _DamagedError("config.yaml does not hold the settings of a run")
+        raise _DamagedError("config.yaml does not have the settings of a run")
     return cast("dict[str, Any]", config)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of lines, each with its step. The last line may be half written, or torn by a crash."""
+    """The objects of a JSON lines file, each with its step. The last line may be incomplete."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -309,24 +310,24 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _last_verdicts(path: Path, metrics: tuple[Mapping[str, float], ...]) -> tuple[Verdict, ...]:
-    """The verdicts on the last step that the metrics have, since those on a step are written before it counts."""
+    """The verdicts of the last step that has metrics: verdicts of a step are written before its metrics."""
     last = metrics[-1]["step"] if metrics else None
     try:
         verdicts = [verdict_of(line) for line in _read_lines(path) if line["step"] == last]
     except (KeyError, ValueError) as error:
-        raise _DamagedError(f"{path.name} holds a line that is no verdict") from error
+        raise _DamagedError(f"{path.name} has a line that is not a verdict") from error
     return tuple(sorted(verdicts, key=lambda verdict: GRAVEST_FIRST.index(verdict.severity)))
 
 
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
     try:
         return tuple(Checkpoints(folder).all())
-    except FileNotFoundError:  # the run removed one between two looks; it removes none for a while now
+    except FileNotFoundError:  # the run removed one meanwhile; the next removal is far off
         return tuple(Checkpoints(folder).all())
 
 
 def _count_journaled(folder: Path, covered: int) -> int:
-    """Whole lines in the journals of the steps that come after those covered."""
+    """Count the complete lines in the journals of steps that no checkpoint covers."""
     if not folder.is_dir():
         return 0
     count = 0
@@ -335,13 +336,13 @@ def _count_journaled(folder: Path, covered: int) -> int:
         if named is not None and int(named[1]) >= covered:
             try:
                 count += path.read_bytes().count(b"\n")
-            except FileNotFoundError:  # dropped since, as a checkpoint covers it
+            except FileNotFoundError:  # removed meanwhile, as a checkpoint covers it
                 continue
     return count
 
 
 def lock_holder(path: Path) -> tuple[bool, int | None]:
-    """Whether a process holds the lock, and which one. Asked for a share only, so that two who ask are no holders."""
+    """Whether a process holds the lock, and its pid. Tries a shared lock, so that two readers do not see each other."""
     try:
         with path.open("rb") as file:
             try:
@@ -355,7 +356,7 @@ def lock_holder(path: Path) -> tuple[bool, int | None]:
 
 
 def _sizes(path: Path) -> tuple[dict[str, int], float]:
-    """The bytes of each entry of a folder, and when something in it last changed. A file with two names counts once."""
+    """The size of each entry of a folder in bytes, and its last change. Hard links count once."""
     sizes: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
     changed = path.stat().st_mtime
@@ -374,7 +375,7 @@ def _sizes(path: Path) -> tuple[dict[str, int], float]:
 
 
 def _started(path: Path, changed: float) -> float:
-    """The oldest of what a run writes first; the configuration may have been written anew since."""
+    """The oldest of the first files; config.yaml may have been rewritten since."""
     oldest = changed
     for first in (path / "config.yaml", path / "trajectories" / "step-00000.parquet"):
         if first.is_file():

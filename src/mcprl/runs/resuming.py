@@ -1,7 +1,7 @@
-"""Where a run stands that ended before its time, and from where it goes on.
+"""Finds the point from which an interrupted run is resumed.
 
-A run goes on from its newest whole checkpoint. Episodes that were finished after it are in the journal: they are used,
-and not played again, unless they were played under other conditions (`conditions`).
+A run resumes from its newest complete checkpoint. Episodes finished after it are in the journal and are used instead of
+being played again, unless they were played under other conditions (`Conditions`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ __all__ = [
     "refuse_fixed_settings",
 ]
 
-
-# Settings that name a file or folder. What is in it counts, and is compared by its digest.
+# Settings that name a file or folder: its content counts, and is compared by digest.
 _LOCATIONS = frozenset({"model.path", "tasks.train", "servers.file", "servers.cassette"})
-# Settings that change neither what is played, nor how it is scored, nor the weights.
+# Settings that change neither episodes, nor their rewards, nor the weights.
 _WITHOUT_EFFECT_ON_EPISODES = (
     "servers.env_file",
     "servers.pins",
@@ -49,14 +48,14 @@ _WITHOUT_EFFECT_ON_EPISODES = (
 )
 # Settings that a resumed run cannot change, and why.
 _FIXED = {
-    "name": "the folder and the trackers of the run have it",
+    "name": "the folder and the trackers of the run use it",
     "engine": "the other engine cannot read the checkpoint",
     "model.dtype": "the checkpoint holds weights of the other type",
     "learner.tuning": "the checkpoint holds other weights",
     "learner.lora_rank": "the adapter in the checkpoint has the other rank",
     "learner.lora_alpha": "the adapter in the checkpoint was trained at the other scale",
-    "learner.processes": "the checkpoint is divided among as many processes",
-    "learner.sharding": "the checkpoint is divided in the other way",
+    "learner.processes": "the checkpoint is sharded over that number of processes",
+    "learner.sharding": "the checkpoint is sharded in the other way",
     "training.outputs": "the run stays in its folder",
     "tasks.order": "the checkpoint holds the state of the other order",
 }
@@ -68,7 +67,7 @@ _WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Settings as the recipe nests them, and digests of what they name.
+    """The settings, nested as in the recipe, and digests of the files that they name.
 
     Conditions(settings={"name": "hello", …}, tasks="6f1c…", tools="09aa…", servers="77b0…", model="c14e…")
     """
@@ -81,7 +80,7 @@ class Conditions:
 
     @classmethod
     def of(cls, config: RunConfig, tasks: Sequence[Task], tools: Iterable[Tool]) -> Conditions:
-        """Reads the whole model folder: some seconds for a large model."""
+        """Reads the whole model folder, which takes seconds for a large model."""
         files = [config.servers.file, config.servers.cassette if config.servers.cassette_mode == "replay" else None]
         return cls(
             settings=config.model_dump(mode="json"),
@@ -105,12 +104,12 @@ class Conditions:
             return _CONDITIONS.validate_json(text)
         except ValidationError as error:
             raise OtherStateError(
-                f"{path} is not what this version of mcprl writes: {error.errors()[0]['msg']}",
+                f"{path} was not written by this version of mcprl: {error.errors()[0]['msg']}",
                 fix="resume with the version of mcprl that started the run",
             ) from error
 
     def differences(self, now: Conditions) -> list[str]:
-        """What an episode played under these conditions would have met otherwise under those of now."""
+        """The differences that make an episode played under these conditions useless under `now`."""
         changed = [name for name in changed_settings(self.settings, now.settings) if _touches_episodes(name, now)]
         digests = (field.name for field in fields(self) if field.name != "settings")
         return changed + [f"the {name}" for name in digests if getattr(self, name) != getattr(now, name)]
@@ -120,7 +119,7 @@ _CONDITIONS = TypeAdapter(Conditions)
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings that differ, with both values, locations left out.
+    """Settings that differ, with both values. Locations are left out.
 
     >>> changed_settings({"learner": {"warmup_steps": 0}}, {"learner": {"warmup_steps": 5}})
     {'learner.warmup_steps': (0, 5)}
@@ -132,12 +131,12 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
 
 
 def refuse_fixed_settings(before: Mapping[str, Any], now: RunConfig, *, steps_done: int) -> None:
-    """Raise OtherStateError if a checkpoint saved under the settings `before` cannot go on under those of now."""
+    """Raise OtherStateError if a checkpoint saved under the settings `before` cannot be resumed under `now`."""
     try:
         was = RunConfig.model_validate(before)
     except ValidationError as error:
         raise OtherStateError(
-            f"another version of mcprl began the run: setting {'.'.join(map(str, error.errors()[0]['loc']))} is gone",
+            f"another version of mcprl started the run: setting {'.'.join(map(str, error.errors()[0]['loc']))} is gone",
             fix="resume with the version of mcprl that started the run",
         ) from error
     changed = changed_settings(before, now.model_dump(mode="json"))
@@ -155,22 +154,20 @@ def refuse_fixed_settings(before: Mapping[str, Any], now: RunConfig, *, steps_do
     if now.training.steps < steps_done:
         reasons["training.steps"] = f"{steps_done} steps are done"
     if reasons:
-        told = "; ".join(
-            f"{name} was {changed[name][0]}, is {changed[name][1]} ({why})" for name, why in reasons.items()
-        )
+        listed = (f"{name} was {changed[name][0]}, is {changed[name][1]} ({why})" for name, why in reasons.items())
         raise OtherStateError(
-            f"a resumed run cannot change {told}",
+            f"a resumed run cannot change {'; '.join(listed)}",
             fix=f"leave {', '.join(reasons)} as before, or start a new run",
         )
 
 
 def _setting(name: str, known: Mapping[str, str]) -> str:
-    """The setting that a leaf belongs to: skyrl.backend_config for skyrl.backend_config.max_lora_adapters."""
+    """The setting of a leaf: skyrl.backend_config for skyrl.backend_config.max_lora_adapters."""
     return next((setting for setting in known if name == setting or name.startswith(f"{setting}.")), name)
 
 
 def _reference(config: RunConfig) -> str | None:
-    """The copy of the policy that a checkpoint holds besides the policy."""
+    """The reference policy that a checkpoint holds besides the policy."""
     kl = config.algorithm.kl
     return kl.reference if kl.needs_reference and kl.reference != "base" else None
 
@@ -199,7 +196,7 @@ def _digest(*parts: str | bytes) -> str:
 
 
 def _model_digest(location: str) -> str:
-    """Of a folder: every file's name and content. Of a name on the hub: the revision that is in the cache."""
+    """For a folder, a digest of its files. For a name on the hub, the revision in the cache."""
     folder = Path(location)
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
@@ -209,7 +206,7 @@ def _model_digest(location: str) -> str:
     parts: list[str | bytes] = []
     with storage_faults(f"reading {folder}"):
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
-            # Checksums of gigabytes: SHA-256 would take three times as long, and only accidents matter here.
+            # CRC for gigabytes of weights: SHA-256 takes three times as long, and this guards against accidents only.
             parts += [path.name, str(_checksum(path)) if path.suffix in _WEIGHTS else path.read_bytes()]
     return _digest(*parts)
 
@@ -224,13 +221,13 @@ def _checksum(path: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a run stands. Without a checkpoint, no step of it was finished, and it begins with the first.
+    """Where a run resumes. Without a checkpoint, it starts from the first step.
 
     ResumePoint(config=…, checkpoint=Checkpoint(step=12, …), state=RunState(step=12, …), damaged=(), journaled=9,
              changed={"learner.learning_rate": (0.001, 1e-05)}, journal_fits=False, rolled_back=(13, 14), problems=())
 
-    `changed` are the settings that differ from those of the checkpoint, with both values. `rolled_back` are the newer
-    checkpoints that an older one was chosen over.
+    `changed` are the settings that differ from the checkpoint's, with both values. `rolled_back` are the steps of newer
+    checkpoints that will be discarded.
     """
 
     config: RunConfig
@@ -250,26 +247,26 @@ class ResumePoint:
 
 
 def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_step: int | None = None) -> ResumePoint:
-    """Look at the folder of a run, verify its checkpoints, and change nothing.
+    """Inspect the folder of a run and verify its checkpoints. Changes nothing.
 
-    `from_step` chooses an older checkpoint, to go another way from there.
+    `from_step` selects an older checkpoint, to restart from there.
     """
     config = load_recipe(folder.config_file, list(overrides))
     checkpoints = Checkpoints(folder.checkpoints)
     checkpoint, damaged = checkpoints.newest() if from_step is None else (_chosen(checkpoints, from_step), [])
-    # One that was never finished covers no step that would be lost: its episodes are still in the journal.
+    # An unfinished checkpoint is no loss: its episodes are still in the journal.
     spoilt = [found for found in damaged if not found.path.name.startswith(".")]
     if checkpoint is None and spoilt:
         raise NoCheckpointError(
-            f"none of the checkpoints in {folder.checkpoints} is whole: {spoilt[0].path.name} {spoilt[0].why}",
-            fix="start a new run; or delete the folder checkpoints, and the run begins with its first step again",
+            f"all checkpoints in {folder.checkpoints} are damaged: {spoilt[0].path.name} {spoilt[0].why}",
+            fix="start a new run; or delete the folder checkpoints to restart this run from its first step",
         )
     step = 0 if checkpoint is None else checkpoint.step
-    # Without a summary it ended between its last checkpoint and its end, and has only to be finished.
+    # Without a summary, it stopped after its last checkpoint and only has to be finished.
     if step >= config.training.steps and (folder.path / "summary.json").exists():
         raise NoRunError(
             f"{folder.path} has done all its {step} steps",
-            fix=f"add steps, such as --set training.steps={step + 100}, or take another run",
+            fix=f"add steps, for example --set training.steps={step + 100}, or give another run",
         )
     state = None if checkpoint is None else read_state(checkpoint.path)
     played_under = Conditions.read(folder.conditions)
@@ -287,7 +284,7 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
         damaged=tuple(damaged),
         journaled=journaled,
         changed={} if before is None else changed_settings(before.settings, now),
-        # Steps after an older checkpoint were played by weights that this run will not have.
+        # Steps after an older checkpoint were sampled from weights that this run will not have.
         journal_fits=not newer
         and played_under is not None
         and not played_under.differences(replace(played_under, settings=now)),
@@ -297,14 +294,14 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
 
 
 def compare_conditions(folder: RunFolder, resume_point: ResumePoint, conditions: Conditions) -> list[str]:
-    """Make the folder that of a run which stands there and goes on under these conditions: what does not fit, goes.
+    """Prepare the folder for resuming under these conditions: remove everything that does not fit them.
 
-    Returns what has changed besides settings, if episodes are given up because of that.
+    Returns what changed besides settings, if journaled episodes are discarded for that.
     """
     if resume_point.state is not None and resume_point.state.model != conditions.model:
         raise OtherStateError(
-            f"the model in {resume_point.config.model.path} is not the one that the run began with",
-            fix="give model.path the files of then, or start a new run",
+            f"the model in {resume_point.config.model.path} is not the one that the run started with",
+            fix="restore the files in model.path, or start a new run",
         )
     Checkpoints(folder.checkpoints).remove_after(resume_point.step)
     before = Conditions.read(folder.conditions)
@@ -312,7 +309,7 @@ def compare_conditions(folder: RunFolder, resume_point: ResumePoint, conditions:
     if changed or not resume_point.journal_fits:
         folder.clear(folder.journal)
     conditions.write(folder.conditions)
-    folder.clear(folder.weights)  # the learner writes them again, from the checkpoint
+    folder.clear(folder.weights)  # the learner writes them again from the checkpoint
     folder.rewrite_config(resume_point.config)
     return changed if resume_point.journal_fits and resume_point.journaled else []
 

@@ -1,4 +1,4 @@
-"""What a run showed, over all its steps: did it learn, can its numbers be trusted, and was it well."""
+"""The summary of a run: did it learn, can its numbers be trusted, and was it healthy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Steps = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessMetric:
-    """A figure over a whole run and its bar. `note` says what to know when reading it, such as what lowers it.
+    """A figure over a whole run and its bar. `note` helps to read it, for example what lowers it.
 
-    `value` is None where some step's was not a number; no such figure meets its bar.
+    `value` is None, and the bar not met, if it was not finite in some step.
 
     SuccessMetric(name="ratio spread, worst step", value=0.12, bar="< 0.5", met=True, note="")
     """
@@ -45,9 +45,9 @@ class SuccessMetric:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Measure:
-    """How the values of a metric, a step each, become one figure, and what that figure must be."""
+    """Computes a figure from the values of a metric, one per step, and the bar that it must meet."""
 
     name: str
     metric: str
@@ -57,17 +57,9 @@ class _Measure:
     note: Callable[[Steps], str] = lambda _: ""
 
 
-def _farthest_from_one(ratios: Sequence[float]) -> float:
-    return max(ratios, key=lambda ratio: abs(ratio - 1.0))
-
-
-def _last(values: Sequence[float]) -> float:
-    return values[-1]
-
-
-def _what_lowers_activity(steps: Steps) -> str:
-    """Tokens of a group without variance have advantage 0 and count as inactive, as clipped ones do."""
-    dropped = sum(step.get("groups_dropped", 0.0) for step in steps)  # these are in no batch
+def _why_inactive(steps: Steps) -> str:
+    """Tokens are inactive if they are clipped, or if their group has no variance and thus advantage 0."""
+    dropped = sum(step.get("groups_dropped", 0.0) for step in steps)  # not part of a batch
     groups = sum(step.get("groups", 0.0) for step in steps) - dropped
     dead = sum(step.get("groups_without_variance", 0.0) for step in steps) - dropped
     clipped = [step["clipped_fraction"] for step in steps if "clipped_fraction" in step]
@@ -76,88 +68,48 @@ def _what_lowers_activity(steps: Steps) -> str:
     return ", ".join(parts)
 
 
-def _how_far_it_came(steps: Steps) -> str:
-    return f"after {len(steps)} steps" if len(steps) < VALID_CALLS_BY_STEP else ""
-
-
 _MEASURES = (
     _Measure(
-        name="learnable tokens, worst step",
-        metric="learnable_share",
-        figure=min,
-        bar=f"> {LEARNABLE_SHARE:.0%}",
-        meets=lambda share: share > LEARNABLE_SHARE,
+        "learnable tokens, worst step",
+        "learnable_share",
+        min,
+        f"> {LEARNABLE_SHARE:.0%}",
+        lambda x: x > LEARNABLE_SHARE,
+    ),
+    _Measure("token alignment, worst step", "alignment", min, "100%", lambda x: x >= 1.0),
+    _Measure(
+        "mean ratio, worst step",
+        "ratio_mean",
+        lambda ratios: max(ratios, key=lambda ratio: abs(ratio - 1.0)),
+        f"{RATIO_BAND[0]:g} – {RATIO_BAND[1]:g}",
+        lambda x: RATIO_BAND[0] <= x <= RATIO_BAND[1],
+    ),
+    _Measure("ratio spread, worst step", "ratio_std", max, f"< {RATIO_STD:g}", lambda x: x < RATIO_STD),
+    _Measure("KL per token, mean", "kl", mean, f"< {KL_WARN:g} nats", lambda x: x < KL_WARN),
+    _Measure("KL per token, worst step", "kl", max, f"≤ {KL_BAD:g} nats", lambda x: x <= KL_BAD),
+    _Measure("KL to the reference, mean", "kl_reference", mean, f"< {KL_WARN:g} nats", lambda x: x < KL_WARN),
+    _Measure("KL to the reference, worst step", "kl_reference", max, f"≤ {KL_BAD:g} nats", lambda x: x <= KL_BAD),
+    _Measure(
+        "active tokens, mean",
+        "active_fraction",
+        mean,
+        f"> {ACTIVE_FRACTION:.0%}",
+        lambda x: x > ACTIVE_FRACTION,
+        note=_why_inactive,
     ),
     _Measure(
-        name="token alignment, worst step",
-        metric="alignment",
-        figure=min,
-        bar="100%",
-        meets=lambda share: share >= 1.0,
-    ),
-    _Measure(
-        name="mean ratio, worst step",
-        metric="ratio_mean",
-        figure=_farthest_from_one,
-        bar=f"{RATIO_BAND[0]:g} – {RATIO_BAND[1]:g}",
-        meets=lambda ratio: RATIO_BAND[0] <= ratio <= RATIO_BAND[1],
-    ),
-    _Measure(
-        name="ratio spread, worst step",
-        metric="ratio_std",
-        figure=max,
-        bar=f"< {RATIO_STD:g}",
-        meets=lambda spread: spread < RATIO_STD,
-    ),
-    _Measure(
-        name="KL per token, mean",
-        metric="kl",
-        figure=mean,
-        bar=f"< {KL_WARN:g} nats",
-        meets=lambda kl: kl < KL_WARN,
-    ),
-    _Measure(
-        name="KL per token, worst step",
-        metric="kl",
-        figure=max,
-        bar=f"≤ {KL_BAD:g} nats",
-        meets=lambda kl: kl <= KL_BAD,
-    ),
-    _Measure(
-        name="KL to the reference, mean",
-        metric="kl_reference",
-        figure=mean,
-        bar=f"< {KL_WARN:g} nats",
-        meets=lambda kl: kl < KL_WARN,
-    ),
-    _Measure(
-        name="KL to the reference, worst step",
-        metric="kl_reference",
-        figure=max,
-        bar=f"≤ {KL_BAD:g} nats",
-        meets=lambda kl: kl <= KL_BAD,
-    ),
-    _Measure(
-        name="active tokens, mean",
-        metric="active_fraction",
-        figure=mean,
-        bar=f"> {ACTIVE_FRACTION:.0%}",
-        meets=lambda share: share > ACTIVE_FRACTION,
-        note=_what_lowers_activity,
-    ),
-    _Measure(
-        name="valid tool calls, last step",
-        metric="valid_call_rate",
-        figure=_last,
-        bar=f"≥ {VALID_CALLS:.0%} by step {VALID_CALLS_BY_STEP}",
-        meets=lambda rate: rate >= VALID_CALLS,
-        note=_how_far_it_came,
+        "valid tool calls, last step",
+        "valid_call_rate",
+        lambda rates: rates[-1],
+        f"≥ {VALID_CALLS:.0%} by step {VALID_CALLS_BY_STEP}",
+        lambda x: x >= VALID_CALLS,
+        note=lambda steps: f"after {len(steps)} steps" if len(steps) < VALID_CALLS_BY_STEP else "",
     ),
 )
 
 
 def success_metrics(steps: Steps) -> list[SuccessMetric]:
-    """The figures of a run, by the metrics of its steps. What no step knows is left out."""
+    """The figures of a run from the metrics of its steps. A metric that no step has is left out."""
     return [metric for measure in _MEASURES if (metric := _measured(measure, steps)) is not None]
 
 
@@ -176,7 +128,7 @@ def _measured(measure: _Measure, steps: Steps) -> SuccessMetric | None:
 
 
 class Summary:
-    """Gathers the metrics of the steps, and the verdicts on them."""
+    """Collects the metrics and verdicts of the steps."""
 
     def __init__(self) -> None:
         self.steps: list[Mapping[str, float]] = []
@@ -185,7 +137,7 @@ class Summary:
         self._latest: dict[tuple[Severity, str], tuple[int, Verdict]] = {}
 
     def add(self, metrics: Mapping[str, float], verdicts: Sequence[Verdict] = ()) -> None:
-        """A step, and the verdicts on it, the most severe first."""
+        """Add a step and its verdicts, the most severe first."""
         self.steps.append(metrics)
         if verdicts:
             self._worst[verdicts[0].severity] += 1
@@ -196,9 +148,9 @@ class Summary:
                 self._latest[kind] = (len(self.steps), verdict)
 
     def as_dict(self) -> dict[str, Any]:
-        """The closing figures, the worst over all steps where they are about correctness.
+        """The content of summary.json. Figures about correctness are the worst over all steps.
 
-        A figure that no step knows, since all updates were skipped, is left out.
+        A figure that no step has, because all updates were skipped, is left out.
         """
         first, last = self.steps[0], self.steps[-1]
         worst = {
@@ -241,7 +193,7 @@ class Summary:
 
     @property
     def verdicts(self) -> list[tuple[int, int, Verdict]]:
-        """What was found: in how many steps, last in which (counted from 1), its latest words; the gravest first."""
+        """The verdicts that are not ok: in how many steps, in which last (from 1), and the latest text; worst first."""
         kinds = sorted(self._found, key=lambda kind: (GRAVEST_FIRST.index(kind[0]), -self._found[kind]))
         return [(self._found[kind], *self._latest[kind]) for kind in kinds]
 

@@ -1,8 +1,8 @@
-"""How trajectories are written and read: as the rows of a Parquet file, or one by one as JSON in bytes.
+"""Reads and writes trajectories: as rows of a Parquet file, or one by one as JSON.
 
-Both hold the same record, one entry for each field of a `Trajectory`, and give back what was written: numbers bit for
-bit, texts character for character. Turns and reward parts have no fixed shape, so they are JSON inside of a row. That
-JSON is ASCII, as Parquet takes no half of a surrogate pair; two halves side by side come back as the one character.
+Both have one entry for each field of a `Trajectory` and keep numbers and texts exactly. Turns and reward parts have no
+fixed shape, so they are JSON inside a row. That JSON is ASCII, because Parquet does not accept lone surrogates; a pair
+of surrogates is read back as one character.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ __all__ = [
     "write_trajectories",
 ]
 
-
-# pyarrow ships no types.
+# pyarrow has no type annotations.
 _ARROW, _PARQUET = cast("Any", pyarrow), cast("Any", pyarrow.parquet)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenNotes:
-    """What an update made of the tokens of one trajectory.
+    """The tokens of one trajectory in an update.
 
     TokenNotes(learnable=(False, True, True), advantages=(0.0, 0.7, 0.7), ratios=(0.0, 1.0, 0.97))
     """
@@ -47,7 +46,7 @@ class TokenNotes:
 
 
 def write_token_notes(path: Path, batch: Batch, ratios: Columns) -> None:
-    """Write the file of a step; it is durable and whole once it is there."""
+    """Write the file of a step, durably and atomically."""
     trajectories = batch.trajectories
     table = _ARROW.table(
         {
@@ -58,9 +57,7 @@ def write_token_notes(path: Path, batch: Batch, ratios: Columns) -> None:
             "ratios": _ARROW.array(ratios, _ARROW.list_(_ARROW.float32())),
         }
     )
-    sink = _ARROW.BufferOutputStream()
-    _PARQUET.write_table(table, sink)
-    write_file(path, sink.getvalue().to_pybytes())
+    _write_table(path, table)
 
 
 def read_token_notes(path: Path) -> dict[tuple[str, int], TokenNotes]:
@@ -79,17 +76,21 @@ _JSON_COLUMNS = ("turns", "reward_parts")
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write a Parquet file, one row a trajectory; it is durable and whole once it is there."""
+    """Write a Parquet file with one row per trajectory, durably and atomically."""
     rows = [_fields(trajectory) for trajectory in trajectories]
     for row in rows:
         row.update({name: json.dumps(row[name], default=_fields) for name in _JSON_COLUMNS})
+    _write_table(path, _ARROW.Table.from_pylist(rows))
+
+
+def _write_table(path: Path, table: Any) -> None:
     sink = _ARROW.BufferOutputStream()
-    _PARQUET.write_table(_ARROW.Table.from_pylist(rows), sink)
+    _PARQUET.write_table(table, sink)
     write_file(path, sink.getvalue().to_pybytes())
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """The trajectories of a Parquet file, as they were written."""
+    """The trajectories of a Parquet file."""
     rows: list[dict[str, Any]] = _PARQUET.read_table(path).to_pylist()
     for row in rows:
         row.update({name: json.loads(row[name]) for name in _JSON_COLUMNS})
@@ -98,12 +99,12 @@ def read_trajectories(path: Path) -> list[Trajectory]:
 
 def encode_trajectory(trajectory: Trajectory) -> bytes:
     """A trajectory as JSON without a line break."""
-    # Half a surrogate pair is no proper UTF-8, but a policy can write one in its arguments.
+    # A lone surrogate is not valid UTF-8, but a policy can write one in its arguments.
     return json.dumps(trajectory, default=_fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def decode_trajectory(encoded: bytes) -> Trajectory:
-    """The trajectory that was encoded. Raises ValueError where the bytes are none."""
+    """Decode a trajectory. Raises ValueError if the bytes are not one."""
     try:
         return _TRAJECTORY.validate_python(json.loads(encoded.decode("utf-8", "surrogatepass")))
     except RecursionError as error:
@@ -111,7 +112,7 @@ def decode_trajectory(encoded: bytes) -> Trajectory:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    # Python's own JSON, both ways: pydantic's has a limit of nesting, and a policy nests its arguments as it likes.
+    # Python's json, not pydantic's, which limits nesting: a policy may nest arguments to any depth.
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
     return {name: getattr(value, name) for name in value.__dataclass_fields__}

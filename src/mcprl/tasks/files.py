@@ -1,4 +1,4 @@
-"""Task files, read and written. `load_tasks` takes mcprl's own lines and SkyRL's rows, and tells them apart itself."""
+"""Reads and writes task files. `load_tasks` detects whether a file has mcprl's own lines or SkyRL's rows."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ __all__ = [
     "write_tasks",
 ]
 
-
 _SPACE = " \t\n\r"
-# The only way in which JSON can spell half of a pair.
+# JSON can write a lone surrogate only as an escape.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One entry of a task file, counted from 1: a line, or a row of a list. `value` is what was decoded.
+    """One entry of a task file, counted from 1: a line, or a row of a list. `value` is the decoded JSON.
 
     Row(file=Path("train.json"), number=3, in_list=True, value={"prompt": […], "env_class": "…", …})
     """
@@ -47,40 +46,40 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Where it stands, for an error: `tasks.jsonl:3`, or `train.json: row 3`."""
+        """Its place for error messages: `tasks.jsonl:3`, or `train.json: row 3`."""
         return f"{self.file}: row {self.number}" if self.in_list else f"{self.file}:{self.number}"
 
     @property
     def label(self) -> str:
-        """Where it stands in its file, for a table: `line 3` or `row 3`."""
+        """Its place in the file for tables: `line 3` or `row 3`."""
         return f"{'row' if self.in_list else 'line'} {self.number}"
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, or a TaskFileError that says why there is none."""
+    """The text of a file. Raises TaskFileError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise TaskFileError(f"cannot read {path}: {reason}", fix="correct the path") from error
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The entries of a file in their order. Raises TaskFileError at the first that is no JSON."""
+    """The entries of a file, in order. Raises TaskFileError at the first that is not JSON."""
     text = read_text(path)
     start = _skip_space(text, 0)
     if text.startswith("[", start):
         yield from _rows_of_list(path, text, start + 1)
         return
-    # Not splitlines: it also splits at U+2028 and others that may stand inside a JSON text.
+    # Not splitlines, which also splits at U+2028 and others that may occur in a JSON string.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            value = decode_strictly(line.strip(_SPACE), place=f"{path}:{number}", fix="write one JSON object a line")
+            value = decode_strictly(line.strip(_SPACE), place=f"{path}:{number}", fix="write one JSON object per line")
             yield Row(file=path, number=number, value=value)
 
 
 def decode_strictly(text: str, *, place: str, fix: str) -> Any:
-    """The one JSON value of a text. Raises TaskFileError, which begins with `place`."""
+    """Decode a text that is one JSON value. Raises TaskFileError, whose message begins with `place`."""
     value, end = _decode(text, 0, place, fix)
     if _skip_space(text, end) != len(text):
         raise TaskFileError(f"{place}: not JSON (something follows the value)", fix=fix)
@@ -122,13 +121,13 @@ def _decode(text: str, position: int, place: str, fix: str) -> tuple[Any, int]:
     except RecursionError as error:
         raise TaskFileError(f"{place}: too deeply nested", fix="correct it there") from error
     except ValueError as error:
-        # Python's decoder gives up on numbers of thousands of digits.
+        # Python's decoder refuses numbers with thousands of digits.
         raise TaskFileError(f"{place}: a number too long", fix="correct it there") from error
     return value, end
 
 
 class _RefusedError(ValueError):
-    """JSON that Python's decoder would take, and that would not mean what it says."""
+    """JSON that Python's decoder accepts, but that is ambiguous or not standard."""
 
 
 def _refuse_surrogates(value: Any, text: str) -> None:
@@ -137,7 +136,7 @@ def _refuse_surrogates(value: Any, text: str) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise _RefusedError("a text with half of a surrogate pair") from None
+        raise _RefusedError("a text with a lone surrogate") from None
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -150,7 +149,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _RefusedError(f"{name} is no JSON")
+    raise _RefusedError(f"{name} is not JSON")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
@@ -158,7 +157,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_constant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEntry:
-    """A task, the row it was read from, and what the row asks for that no goal can say, so that nobody checks it.
+    """A task, the row it was read from, and the row's requirements that a goal cannot express, and so nothing checks.
 
     TaskEntry(task=Task(id="a01", …), row=Row(number=1, …),
               not_checked=("reward_spec.ground_truth.success_criteria.reasoning_quality_threshold",))
@@ -171,7 +170,7 @@ class TaskEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFile:
-    """A task file as it was read. TaskFile(path=Path("train.json"), entries=(TaskEntry(…), …))"""
+    """The content of a task file. TaskFile(path=Path("train.json"), entries=(TaskEntry(…), …))"""
 
     path: Path
     entries: tuple[TaskEntry, ...]
@@ -182,21 +181,21 @@ class TaskFile:
 
 
 def load_tasks(path: Path) -> tuple[Task, ...]:
-    """All tasks of a file, in its order. Raises TaskFileError at the first entry that is no task."""
+    """The tasks of a file, in order. Raises TaskFileError at the first entry that is not a task."""
     return read_task_file(path).tasks
 
 
 def read_task_file(path: Path) -> TaskFile:
-    """The tasks of a file together with the rows they come from."""
+    """The tasks of a file with the rows they come from."""
     entries: list[TaskEntry] = []
     for row in read_rows(path):
         if entries and is_skyrl_row(row.value) != is_skyrl_row(entries[0].row.value):
             raise TaskFileError(
-                f"{row.place}: a SkyRL row and a task of mcprl's own form stand in one file", fix="split the file"
+                f"{row.place}: the file mixes SkyRL rows and tasks of mcprl's own form", fix="split the file"
             )
         entries.append(_entry_of(row))
     if not entries:
-        raise TaskFileError(f"{path} holds no task", fix="write one JSON object a line")
+        raise TaskFileError(f"{path} has no tasks", fix="write one JSON object per line")
     if is_skyrl_row(entries[0].row.value):
         entries = _with_own_ids(entries)
     _refuse_shared_ids(entries)
@@ -204,9 +203,9 @@ def read_task_file(path: Path) -> TaskFile:
 
 
 def write_tasks(tasks: Iterable[Task], path: Path) -> None:
-    """Write tasks one a line, so that `load_tasks(path)` gives the same. The file is whole or, on an error, as before.
+    """Write tasks, one per line, so that `load_tasks(path)` returns the same. On an error the file stays unchanged.
 
-    Raises TaskFileError for a task that no line can say: it checks nothing, or its id is taken.
+    Raises TaskFileError for a task that cannot be written: it checks nothing, or its id is taken.
     """
     lines: list[str] = []
     taken: set[str] = set()
@@ -230,7 +229,7 @@ def write_tasks(tasks: Iterable[Task], path: Path) -> None:
 
 
 def load_preamble(path: Path | None) -> tuple[Message, ...]:
-    """The messages that stand before each task's own: a JSON list of chat messages."""
+    """The messages that precede each task's prompt, from a JSON list of chat messages."""
     if path is None:
         return ()
     fix = 'write a JSON list of {"role": …, "content": …} objects'
@@ -252,7 +251,7 @@ def _entry_of(row: Row) -> TaskEntry:
 
 
 def _with_own_ids(entries: Sequence[TaskEntry]) -> list[TaskEntry]:
-    """SkyRL's rows may share an id. Those that do get a suffix from what they say, so their order changes no id."""
+    """Make ids unique: rows of SkyRL that share an id get a hash of their content, so ids do not depend on order."""
     shared = Counter(entry.task.id for entry in entries)
     copies: Counter[str] = Counter()
     result: list[TaskEntry] = []
@@ -261,7 +260,7 @@ def _with_own_ids(entries: Sequence[TaskEntry]) -> list[TaskEntry]:
         if shared[own] > 1:
             own = f"{own}-{digest(entry.row.value)}"
             copies[own] += 1
-            # Only copies of one row, in which nothing differs, are still alike here.
+            # Only identical rows still share an id here.
             own += f"-{copies[own]}" if copies[own] > 1 else ""
         result.append(replace(entry, task=replace(entry.task, id=own)))
     return result

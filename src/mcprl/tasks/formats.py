@@ -45,38 +45,33 @@ from mcprl.schemas import why_no_pattern
 
 __all__ = ["TaskLine", "digest", "first_problem", "is_skyrl_row", "line_of", "task_of", "task_of_row", "task_schema"]
 
-
 _DIGEST_CHARACTERS = 10
 _OPENING_ROLES = ("system", "user")
 
 
-def _none_as_empty(value: object) -> object:
-    # Files that were written from tables have null where a row has nothing.
-    return [] if value is None else value
-
-
-def _no_object_as_empty(value: object) -> object:
-    return {} if value is None else value
-
-
-_Names = Annotated[list[str], BeforeValidator(_none_as_empty)]
-
-
 class _Part(BaseModel):
-    # What is not listed is kept, to be named as not checked.
+    # Unknown fields are kept, to be reported as not checked.
     model_config = ConfigDict(extra="allow", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        # Files exported from tables have null for empty fields.
+        if not isinstance(value, dict):
+            return value
+        return {name: field for name, field in cast("dict[str, Any]", value).items() if field is not None}
 
 
 class _Criteria(_Part):
-    expected_tools: _Names = Field(default_factory=list[str])
-    must_use_tools: _Names = Field(default_factory=list[str])
-    min_tool_calls: int | None = Field(default=None, ge=0)
+    expected_tools: list[str] = Field(default_factory=list[str])
+    must_use_tools: list[str] = Field(default_factory=list[str])
+    min_tool_calls: int = Field(default=0, ge=0)
 
 
 class _Truth(_Part):
-    expected_tools: _Names = Field(default_factory=list[str])
-    tool_sequence: _Names = Field(default_factory=list[str])
-    success_criteria: Annotated[_Criteria, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_Criteria)
+    expected_tools: list[str] = Field(default_factory=list[str])
+    tool_sequence: list[str] = Field(default_factory=list[str])
+    success_criteria: _Criteria = Field(default_factory=_Criteria)
 
 
 class _RewardSpec(_Part):
@@ -93,19 +88,19 @@ class _Metadata(_Part):
     @classmethod
     def _is_known(cls, value: str | None) -> str | None:
         if value is not None and value.casefold() not in set(Difficulty):
-            raise ValueError(f"{value!r} is none of {', '.join(Difficulty)}")
+            raise ValueError(f"{value!r} is not one of {', '.join(Difficulty)}")
         return value
 
 
 class _ExtraInfo(_Metadata):
-    task_metadata: Annotated[_Metadata, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_Metadata)
+    task_metadata: _Metadata = Field(default_factory=_Metadata)
 
 
 class _SkyrlRow(_Part):
     prompt: list[Message]
-    reward_spec: Annotated[_RewardSpec, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_RewardSpec)
-    extra_info: Annotated[_ExtraInfo, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_ExtraInfo)
-    task_metadata: Annotated[_Metadata, BeforeValidator(_no_object_as_empty)] = Field(default_factory=_Metadata)
+    reward_spec: _RewardSpec = Field(default_factory=_RewardSpec)
+    extra_info: _ExtraInfo = Field(default_factory=_ExtraInfo)
+    task_metadata: _Metadata = Field(default_factory=_Metadata)
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -118,7 +113,7 @@ class _SkyrlRow(_Part):
 
 
 class _TruthRow(BaseModel):
-    """Gives the errors in a ground truth their whole place."""
+    """Gives errors in a ground truth their full path."""
 
     reward_spec: _TruthSpec
 
@@ -128,14 +123,14 @@ class _TruthSpec(BaseModel):
 
 
 def is_skyrl_row(value: object) -> bool:
-    """Whether an entry of a task file is a row of SkyRL's: no task of mcprl's own form has these fields."""
+    """Whether an entry of a task file is a SkyRL row, by fields that mcprl's own form does not have."""
     return isinstance(value, dict) and not {"env_class", "reward_spec"}.isdisjoint(cast("dict[str, Any]", value))
 
 
 def task_of_row(value: object) -> tuple[Task, tuple[str, ...]]:
-    """The task of a row, and the fields that ask for something which it cannot check.
+    """The task of a row, and the fields with requirements that a goal cannot check.
 
-    Raises pydantic's ValidationError where the row is not what SkyRL's format says.
+    Raises pydantic's ValidationError if the row does not follow SkyRL's format.
     """
     row = _SkyrlRow.model_validate(value)
     goal, not_checked = _goal_of(row.reward_spec)
@@ -154,7 +149,7 @@ def task_of_row(value: object) -> tuple[Task, tuple[str, ...]]:
 
 
 def digest(value: object) -> str:
-    """A few characters that stand for a JSON value, the same on every machine."""
+    """A short hash of a JSON value, the same on every machine."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
 
@@ -166,11 +161,11 @@ def _opening_of(messages: Sequence[object]) -> Iterator[Message]:
         if role == "assistant":
             break
         if role not in _OPENING_ROLES:
-            raise ValueError(f"message {number + 1} is of {role!r}, where only system and user may come first")
+            raise ValueError(f"message {number + 1} has role {role!r}, but only system and user may come first")
         asked = asked or role == "user"
         yield {"role": role, "content": text_of(message)}
     if not asked:
-        raise ValueError("no message of the user stands before the first of the assistant")
+        raise ValueError("there is no user message before the first assistant message")
 
 
 def _goal_of(spec: _RewardSpec) -> tuple[Goal, list[str]]:
@@ -193,18 +188,18 @@ def _goal_of(spec: _RewardSpec) -> tuple[Goal, list[str]]:
         answer=AnyText(),
         calls=tuple(ExpectedCall(tool=name) for name in truth.tool_sequence or expected),
         in_any_order=not truth.tool_sequence,
-        min_calls=criteria.min_tool_calls or 0,
+        min_calls=criteria.min_tool_calls,
     )
     return goal, not_checked
 
 
 def _demands(place: str, part: BaseModel) -> list[str]:
-    """The fields that no goal can say. One that is empty, or false, asks for nothing."""
+    """The fields that a goal cannot express. An empty or false one requires nothing."""
     return [f"{place}.{name}" for name, value in (part.model_extra or {}).items() if value not in (None, False, [], {})]
 
 
 class _Line(BaseModel):
-    # Strict: "3" is no number and 1 is no yes. JSON has words for all of them.
+    # Strict: "3" is not a number and 1 is not true.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -218,34 +213,34 @@ class AnyLine(_Line):
 
 
 class ContainsLine(_Line):
-    """This text stands in it, as words of its own and whatever the case. A plain text means the same."""
+    """It contains this text as whole words, in any case. A plain text means the same."""
 
     contains: _Words
 
 
 class ExactlyLine(_Line):
-    """It is this text, surrounding spaces and case aside."""
+    """It is this text, ignoring surrounding spaces and case."""
 
     exactly: _Words
 
 
 class NumberLine(_Line):
-    """A number within `tolerance` of this one stands in it, among at most `at_most` numbers in all."""
+    """It contains a number within `tolerance` of this one, among at most `at_most` numbers in total."""
 
-    number: float = Field(description="The right number.")
-    tolerance: float = Field(default=0.0, ge=0, description="How far from it is still right.")
-    at_most: int | None = Field(default=4, ge=1, description="Numbers that may stand there in all; null: any number.")
+    number: float = Field(description="The correct number.")
+    tolerance: float = Field(default=0.0, ge=0, description="Largest accepted difference.")
+    at_most: int | None = Field(default=4, ge=1, description="How many numbers it may contain; null: no limit.")
 
 
 class AllLine(_Line):
-    """Each of these words stands in it, and none of the others."""
+    """It contains each of these words, and none of the others."""
 
-    all: list[_Words] = Field(min_length=1, description="Words that must stand there.")
-    none_of: list[_Words] = Field(default_factory=list[str], description="Words that must not.")
+    all: list[_Words] = Field(min_length=1, description="Words that must occur.")
+    none_of: list[_Words] = Field(default_factory=list[str], description="Words that must not occur.")
 
 
 class MatchesLine(_Line):
-    """The regular expression is found in it: Rust's, which has no look-around and no backreferences."""
+    """It matches this regular expression: Rust's, without look-around and backreferences."""
 
     matches: str = Field(min_length=1)
 
@@ -258,7 +253,7 @@ class MatchesLine(_Line):
         return value
 
 
-# Tags are written in angle brackets, so that they can be told from the names of fields in the place of an error.
+# Tags are in angle brackets to tell them from field names in the location of an error.
 _SHAPES = {"any", "contains", "exactly", "number", "all", "matches"}
 
 
@@ -288,14 +283,14 @@ _TextLine = Annotated[
 
 
 class CallLine(_Line):
-    """A call that solving the task needs. Arguments that are not listed are free."""
+    """A call that the task needs. Arguments that are not listed may have any value."""
 
     tool: _Words
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
 class StateLine(_Line):
-    """What must be true afterwards: this tool is then asked, and its text must meet all of `texts`."""
+    """What must be true afterwards: this tool is called, and its text must meet all of `texts`."""
 
     tool: _Words
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -310,15 +305,15 @@ class SolutionCallLine(_Line):
 
 
 class SolutionLine(_Line):
-    """A way to solve the task that is known to work: one call a turn, then the answer."""
+    """A known solution of the task: one call per turn, then the answer."""
 
     calls: list[SolutionCallLine] = Field(default_factory=list[SolutionCallLine])
     answer: str
 
 
 _Messages = Annotated[list[Message], Field(min_length=1)]
-# What benchmarks say of their tasks in Python only.
-_UNSAID = {"follow_ups", "setup", "calls_in_order", "must_fit"}
+# Fields that only benchmarks set, in Python; task files do not have them.
+_PYTHON_ONLY = {"follow_ups", "setup", "calls_in_order", "must_fit"}
 
 
 def _as_messages(prompt: object) -> object:
@@ -326,36 +321,36 @@ def _as_messages(prompt: object) -> object:
 
 
 class TaskLine(_Line):
-    """One task of mcprl: one such object on each line of a task file."""
+    """One task: one line of a task file."""
 
-    id: str = Field(min_length=1, description="Name of the task, once in a file.")
+    id: str = Field(min_length=1, description="Name of the task, unique in the file.")
     prompt: Annotated[_Messages, BeforeValidator(_as_messages, json_schema_input_type=str | _Messages)] = Field(
-        description="What the user says, or a list of messages."
+        description="The user's message, or a list of messages."
     )
     answer: _TextLine | None = Field(default=None, description="What the final answer must be.")
-    calls: list[CallLine] = Field(default_factory=list[CallLine], description="Calls that solving it needs.")
-    in_any_order: bool = Field(default=False, description="Whether the order of `calls` is free.")
-    min_calls: int = Field(default=0, ge=0, description="How many calls must have worked in all.")
+    calls: list[CallLine] = Field(default_factory=list[CallLine], description="Calls that the task needs.")
+    in_any_order: bool = Field(default=False, description="Whether `calls` may come in any order.")
+    min_calls: int = Field(default=0, ge=0, description="How many calls must succeed in total.")
     state: list[StateLine] = Field(default_factory=list[StateLine], description="What must be true afterwards.")
-    rubric: _Words | None = Field(default=None, description="What a judge is told about a good answer.")
-    tools: list[str] | None = Field(default=None, description="Tools on offer; left out: all that the servers have.")
+    rubric: _Words | None = Field(default=None, description="Instructions for a judge: what makes a good answer.")
+    tools: list[str] | None = Field(default=None, description="Tools on offer; default: all tools of the servers.")
     difficulty: Difficulty = Field(default=Difficulty.MEDIUM, strict=False, description="easy, medium or hard.")
-    max_turns: int | None = Field(default=None, ge=1, description="Left out: the limit of its difficulty.")
-    world: _Words | None = Field(default=None, description="Offline world that its answers are true of: market-7.")
-    solution: SolutionLine | None = Field(default=None, description="A known good way, to check the task with.")
+    max_turns: int | None = Field(default=None, ge=1, description="Turn limit; default: that of its difficulty.")
+    world: _Words | None = Field(default=None, description="Offline world that its answers refer to: market-7.")
+    solution: SolutionLine | None = Field(default=None, description="A known solution, to check and to imitate.")
 
     @model_validator(mode="after")
     def _checks_something(self) -> TaskLine:
         if self.answer is None and not (self.calls or self.min_calls or self.state or self.rubric):
             raise ValueError(
                 "nothing is checked: any episode would succeed. Give it an answer, calls, min_calls, state or a rubric "
-                '("answer": {"any": true} where any answer will do)'
+                '("answer": {"any": true} if any answer will do)'
             )
         return self
 
 
 def task_of(value: object) -> Task:
-    """The task that a decoded line says. Raises pydantic's ValidationError; see `first_problem`."""
+    """The task of a decoded line. Raises pydantic's ValidationError; see `first_problem`."""
     line = TaskLine.model_validate(value)
     return Task(
         id=line.id,
@@ -380,9 +375,9 @@ def task_of(value: object) -> Task:
 
 
 def line_of(task: Task) -> dict[str, Any]:
-    """The object that a task is written as, without what has its default: task_of(line_of(task)) == task.
+    """The line of a task, without defaults: task_of(line_of(task)) == task.
 
-    Raises pydantic's ValidationError for a task that no line can say, such as one that checks nothing.
+    Raises pydantic's ValidationError for a task that cannot be written, such as one that checks nothing.
     """
     goal = task.goal
     value: dict[str, Any] = {
@@ -403,25 +398,22 @@ def line_of(task: Task) -> dict[str, Any]:
         "world": task.world,
         "solution": None if task.solution is None else _solution_line(task.solution),
     }
-    # No line can say these: they are put in to be refused, so that no task is written without them.
-    value |= {
-        f.name: getattr(task, f.name) for f in fields(task) if f.name in _UNSAID and getattr(task, f.name) != f.default
-    }
+    # Added so that validation refuses them: else such a task would be written without them.
+    set_fields = {f.name: getattr(task, f.name) for f in fields(task) if getattr(task, f.name) != f.default}
+    value |= {name: entry for name, entry in set_fields.items() if name in _PYTHON_ONLY}
     TaskLine.model_validate(value)
     defaults = {name: field.get_default(call_default_factory=True) for name, field in TaskLine.model_fields.items()}
     return {name: entry for name, entry in value.items() if name in {"id", "prompt"} or entry != defaults[name]}
 
 
 def task_schema() -> dict[str, Any]:
-    """The JSON Schema of a line. What it cannot say: a regular expression compiles, a key stands once, a goal checks
-    something.
-    """
+    """The JSON Schema of a line. It does not cover valid regular expressions, duplicate keys and empty goals."""
     schema = TaskLine.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "mcprl task"}
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing wrong, after the name of its field: `calls.1.tool: Field required`."""
+    """The first error with its field: `calls.1.tool: Field required`."""
     first = error.errors(include_url=False)[0]
     parts = [str(part) for part in first["loc"]]
     field = ".".join(part for part in parts if not (part.startswith("<") and part.endswith(">")))

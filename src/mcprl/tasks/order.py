@@ -19,10 +19,14 @@ from mcprl.seeds import derive_seed
 
 __all__ = ["Curriculum", "Deal", "Dealer", "TaskOrder", "make_order"]
 
+FLOOR = 0.1
+MASTERED = 0.6
+KEPT = 0.5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
-    """The tasks of a step, and those that may stand in for some of them.
+    """The tasks of a step, and the tasks that may replace some of them.
 
     Deal(tasks=(a, b), stand_ins=(d, c, e))
     """
@@ -39,14 +43,14 @@ class Dealer(Protocol):
         ...
 
     def stand_ins(self, step: int) -> tuple[Task, ...]:
-        """All tasks that the step was not dealt, in the order in which they take the place of those that teach nothing.
+        """All other tasks, in the order in which they replace those whose group has no variance.
 
-        No task of a step is played twice: its seeds would be the same, and so would its episodes.
+        No task is played twice in a step: with the same seeds, its episodes would be the same.
         """
         ...
 
     def note(self, successes: Mapping[str, Sequence[bool]]) -> None:
-        """Tell what became of a step: for the id of each task, whether each of its episodes succeeded."""
+        """Record the results of a step: for each task id, whether each of its episodes succeeded."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -54,71 +58,96 @@ class Dealer(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave. Raises TaskFileError where that was another order or had other tasks."""
+        """Continue from a saved state. Raises TaskFileError if it is of another order or of other tasks."""
         ...
 
 
-def refuse_too_few(tasks: Sequence[Task], per_step: int) -> None:
-    """Raise BadValueError where a step cannot have `per_step` different tasks."""
-    if per_step > len(tasks):
-        raise BadValueError(
-            f"training.tasks_per_step is {per_step}, but there are only {len(tasks)} tasks",
-            fix=f"set training.tasks_per_step to {len(tasks)} or less, or add tasks",
-        )
+def make_order(tasks: Sequence[Task], config: RunConfig) -> Dealer:
+    """The order set by `tasks.order`, `training.tasks_per_step` and `seed`."""
+    kind = Curriculum if config.tasks.order == "curriculum" else TaskOrder
+    return kind(tasks, per_step=config.training.tasks_per_step, seed=config.seed)
 
 
-def state_of(order: str, tasks: Sequence[Task]) -> dict[str, Any]:
-    """The part of a state by which a later run knows that it deals the same tasks in the same way."""
-    dealt = canonical_json([[task.id, task.difficulty] for task in tasks])
-    return {"order": order, "tasks": hashlib.sha256(dealt.encode()).hexdigest()}
+class TaskOrder:
+    """Deals `per_step` different tasks per step. A pass ends when fewer are left; the next is shuffled anew."""
 
-
-def refuse_other_state(state: Mapping[str, Any], order: str, tasks: Sequence[Task]) -> None:
-    """Raise TaskFileError where a state was saved with another order, or with other tasks than these."""
-    if state.get("order") != order:
-        raise TaskFileError(
-            f"the saved run deals its tasks in the order {state.get('order')!r}, this one {order!r}",
-            fix="set tasks.order as it was, or start a new run",
-        )
-    if state.get("tasks") != state_of(order, tasks)["tasks"]:
-        raise TaskFileError(
-            "the tasks are not those of the saved run: their ids, difficulties or order differ",
-            fix="give the task file as it was, or start a new run",
-        )
-
-
-FLOOR = 0.1
-MASTERED = 0.6
-KEPT = 0.5
-_TASK_NAME = "curriculum"
-
-
-class Curriculum:
-    """Deals `per_step` different tasks a step, by the weights that the module's text defines.
-
-    order = Curriculum(tasks, per_step=8, seed=7)
-    order.deal(0)                                        # mostly easy tasks: all else has only the floor
-    order.note({"meet-ana": [True, True, False, True]})  # s = 3, n = 4, p = 2/3, weight 0.1 + 8/9
-    """
+    _name = "shuffled"
 
     def __init__(self, tasks: Sequence[Task], *, per_step: int, seed: int) -> None:
-        refuse_too_few(tasks, per_step)
+        if per_step > len(tasks):
+            raise BadValueError(
+                f"training.tasks_per_step is {per_step}, but there are only {len(tasks)} tasks",
+                fix=f"set training.tasks_per_step to {len(tasks)} or less, or add tasks",
+            )
         self._tasks = tuple(tasks)
         self._per_step = per_step
         self._seed = seed
-        # Successes and tries of each task that was tried.
-        self._counts: dict[str, tuple[float, float]] = {}
 
     def deal(self, step: int) -> tuple[Task, ...]:
-        """The tasks of a step, a function of the seed, the step and what was noted so far."""
+        lap, place = divmod(step, len(self._tasks) // self._per_step)
+        order = list(self._tasks)
+        random.Random(derive_seed(self._seed, "tasks", lap)).shuffle(order)
+        return tuple(order[place * self._per_step : (place + 1) * self._per_step])
+
+    def stand_ins(self, step: int) -> tuple[Task, ...]:
+        # Shuffled for this step: in the order of the pass, the next step would play the same tasks again.
+        dealt = {task.id for task in self.deal(step)}
+        others = [task for task in self._tasks if task.id not in dealt]
+        random.Random(derive_seed(self._seed, "stand-ins", step)).shuffle(others)
+        return tuple(others)
+
+    def note(self, successes: Mapping[str, Sequence[bool]]) -> None:
+        """Does nothing: a shuffled order does not depend on results."""
+
+    def state(self) -> dict[str, Any]:
+        dealt = canonical_json([[task.id, task.difficulty] for task in self._tasks])
+        return {"order": self._name, "tasks": hashlib.sha256(dealt.encode()).hexdigest()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if state.get("order") != self._name:
+            raise TaskFileError(
+                f"the saved run deals its tasks in the order {state.get('order')!r}, this one {self._name!r}",
+                fix="set tasks.order as it was, or start a new run",
+            )
+        if state.get("tasks") != self.state()["tasks"]:
+            raise TaskFileError(
+                "the tasks are not those of the saved run: their ids, difficulties or order differ",
+                fix="restore the task file, or start a new run",
+            )
+
+
+class Curriculum(TaskOrder):
+    """Deals easy tasks first, harder ones as success comes, and at each level those that teach most.
+
+    A group in which all episodes succeed, or all fail, teaches nothing; one that half succeeds teaches most. With s_i
+    successes in n_i tries of task i, where older results count half each time that the task is dealt again:
+
+        p_i = (s_i + 1) / (n_i + 2)                                   success rate of a task; 1/2 if never tried
+        m_d = Σ p_i over tried / max(tried, min(per_step, size of d)) success rate of difficulty d
+        o_d = o_(d−1) · min(1, m_(d−1) / 0.6)²                        how open difficulty d is; the lowest has 1
+        w_i = 0.1 + o_d · 4 p_i (1 − p_i)                             weight of a task
+
+    A step draws tasks without replacement by weight. The 0.1 keeps every task in play: a mastered task may be
+    forgotten, and a task labelled hard may be easy.
+
+    order = Curriculum(tasks, per_step=8, seed=7)
+    order.deal(0)                                        # mostly easy tasks: all others have only the floor
+    order.note({"meet-ana": [True, True, False, True]})  # s = 3, n = 4, p = 2/3, weight 0.1 + 8/9
+    """
+
+    _name = "curriculum"
+
+    def __init__(self, tasks: Sequence[Task], *, per_step: int, seed: int) -> None:
+        super().__init__(tasks, per_step=per_step, seed=seed)
+        self._counts: dict[str, tuple[float, float]] = {}  # successes and tries, by task
+
+    def deal(self, step: int) -> tuple[Task, ...]:
         return self._drawn(step)[: self._per_step]
 
     def stand_ins(self, step: int) -> tuple[Task, ...]:
-        """All other tasks, in the order in which the step would have drawn them next."""
         return self._drawn(step)[self._per_step :]
 
     def note(self, successes: Mapping[str, Sequence[bool]]) -> None:
-        """Count what became of a step's episodes, by the ids of their tasks."""
         known = {task.id for task in self._tasks}
         for task_id, outcomes in successes.items():
             if task_id not in known:
@@ -135,13 +164,10 @@ class Curriculum:
         return tuple(FLOOR + how_open * 4.0 * chance * (1.0 - chance) for how_open, chance in chances)
 
     def state(self) -> dict[str, Any]:
-        """The counts of each task that was tried."""
-        counts = {task_id: list(count) for task_id, count in self._counts.items()}
-        return {**state_of(_TASK_NAME, self._tasks), "counts": counts}
+        return {**super().state(), "counts": {task_id: list(count) for task_id, count in self._counts.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from saved counts."""
-        refuse_other_state(state, _TASK_NAME, self._tasks)
+        super().restore(state)
         try:
             saved = cast("Mapping[str, Sequence[float]]", state["counts"])
             self._counts = {task_id: (float(count[0]), float(count[1])) for task_id, count in saved.items()}
@@ -149,9 +175,9 @@ class Curriculum:
             raise TaskFileError("the saved state of the curriculum is damaged", fix="start a new run") from error
 
     def _drawn(self, step: int) -> tuple[Task, ...]:
-        """All tasks, drawn without replacement."""
-        draw = random.Random(derive_seed(self._seed, _TASK_NAME, step))
-        # The first of independent exponential waits with rates w is each task's with probability w / Σw, and so on.
+        """All tasks in the order in which this step draws them."""
+        draw = random.Random(derive_seed(self._seed, self._name, step))
+        # Of independent exponential waits with rates w, each task's is the first with probability w / Σw, and so on.
         waits = [draw.expovariate(weight) for weight in self.weights()]
         return tuple(self._tasks[place] for place in sorted(range(len(waits)), key=waits.__getitem__))
 
@@ -170,50 +196,3 @@ class Curriculum:
                 mean = sum(tried) / max(len(tried), min(self._per_step, len(members)))
                 so_far *= min(1.0, mean / MASTERED) ** 2
         return openness
-
-
-_NAME = "shuffled"
-
-
-def make_order(tasks: Sequence[Task], config: RunConfig) -> Dealer:
-    """The order that the configuration asks for: `tasks.order`, `training.tasks_per_step` and `seed`."""
-    kind = Curriculum if config.tasks.order == "curriculum" else TaskOrder
-    return kind(tasks, per_step=config.training.tasks_per_step, seed=config.seed)
-
-
-class TaskOrder:
-    """Deals `per_step` different tasks a step. A lap ends when fewer than that are left; the next shuffles anew.
-
-    Successes change nothing, and the state is only what a restored run is checked against.
-    """
-
-    def __init__(self, tasks: Sequence[Task], *, per_step: int, seed: int) -> None:
-        refuse_too_few(tasks, per_step)
-        self._tasks = tuple(tasks)
-        self._per_step = per_step
-        self._seed = seed
-
-    def deal(self, step: int) -> tuple[Task, ...]:
-        """The tasks of a step, a function of the seed and the step."""
-        lap, place = divmod(step, len(self._tasks) // self._per_step)
-        order = list(self._tasks)
-        random.Random(derive_seed(self._seed, "tasks", lap)).shuffle(order)
-        return tuple(order[place * self._per_step : (place + 1) * self._per_step])
-
-    def stand_ins(self, step: int) -> tuple[Task, ...]:
-        """All other tasks, shuffled for this step: taken in the lap's order, the next step would play them again."""
-        dealt = {task.id for task in self.deal(step)}
-        others = [task for task in self._tasks if task.id not in dealt]
-        random.Random(derive_seed(self._seed, "stand-ins", step)).shuffle(others)
-        return tuple(others)
-
-    def note(self, successes: Mapping[str, Sequence[bool]]) -> None:
-        """Nothing is learnt from successes here."""
-
-    def state(self) -> dict[str, Any]:
-        """The name of this order and a digest of its tasks."""
-        return state_of(_NAME, self._tasks)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Check that the saved run dealt these tasks in this order."""
-        refuse_other_state(state, _NAME, self._tasks)

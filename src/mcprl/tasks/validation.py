@@ -1,4 +1,4 @@
-"""What is wrong with a task file, said before a step is spent on it: a pure function of files and a list of tools."""
+"""Finds problems in a task file before a run starts: a pure function of task files and a list of tools."""
 
 from __future__ import annotations
 
@@ -38,14 +38,12 @@ __all__ = [
 
 
 class OfferedTool(Protocol):
-    """What a tool list says about a tool. `parameters` is the JSON Schema of its arguments."""
+    """A tool of a server. `parameters` is the JSON Schema of its arguments."""
 
     @property
     def name(self) -> str: ...
-
     @property
     def server(self) -> str: ...
-
     @property
     def parameters(self) -> Mapping[str, Any]: ...
 
@@ -54,10 +52,10 @@ ToolsByName = Mapping[str, OfferedTool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mend:
-    """An alias for the settings of a server, in a recipe under `servers.settings`.
+class Alias:
+    """An alias in the settings of a server: `servers.settings` in a recipe.
 
-    Mend(server="fmp", setting="argument_aliases", alias="ticker", meant="symbol")
+    Alias(server="fmp", setting="argument_aliases", alias="ticker", meant="symbol")
     """
 
     server: str
@@ -71,26 +69,26 @@ class Mend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCheck:
-    """What is wrong with a call, and the aliases that would mend all of it; none where no alias does.
+    """The problems of a call, and the aliases that would fix all of them; empty if aliases cannot.
 
-    CallCheck(problems=("has no argument 'ticker'", "lacks the argument 'symbol'"), mends=(Mend(…),))
+    CallCheck(problems=("has no argument 'ticker'", "lacks the argument 'symbol'"), aliases=(Alias(…),))
     """
 
     problems: tuple[str, ...] = ()
-    mends: tuple[Mend, ...] = ()
+    aliases: tuple[Alias, ...] = ()
 
 
 def check_call(name: str, arguments: Mapping[str, Any], tools: ToolsByName, *, partial: bool = False) -> CallCheck:
-    """Hold a call against the tools. With `partial`, arguments may be missing: they are those that a goal expects."""
+    """Check a call against the tools. With `partial`, required arguments may be missing, as in the calls of a goal."""
     if name in tools:
         return _check_arguments(tools[name], arguments, partial=partial)
     problem = f"no server lists it{did_you_mean(name, tools)}"
-    # Of the tools with a similar name, the first that takes these arguments is the likeliest to be meant.
+    # Of the tools with a similar name, the first that takes these arguments is the most likely.
     for close in difflib.get_close_matches(name, list(tools), n=3):
         inside = _check_arguments(tools[close], arguments, partial=partial)
-        if not inside.problems or inside.mends:
-            alias = Mend(server=tools[close].server, setting="tool_aliases", alias=name, meant=close)
-            return CallCheck(problems=(problem,), mends=(alias, *inside.mends))
+        if not inside.problems or inside.aliases:
+            alias = Alias(server=tools[close].server, setting="tool_aliases", alias=name, meant=close)
+            return CallCheck(problems=(problem,), aliases=(alias, *inside.aliases))
     return CallCheck(problems=(problem,))
 
 
@@ -105,14 +103,14 @@ def _check_arguments(tool: OfferedTool, arguments: Mapping[str, Any], *, partial
     meant = _pair({name: arguments[name] for name in unknown}, free, missing)
     if len(meant) < len(unknown) or not set(missing) <= set(meant.values()):
         return CallCheck(problems=tuple(problems))
-    mends = tuple(
-        Mend(server=tool.server, setting="argument_aliases", alias=alias, meant=name) for alias, name in meant.items()
+    aliases = tuple(
+        Alias(server=tool.server, setting="argument_aliases", alias=alias, meant=name) for alias, name in meant.items()
     )
-    return CallCheck(problems=tuple(problems), mends=mends)
+    return CallCheck(problems=tuple(problems), aliases=aliases)
 
 
 def _pair(unknown: Mapping[str, Any], free: Mapping[str, Any], missing: Sequence[str]) -> dict[str, str]:
-    """Which argument each unknown one means: by likeness of the names, and the last missing one by elimination."""
+    """The argument that each unknown one means: the one with the most similar name, or the only one left."""
     meant: dict[str, str] = {}
     for name, value in unknown.items():
         left = [other for other in free if other not in meant.values() and _fits(value, free[other])]
@@ -138,7 +136,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _fits(value: Any, schema: Any) -> bool:
-    """Whether a value has the type that a schema names; a schema that names none takes all."""
+    """Whether a value has the type that a schema names, if it names one."""
     named: Any = cast("Mapping[str, Any]", schema).get("type") if isinstance(schema, Mapping) else None
     names = cast("list[Any]", named) if isinstance(named, list) else [named]
     known = [_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES]
@@ -149,25 +147,12 @@ _CONVERSATIONS = (("prompt",), ("messages",), ("extra_info", "original_conversat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedCall:
-    """A call and where it stands; `message` counts from 1 in the conversation that `part` names.
-
-    RecordedCall(row="row 18", part="prompt", message=18, call=WrittenCall(name="polygon_get_news", arguments={…}))
-    """
-
-    row: str
-    part: str
-    message: int
-    call: WrittenCall
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DriftedCall:
-    """A recorded call that does not fit the tools, what is wrong with it, and the aliases that would mend it.
+    """A recorded call that does not fit the tools; `message` counts from 1 in the conversation that `part` names.
 
     DriftedCall(row="row 4", part="prompt", message=3, tool="fmp_get_quote",
                 problems=("has no argument 'ticker'", "lacks the argument 'symbol'"),
-                mends=(Mend(server="fmp", setting="argument_aliases", alias="ticker", meant="symbol"),))
+                aliases=(Alias(server="fmp", setting="argument_aliases", alias="ticker", meant="symbol"),))
     """
 
     row: str
@@ -175,47 +160,49 @@ class DriftedCall:
     message: int
     tool: str
     problems: tuple[str, ...]
-    mends: tuple[Mend, ...] = ()
+    aliases: tuple[Alias, ...] = ()
+
+
+RecordedCall = tuple[str, str, int, WrittenCall]  # row, part, message and call: see DriftedCall
 
 
 def recorded_calls(rows: Iterable[Row]) -> Iterator[RecordedCall]:
-    """Every call that the assistant makes in a conversation of a row."""
+    """Every call of an assistant message in the conversations of the rows."""
     for row in rows:
         for path in _CONVERSATIONS:
             for number, message in enumerate(_messages_at(row.value, path), start=1):
                 if message.get("role") == "assistant":
                     for call in calls_in(message):
-                        yield RecordedCall(row=row.label, part=".".join(path), message=number, call=call)
+                        yield row.label, ".".join(path), number, call
 
 
 def drift_of(recorded: Iterable[RecordedCall], tools: ToolsByName) -> Iterator[DriftedCall]:
-    """The calls that do not fit the tools, in their order."""
-    for place in recorded:
-        call = place.call
+    """The calls that do not fit the tools, in order."""
+    for row, part, message, call in recorded:
         if call.problem is not None or call.arguments is None:
             check = CallCheck(problems=(call.problem or "it has no arguments",))
         else:
             check = check_call(call.name, call.arguments, tools)
         if check.problems:
             yield DriftedCall(
-                row=place.row,
-                part=place.part,
-                message=place.message,
+                row=row,
+                part=part,
+                message=message,
                 tool=call.name,
                 problems=check.problems,
-                mends=check.mends,
+                aliases=check.aliases,
             )
 
 
 def alias_settings(drifted: Iterable[DriftedCall]) -> dict[str, dict[str, dict[str, str]]]:
-    """The aliases of all drifted calls, by server and setting, as a recipe has them under `servers.settings`.
+    """The aliases of all drifted calls, by server and setting, as in `servers.settings` of a recipe.
 
-    Where one name means two things at one server, that which it means more often is kept: it can have one meaning.
+    If a name would need two meanings on one server, the more frequent one is kept.
     """
-    counts = Counter(mend for call in drifted for mend in call.mends)
+    counts = Counter(alias for call in drifted for alias in call.aliases)
     settings: dict[str, dict[str, dict[str, str]]] = {}
-    for mend, _ in counts.most_common():
-        settings.setdefault(mend.server, {}).setdefault(mend.setting, {}).setdefault(mend.alias, mend.meant)
+    for found, _ in counts.most_common():
+        settings.setdefault(found.server, {}).setdefault(found.setting, {}).setdefault(found.alias, found.meant)
     return settings
 
 
@@ -224,25 +211,25 @@ def _messages_at(value: Any, path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         value = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
     if isinstance(value, list):
         for entry in cast("list[Any]", value):
-            # What is no message still counts, or the numbers of those after it would be wrong.
+            # An entry that is not a message counts too, so that the numbers after it are right.
             yield cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
 
 
-# More than anyone writes of a price, a ratio or a percentage.
+# More digits than anyone writes for a price, a ratio or a percentage.
 _DECIMALS = 4
 _SIGNIFICANT = 6
 
 
 def unreachable_checks(task: Task, tools: ToolsByName, turns: int) -> Iterator[str]:
-    """What of the task cannot be reached within `turns`, one sentence each. Unknown tools are another matter."""
+    """The parts of the task that cannot be met within `turns`, one sentence each. Unknown tools are left out."""
     yield from _calls(task, tools)
     yield from _turns(task, turns)
-    for text in [task.goal.answer] if task.goal.answer is not None else []:
-        yield from (f"its answer {problem}" for problem in _impossible(text))
+    if task.goal.answer is not None:
+        yield from (f"its answer {problem}" for problem in _impossible(task.goal.answer))
     for state in task.goal.state:
         if state.tool in tools:
             for problem in check_call(state.tool, state.arguments, tools).problems:
-                yield f"the state is asked from {state.tool}, which {_of_tool(problem)}"
+                yield f"its state is checked with {state.tool}, which {_of_tool(problem)}"
         for text in state.texts:
             yield from (f"the state of {state.tool} {problem}" for problem in _impossible(text))
 
@@ -267,7 +254,7 @@ def _turns(task: Task, turns: int) -> Iterator[str]:
     needed = max(len(task.goal.calls), task.goal.min_calls)
     answer = task.goal.answer is not None
     if needed + answer > turns:
-        yield f"it needs {needed} calls{' and an answer' if answer else ''}, one a turn, but may take {turns} turns"
+        yield f"it needs {needed} calls{' and an answer' if answer else ''}, one per turn, but may take {turns} turns"
     solved = len(task.solution.calls) + 1 if task.solution is not None else 0
     if solved > turns:
         yield f"its solution takes {solved} turns, but it may take {turns}"
@@ -295,7 +282,7 @@ def _impossible(text: ExpectedText) -> Iterator[str]:
 
 
 def _as_written(value: float) -> float:
-    """The value as someone writes it who rounds to 4 decimals, or to 6 significant digits where that is finer."""
+    """The value rounded as people write it: to 4 decimals or to 6 significant digits, whichever is finer."""
     if value == 0 or not math.isfinite(value):
         return value
     magnitude = math.floor(math.log10(abs(value)))
@@ -308,14 +295,14 @@ _CHECKED = ("answer", "calls", "in_any_order", "min_calls", "state", "rubric", "
 
 
 def normalised_question(task: Task) -> str:
-    """The user's words without what makes no other question of them: case, spacing, kinds of dashes and quotes."""
+    """The user's words without case, spacing, and kinds of dashes and quotes."""
     text = "\n".join(message["content"] for message in task.prompt if message["role"] == "user")
     plain = unicodedata.normalize("NFKC", _DASHES.sub("-", text)).casefold()
     return " ".join(_QUOTES.sub("'", plain).split()).rstrip(".!? ")
 
 
 def duplicates(entries: Sequence[TaskEntry]) -> Iterator[tuple[TaskEntry, str]]:
-    """The entries that ask what an earlier one asks, each with a sentence that names it."""
+    """Entries that ask the same question as an earlier one, each with a sentence that names it."""
     first: dict[str, TaskEntry] = {}
     for entry in entries:
         other = first.setdefault(normalised_question(entry.task), entry)
@@ -324,7 +311,7 @@ def duplicates(entries: Sequence[TaskEntry]) -> Iterator[tuple[TaskEntry, str]]:
 
 
 def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
-    """The entries of `file` that `other` has too: the same question, the same goal and solution, or only the id."""
+    """Entries of `file` that are also in `other`: by question, by goal and solution, or by id."""
     questions = {normalised_question(entry.task): entry for entry in other.entries}
     ids = {entry.task.id for entry in other.entries}
     solutions = {key: entry for entry in other.entries if (key := _goal_and_solution(entry.task)) is not None}
@@ -340,7 +327,7 @@ def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
 
 
 def _goal_and_solution(task: Task) -> str | None:
-    # Without a solution two goals may well be the same: many questions need the same tools.
+    # Without a solution, different tasks may have the same goal: many questions need the same tools.
     if task.solution is None:
         return None
     line = line_of(task)
@@ -356,7 +343,7 @@ class ProblemKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something wrong with one task.
+    """A problem of one task.
 
     Problem(kind=ProblemKind.UNKNOWN_TOOL, row="row 3", task_id="d03",
             text="needs 'tavily_filter', which no server lists (did you mean 'tavily_search'?)")
@@ -370,7 +357,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFigures:
-    """How often a tool occurs: `offered` and `needed` count tasks, `recorded` and `drifted` calls.
+    """How often a tool occurs: `offered` and `needed` count tasks, `recorded` and `drifted` count calls.
 
     ToolFigures(server="fmp", tool="fmp_get_quote", offered=94, needed=31, recorded=120, drifted=13)
     ToolFigures(server="", tool="tavily_filter", …)     # no server lists it
@@ -388,7 +375,7 @@ class ToolFigures:
 class DifficultyFigures:
     """The tasks of a difficulty. DifficultyFigures(difficulty="easy", tasks=26, needed_calls=2.3, solved=0)
 
-    `needed_calls` is the mean of the calls that a task needs, `solved` counts the tasks that bring a solution.
+    `needed_calls` is the mean number of calls that a task needs, `solved` the number of tasks with a solution.
     """
 
     difficulty: Difficulty
@@ -399,7 +386,7 @@ class DifficultyFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that was found out about a file. `not_checked` counts rows by what they ask for and no goal can check.
+    """The report on a task file. `not_checked` counts rows by requirements that no goal can check.
 
     Report(file="train.json", tasks=94, problems=(…), drift=(DriftedCall(…), …),
            not_checked={"reward_spec.ground_truth.success_criteria.reasoning_quality_threshold": 94}, …)
@@ -415,11 +402,11 @@ class Report:
 
     @property
     def fine(self) -> bool:
-        """Whether nothing is wrong. What nobody checks is not wrong, but it is said."""
+        """Whether there are no problems. Requirements that are not checked are reported, but are not problems."""
         return not self.problems and not self.drift
 
     def to_json(self) -> dict[str, Any]:
-        """The whole report for another program, with the aliases that would mend the drift."""
+        """The report as JSON, with the aliases that would fix the drift."""
         return {**asdict(self), "fine": self.fine, "aliases": alias_settings(self.drift)}
 
 
@@ -430,9 +417,9 @@ def validate(
     against: Sequence[TaskFile] = (),
     episodes: EpisodesConfig | None = None,
 ) -> Report:
-    """Hold a task file against the tools there are, and against other files that must not share its tasks.
+    """Check a task file against the available tools, and against other files that must not share its tasks.
 
-    `episodes` says how many turns each may take; left out, it is that of a recipe that says nothing.
+    `episodes` sets the turn limits; None: the defaults.
     """
     by_name = {tool.name: tool for tool in tools}
     recorded = list(recorded_calls(entry.row for entry in file.entries))
@@ -473,7 +460,7 @@ def _unknown_tools(task: Task, tools: ToolsByName) -> Iterator[str]:
     named = [
         *((name, "offers") for name in task.tools or ()),
         *((call.tool, "needs") for call in task.goal.calls),
-        *((state.tool, "has its state told by") for state in task.goal.state),
+        *((state.tool, "checks its state with") for state in task.goal.state),
         *((call.name, "is solved with") for call in solution),
     ]
     for name, verb in dict.fromkeys(named):
@@ -481,16 +468,12 @@ def _unknown_tools(task: Task, tools: ToolsByName) -> Iterator[str]:
             yield f"{verb} {name!r}, which no server lists{did_you_mean(name, tools)}"
 
 
-def _needed(task: Task) -> set[str]:
-    return {call.tool for call in task.goal.calls}
-
-
 def _figures_by_tool(
     tasks: Sequence[Task], tools: ToolsByName, recorded: Sequence[RecordedCall], drift: Sequence[DriftedCall]
 ) -> tuple[ToolFigures, ...]:
     offered = Counter(name for task in tasks for name in set(tools if task.tools is None else task.tools))
-    needed = Counter(name for task in tasks for name in _needed(task))
-    calls = Counter(place.call.name for place in recorded)
+    needed = Counter(name for task in tasks for name in {call.tool for call in task.goal.calls})
+    calls = Counter(call.name for *_, call in recorded)
     drifted = Counter(call.tool for call in drift)
     named = [*tools, *sorted({*offered, *needed, *calls} - set(tools))]
     return tuple(

@@ -85,7 +85,7 @@ def test_an_import_reports_what_went_in_what_did_not_and_why(run, log, tmp_path)
         "Definitions inferred from the calls, better given with --tools: fmp_get_quote, send_message." in result.output
     )
     assert "Argument aliases applied: 1. Texts with secrets struck out: 0." in result.output
-    assert "unreadable: log.json, row 1, message 9: the call is no JSON" in result.output
+    assert "unreadable: log.json, row 1, message 9: the call is not JSON" in result.output
 
 
 def test_tools_that_no_pattern_matches_and_calls_that_do_not_fit_are_named(run, log, tmp_path):

@@ -1,4 +1,4 @@
-"""What episodes are played with in these tests: tools made of functions, scripted turns, small configurations."""
+"""Fixtures for episodes: tools made of functions, scripted turns, small configurations."""
 
 from __future__ import annotations
 

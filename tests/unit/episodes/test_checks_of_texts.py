@@ -1,4 +1,4 @@
-"""Each kind of expectation against texts that meet it and texts that almost do, and numbers as people write them."""
+"""Each kind of expected text against texts that meet it and texts that almost do; numbers as people write them."""
 # R19
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_the_examples_in_the_documentation_hold():
         ("23:30", "", False),
     ],
 )
-def test_a_text_must_stand_in_the_answer_as_words_of_its_own(expected, given, right):
+def test_the_answer_must_contain_the_text_as_whole_words(expected, given, right):
     assert meets(Contains(text=expected), given) is right
 
 
@@ -83,7 +83,7 @@ def test_any_text_is_one_that_is_not_blank(given, right):
         ("VLKNS and ORBT", False),
     ],
 )
-def test_all_members_and_none_of_the_others_must_stand_in_the_answer(given, right):
+def test_the_answer_must_contain_all_members_and_none_of_the_others(given, right):
     assert meets(HasAll(members=("VLKN", "ORBT"), none_of=("HALE", "NIMB")), given) is right
 
 

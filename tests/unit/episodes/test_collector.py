@@ -1,4 +1,4 @@
-"""Whole groups: lost episodes run again and leave no trace, and what cannot be mended stops the step."""
+"""Complete groups: lost episodes are run again and leave no trace; an error that no retry can fix stops the step."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_the_last_attempt_allowed_still_counts():
 @pytest.mark.parametrize(
     "error", [BadValueError("the context is too short", fix="raise it"), ZeroDivisionError("ours")]
 )
-async def test_an_error_that_no_rerun_can_mend_is_raised_as_it_is(error):
+async def test_an_error_that_no_retry_can_fix_is_raised_unchanged(error):
     async def play(task: str, member: int, attempt: int) -> None:
         if member == 1:
             raise error

@@ -1,4 +1,4 @@
-"""Episodes under a grammar: what the sampler is asked for, and what the trajectory records of it."""
+"""Episodes under a grammar: the requests to the sampler, and what the trajectory records."""
 # R7, R12
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def test_a_sampler_that_does_not_keep_to_the_grammar_stops_the_run(stage, 
         await play(runner)
 
 
-async def test_prose_before_a_call_is_free_where_only_calls_are_held(stage):
+async def test_prose_before_a_call_is_free_if_only_calls_are_constrained(stage):
     runner, _ = stage(f"Let me look. {CALL}{END}", f"It is blue.{END}", constrain="calls")
     trajectory = await play(runner)
     assert trajectory.turns[0].observations[0].text == "blue"
@@ -100,5 +100,5 @@ async def test_prose_before_a_call_is_free_where_only_calls_are_held(stage):
 
 def test_a_runner_under_a_grammar_needs_one(chat):
     config = make_config().model_copy(update={"sampling": SamplingConfig(constrain="act")})
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="grammars are needed if"):
         EpisodeRunner(config, chat=chat, sampler=None, leases=None, preamble=())

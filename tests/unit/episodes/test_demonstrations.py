@@ -1,4 +1,4 @@
-"""Demonstrations: solutions played as episodes on the shipped servers, in the tokens that the policy would write."""
+"""Demonstrations: solutions played as episodes on the shipped servers, in the policy's tokens."""
 # R10
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ async def test_a_solution_that_does_not_solve_its_task_is_an_error_that_names_it
 async def test_what_a_tool_refused_is_told(chat):
     goal = [ExpectedCall(tool="echo")]
     task = make_task("typo", answer=None, calls=goal, solution=solved(call("ecco", text="blue")))
-    with pytest.raises(TaskFileError, match=r"typo does not solve it .*; ecco said: There is no tool 'ecco'"):
+    with pytest.raises(TaskFileError, match=r"typo does not solve it .*; ecco answered: There is no tool 'ecco'"):
         await stage(chat).play([task], 0)
 
 
@@ -233,7 +233,7 @@ def test_a_warm_start_without_any_solution_is_refused():
 
 def test_a_solution_with_a_wrong_answer_is_refused_without_being_played():
     task = make_task("sky", answer="green", solution=solved(ECHO, answer="It is blue"))
-    with pytest.raises(TaskFileError, match=r"solution of task sky has an answer that its goal refuses: 'It is blue'"):
+    with pytest.raises(TaskFileError, match=r"solution of task sky does not meet its goal: 'It is blue'"):
         require_solutions([task], warm())
 
 

@@ -1,4 +1,4 @@
-"""The contract of a step: calls in parallel, faults of the policy observed, faults of the world raised."""
+"""The contract of a step: calls in parallel, policy faults observed, infrastructure faults raised."""
 # R16, R18, R19, R20
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def act(*calls: ToolCall, prose: str = "", finish: FinishReason = FinishReason.S
     return Action(text=f"<{prose}>", prose=prose, calls=calls, sampled_ids=(5, 6), finish=finish, weights_version=3)
 
 
-async def test_a_turn_with_calls_gives_observations_and_the_episode_goes_on():
+async def test_a_turn_with_calls_gives_observations_and_the_episode_continues():
     environment = make_environment(
         FunctionTools(echo=lambda text: text), calls=[ExpectedCall(tool="echo", arguments={"text": "a"})]
     )
@@ -263,7 +263,7 @@ async def test_the_judge_grades_the_final_answer_and_nothing_before_it():
 
 
 @pytest.mark.parametrize("action", [{"prose": " "}, {"prose": "Please.", "finish": FinishReason.LENGTH}])
-async def test_where_there_is_no_answer_the_judge_is_not_asked(action):
+async def test_without_an_answer_the_judge_is_not_asked(action):
     judge = Strict()
     environment = make_environment(FunctionTools(), answer=None, rubric="Polite.", judge=judge)
     result = await environment.step(act(**action))

@@ -1,4 +1,4 @@
-"""The figures of a step against groups small enough to count by hand."""
+"""The metrics of a step, for groups small enough to count by hand."""
 
 from __future__ import annotations
 

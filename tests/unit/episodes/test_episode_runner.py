@@ -1,4 +1,4 @@
-"""One episode from prompt to trajectory: how it ends, what it records, and which seeds it draws with."""
+"""One episode from prompt to trajectory: how it ends, what it records, and its seeds."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_a_last_turn_of_full_length_without_a_call_is_cut(stage):
     assert sum(trajectory.sampled) == 4
 
 
-async def test_a_call_cut_by_length_is_a_fault_that_the_policy_may_mend(stage):
+async def test_a_call_cut_by_length_is_a_fault_that_the_policy_may_correct(stage):
     runner, sampler = stage(calling("echo", text="far too long for this turn"), f"Done.{END}", max_tokens=12)
     trajectory = await play(runner)
     assert trajectory.turns[0].observations[0].fault is Fault.POLICY
@@ -142,7 +142,7 @@ async def test_an_observation_too_long_for_the_context_ends_the_episode_before_i
     assert len(sampler.requests) == 1
 
 
-async def test_a_prompt_longer_than_the_context_is_the_users_to_mend(stage, chat):
+async def test_a_prompt_longer_than_the_context_is_a_configuration_error(stage, chat):
     tools = FunctionTools(**{f"tool_{n}": lambda: "" for n in range(12)})
     runner, sampler = stage(f"Hello.{END}", tools=tools, context_tokens=64)
     with pytest.raises(BadValueError, match=r"the prompt of task task has \d+ tokens, model\.context_tokens is 64"):
@@ -275,7 +275,7 @@ async def test_an_injected_failure_is_shown_to_the_policy_like_any_other_result(
 
 async def test_a_judge_and_its_setting_go_together(chat):
     config = make_config(rewards=RewardsConfig(judge=JudgeConfig(url="http://127.0.0.1:1/v1", model="m")))
-    with pytest.raises(ValueError, match=r"a judge and the setting rewards\.judge go together"):
+    with pytest.raises(ValueError, match=r"a judge is needed if, and only if, rewards\.judge"):
         EpisodeRunner(config, chat=chat, sampler=None, leases=None, preamble=())
 
 

@@ -1,4 +1,4 @@
-"""Which calls fail on purpose: how many, always the same ones, and nothing that gives them away."""
+"""Injected failures: their rate, their reproducibility, and that the policy cannot recognise them."""
 # R20
 
 from __future__ import annotations

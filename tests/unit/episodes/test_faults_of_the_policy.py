@@ -1,4 +1,4 @@
-"""A policy that makes its tool server die must not score better for it than one that simply fails."""
+"""A policy that kills its tool server must not score better than one that simply fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations in which the user speaks several times: limits, tools that come later, and the tokens of it all."""
+"""Conversations with several user messages: limits, tools that are offered later, and the tokens."""
 
 from __future__ import annotations
 
@@ -155,5 +155,5 @@ async def test_tools_that_come_later_and_a_grammar_do_not_go_together(chat):
     config = make_config()
     held = config.model_copy(update={"sampling": config.sampling.model_copy(update={"constrain": "calls"})})
     runner = EpisodeRunner(held, chat=chat, sampler=None, leases=None, preamble=(), grammars=object())
-    with pytest.raises(BadValueError, match="one grammar holds all turns"):
+    with pytest.raises(BadValueError, match="share one grammar"):
         await runner.run(three_questions(), step=0, member=0, attempt=0)

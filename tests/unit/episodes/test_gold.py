@@ -1,4 +1,4 @@
-"""Tasks played from a script on real servers: solutions are worth exactly 1, idleness nothing, variants less than 1."""
+"""Tasks played from a script on real servers: solutions earn exactly 1, idleness 0, variants less than 1."""
 # R19
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ async def test_a_task_without_a_solution_cannot_be_played():
         await play_gold([make_task("a")], FunctionTools(), REWARDS)
 
 
-async def test_a_rubric_is_graded_where_there_is_a_judge_and_left_out_where_there_is_none():
+async def test_a_rubric_is_graded_if_there_is_a_judge_and_left_out_otherwise():
     class Fair:
         async def grade(self, task, answer: str) -> float:
             return 0.5

@@ -1,4 +1,4 @@
-"""Losses by chance raise no alarm; losses that the policy causes are named by task, tool and text."""
+"""Random losses raise no alarm; losses caused by the policy are named by task, tool and text."""
 
 from __future__ import annotations
 

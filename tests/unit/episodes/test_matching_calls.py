@@ -1,4 +1,4 @@
-"""The best pairing of needed and made calls, against every pairing there is."""
+"""The best pairing of needed and made calls, compared with all pairings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_in_any_order_no_pairing_is_worth_more_and_no_call_counts_twice(table):
 
 @pytest.mark.parametrize("pair", [pair_in_order, pair_in_any_order])
 @pytest.mark.parametrize("table", [[], [[], []], [[None, None]]])
-def test_where_nothing_fits_nothing_is_paired(pair, table):
+def test_if_nothing_fits_nothing_is_paired(pair, table):
     assert pair(table) == []
 
 

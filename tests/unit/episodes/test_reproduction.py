@@ -1,4 +1,4 @@
-"""A fault that comes back with the same call is the policy's; one by chance, or of a server that is down, is not."""
+"""A fault that the same call reproduces is the policy's; a random fault, or one of a dead server, is not."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_tool_of_which_no_call_is_known_to_work_is_not_blamed_on_the_pol
     assert tools.called == ["other", "look"]
 
 
-async def test_a_server_that_dies_of_a_tool_that_never_worked_is_told_by_another_tool(chat, encode):
+async def test_a_server_killed_by_a_tool_that_never_worked_is_checked_with_another_tool(chat, encode):
     tools = tools_that(lambda *_: lost())
     played = await play(chat, encode, tools, says("other"), LOOK)
     assert played.stop is StopReason.CAUSED_FAULT

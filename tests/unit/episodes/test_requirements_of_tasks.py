@@ -1,4 +1,4 @@
-"""What tasks need of the servers is looked at before anything is spent: tools that exist, and the right world."""
+"""What tasks need of the servers is checked before a run: tools that exist, and the right world."""
 # R25
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Each part of the reward, the pairing of calls against every pairing there is, and what all of it comes to."""
+"""Each part of the reward, the pairing of calls, and the weighted result."""
 # R19
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_only_what_the_goal_checks_is_a_part():
     assert set(parts(Goal(rubric="Polite."))) == counts
 
 
-def test_calls_out_of_order_count_once_where_the_order_matters_and_fully_where_it_does_not():
+def test_calls_out_of_order_count_once_if_the_order_matters_and_fully_if_it_does_not():
     turn = worked(call("b", y=2, z=3), call("a", x=1))
     in_order, in_any = (parts(Goal(calls=TWO, in_any_order=free), turn) for free in (False, True))
     assert (in_order["calls"], in_order["arguments"]) == (0.5, 2 / 3)
@@ -164,13 +164,13 @@ def test_a_call_that_failed_counts_against_and_not_for():
     assert (found["calls"], found["efficiency"], found["invalid_call"]) == (0.0, 0.0, 2.0)
 
 
-def test_the_tool_that_answered_counts_where_the_policy_used_another_name_for_it():
+def test_the_tool_that_answered_counts_if_the_policy_used_an_alias():
     turn = worked(call("alias"))
     turn = replace(turn, observations=(replace(turn.observations[0], tool="a"),))
     assert parts(Goal(calls=(ExpectedCall(tool="a"),)), turn)["calls"] == 1.0
 
 
-def test_an_argument_given_by_another_name_that_an_alias_mends_is_right():
+def test_an_argument_given_by_its_alias_is_correct():
     goal = Goal(calls=(ExpectedCall(tool="a", arguments={"symbol": "X"}),))
     turn = worked(call("a", ticker="X"))
     assert parts(goal, turn)["arguments"] == 0.0

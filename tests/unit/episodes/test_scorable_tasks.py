@@ -1,4 +1,4 @@
-"""Before a step is spent: goals that cannot be judged, weights that leave nothing to gain, rubrics without a judge."""
+"""Checked before a run: goals that cannot be checked, weights that are all 0, rubrics without a judge."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_rubric_without_a_judge_is_warned_of_once(caplog):
     with caplog.at_level(logging.WARNING):
         require_scorable(tasks, RewardsConfig())
     [record] = caplog.records
-    assert "2 of 3 tasks have a rubric (b first), but rewards.judge is not set" in record.getMessage()
+    assert "2 of 3 tasks have a rubric (first: b), but rewards.judge is not set" in record.getMessage()
 
 
 def test_a_rubric_that_is_all_there_is_needs_a_judge():

@@ -1,4 +1,4 @@
-"""One episode over two real MCP servers, three turns long, read back from disk and taken apart token by token."""
+"""One episode of three turns over two real MCP servers, read back from disk and checked token by token."""
 # R14, R16
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What workers lack is said before anything is started."""
+"""Missing requirements of workers are reported before anything is started."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_an_advantage_that_is_no_number_is_refused_and_the_weights_stay(tiny_mod
 
 @pytest.mark.parametrize("poison", [math.nan, -math.inf, 0.1])
 def test_a_sampled_logprob_that_is_none_never_reaches_the_learner(poison):
-    with pytest.raises(ValueError, match="is no logprob"):
+    with pytest.raises(ValueError, match="is not a valid logprob"):
         make_trajectory([1, 2], "cs", logprobs=[0.0, poison])
 
 

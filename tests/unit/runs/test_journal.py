@@ -1,4 +1,4 @@
-"""The episode journal: what an addition returned for is read back, whatever happens to the process or to the file."""
+"""The episode journal: every episode whose addition returned is read back, after any crash or damage."""
 # R28
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ async def test_an_episode_is_never_written_twice(tmp_path):
     assert (tmp_path / NAME).read_bytes().count(b"\n") == 2
 
 
-def test_of_an_episode_that_stands_twice_the_first_counts(tmp_path):
+def test_if_an_episode_is_there_twice_the_first_counts(tmp_path):
     for folder, text in (("a", "first"), ("b", "second")):
         (tmp_path / folder).mkdir()
         asyncio.run(write(tmp_path / folder, [make_trajectory(step=STEP, text=text)]))
@@ -191,7 +191,7 @@ def test_any_prefix_of_a_file_gives_a_prefix_of_its_episodes(tmp_path_factory, w
 
 
 @given(data=st.data())
-def test_a_flipped_bit_loses_the_line_it_touches_and_no_other_and_is_told(tmp_path_factory, written, data):
+def test_a_flipped_bit_loses_only_its_line_and_is_reported(tmp_path_factory, written, data):
     whole, made = written
     bit = data.draw(st.integers(0, 8 * len(whole) - 1))
     spoiled = bytearray(whole)
@@ -227,7 +227,7 @@ def test_a_file_under_the_name_of_another_step_gives_nothing(tmp_path, written):
     assert EpisodeJournal(tmp_path).finished(13) == {}
 
 
-def test_damage_is_told_once_also_where_the_file_is_read_again_to_append(tmp_path, written):
+def test_damage_is_reported_once_even_if_the_file_is_read_again_to_append(tmp_path, written):
     whole, made = written
     lines = whole.splitlines(keepends=True)
     (tmp_path / NAME).write_bytes(lines[0] + b"rot\n" + lines[1] + lines[2][:-9])
@@ -253,7 +253,7 @@ async def test_files_of_steps_that_a_checkpoint_covers_are_removed_and_closed(tm
     (tmp_path / "notes.txt").touch()
     journal.forget_before(2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "step-00002.jsonl"]
-    with pytest.raises(ValueError, match="forgotten step 1"):
+    with pytest.raises(ValueError, match="step 1 was removed"):
         await journal.add(make_trajectory(step=1, member=1))  # behind the closing, in the same thread
     assert open_files(tmp_path) == ["step-00002.jsonl"]
     assert journal.finished(1) == {}

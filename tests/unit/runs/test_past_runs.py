@@ -1,4 +1,4 @@
-"""Runs read from their folders: where each stands, at work or not, and what is damaged; nothing is changed."""
+"""Runs read from their folders: status, figures and damage. Reading changes nothing."""
 # R28
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_a_run_is_running_while_a_process_has_it_open_and_stopped_afterwards(con
     assert [saved.step for saved in run.checkpoints] == [2]
 
 
-def test_whoever_asks_where_a_run_stands_keeps_nobody_from_opening_it(config):
+def test_reading_the_status_of_a_run_does_not_keep_others_from_opening_it(config):
     path = closed_run(config, [0.1])
     with (path / "lock").open("rb") as asker:
         fcntl.flock(asker, fcntl.LOCK_SH)
@@ -114,9 +114,9 @@ def test_a_line_that_is_half_written_does_not_count_yet(tmp_path, cut):
     [
         ("metrics.jsonl", '{"step": 0}\nnonsense\n{"step": 2}\n', "line 2 of metrics.jsonl cannot be read"),
         ("metrics.jsonl", '[]\n{"step": 1}\n', "line 1 of metrics.jsonl cannot be read"),
-        ("health.jsonl", '{"step": 0, "severity": "odd"}\n', "health.jsonl holds a line that is no verdict"),
-        ("config.yaml", "a: [", "config.yaml is no YAML"),
-        ("config.yaml", "- 1", "config.yaml does not hold the settings of a run"),
+        ("health.jsonl", '{"step": 0, "severity": "odd"}\n', "health.jsonl has a line that is not a verdict"),
+        ("config.yaml", "a: [", "config.yaml is not YAML"),
+        ("config.yaml", "- 1", "config.yaml does not have the settings of a run"),
         ("config.yaml", None, "config.yaml is missing"),
     ],
 )
@@ -158,12 +158,12 @@ def test_a_run_started_when_its_first_step_was_written_although_its_settings_are
     assert read_run(path).started == 1.7e9
 
 
-def test_a_folder_that_is_no_run_is_an_error_with_the_nearest_name(config, tmp_path):
+def test_a_folder_that_is_not_a_run_is_an_error_with_the_nearest_name(config, tmp_path):
     outputs = closed_run(config, [0.1]).parent
     with pytest.raises(NoRunError, match=r"there is no run .*trail \(did you mean 'trial'\?\)"):
         read_run(outputs / "trail")
     (outputs / "tria").mkdir()
-    with pytest.raises(NoRunError, match=r"is not that of a run \(did you mean 'trial'\?\)"):
+    with pytest.raises(NoRunError, match=r"is not a run \(did you mean 'trial'\?\)"):
         read_run(outputs / "tria")
     with pytest.raises(NoRunError, match="there is no run"):
         read_run(tmp_path / "nowhere" / "trial")
@@ -231,7 +231,7 @@ def test_every_checkpoint_is_read_and_a_flipped_bit_is_found_in_the_newest_and_i
     assert {"step-00001", "step-00002"} <= {path.name for path in heard}
 
 
-def test_a_checkpoint_that_is_being_written_is_damage_only_where_nobody_writes_it(config):
+def test_an_unfinished_checkpoint_is_damage_only_if_nobody_is_writing_it(config):
     with RunFolder.create(config) as folder:
         save(folder, 1)
         Checkpoints(folder.checkpoints).begin(2)

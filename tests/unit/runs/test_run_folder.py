@@ -1,4 +1,4 @@
-"""The folder of a run: its name and lock, what each step leaves in it, and what a resumed run finds there."""
+"""The folder of a run: its name and lock, the records of each step, and what a resumed run reads."""
 # R27, R28
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_a_child_that_outlives_the_run_does_not_hold_its_lock(folder):
 
 
 @pytest.mark.parametrize("name", ["nothing", "empty"])
-def test_a_folder_without_a_configuration_is_no_run_and_stays_as_it_is(tmp_path, name):
+def test_a_folder_without_a_configuration_is_not_a_run_and_stays_unchanged(tmp_path, name):
     (tmp_path / "empty").mkdir()
     with pytest.raises(NoRunError, match=name):
         RunFolder.open(tmp_path / name)
@@ -224,7 +224,7 @@ def test_the_line_of_metrics_is_written_last_and_each_file_is_synced_before_the_
     assert [len(there) for _, there in seen] == [0, 1, 1, 2, 2, 2, 3, 3, 4, 4]
 
 
-def test_a_full_disk_is_told_as_one(folder):
+def test_a_full_disk_is_reported_as_one(folder):
     (folder.path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(StorageError, match=r"metrics\.jsonl failed: No space left"):
         folder.record_step(0, step_record([], {}, []))
@@ -244,7 +244,7 @@ def test_cutting_gives_back_the_steps_that_stay_and_leaves_what_they_had_left(fo
     assert contents(folder) == as_it_was
 
 
-def test_cutting_where_nothing_is_too_much_changes_nothing(folder):
+def test_cutting_to_the_last_step_changes_nothing(folder):
     record(folder, 2)
     as_it_was = contents(folder)
     assert folder.cut_to(2) == folder.cut_to(2)
@@ -259,7 +259,7 @@ def test_a_run_can_be_cut_to_its_very_beginning(folder):
     assert (folder.path / "metrics.jsonl").read_bytes() == b""
 
 
-def test_metrics_that_are_no_numbers_are_given_back_as_they_are(folder):
+def test_metrics_that_are_not_finite_are_returned_unchanged(folder):
     folder.record_step(0, step_record([], {"loss": math.nan, "kl": -math.inf}, []))
     (metrics,), _ = folder.cut_to(1)
     assert math.isnan(metrics["loss"])
@@ -351,7 +351,7 @@ class FailingSync:
         self._sync(descriptor)
 
 
-def test_an_end_that_was_broken_off_anywhere_is_repeated(folder, monkeypatch):
+def test_an_interrupted_finish_can_be_repeated(folder, monkeypatch):
     folder.finish(Weights(version=2, adapter=make_weights(folder, 2, "old")), {"updates": 2})
     new = Weights(version=3, adapter=make_weights(folder, 3, "new"))
     summary, weights = folder.path / "summary.json", folder.path / "adapter" / "inner" / "weights"

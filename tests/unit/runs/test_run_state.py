@@ -1,4 +1,4 @@
-"""The state of a run in a checkpoint: as it was written, and refused where another version wrote it."""
+"""The state of a run in a checkpoint: read back as written, refused if another version wrote it."""
 
 from __future__ import annotations
 

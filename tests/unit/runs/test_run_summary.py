@@ -1,4 +1,4 @@
-"""The closing figures of a run: sums, firsts and lasts, the worst where correctness is concerned, success, verdicts."""
+"""The summary of a run: sums, first and last values, worst steps, success metrics, verdicts."""
 
 # R9, R30
 
@@ -48,13 +48,13 @@ def test_counts_and_seconds_are_summed():
     assert (found["seconds"], found["wait_s"], found["update_s"]) == (10.5, 6.0, 3.0)
 
 
-def test_what_is_learnt_is_told_by_the_first_and_the_last_step():
+def test_learning_is_summarised_by_the_first_and_the_last_step():
     found = summary_of({"reward": 0.1}, {"reward": 9.0}, {"reward": 0.9, "valid_call_rate": 1.0})
     assert (found["reward_first"], found["reward_last"]) == (0.1, 0.9)
     assert (found["valid_call_rate_first"], found["valid_call_rate_last"]) == (0.25, 1.0)
 
 
-def test_correctness_is_told_by_the_worst_step():
+def test_correctness_is_summarised_by_the_worst_step():
     found = summary_of({"kl": 0.3, "parity_logprob_max_abs_error": 0.2}, {"alignment": 0.99}, {})
     assert (found["alignment"], found["kl_max"], found["parity_logprob_max_abs_error"]) == (0.99, 0.3, 0.2)
 
@@ -111,13 +111,13 @@ def test_a_healthy_run_meets_every_bar():
         ("valid tool calls, last step", [{}, {"valid_call_rate": 0.7}], 0.7),
     ],
 )
-def test_a_missed_bar_is_told_with_its_figure(name, steps, value):
+def test_a_missed_bar_is_reported_with_its_figure(name, steps, value):
     found = success_of(*steps)[name]
     assert found["value"] == pytest.approx(value)
     assert not found["met"]
 
 
-def test_one_bad_step_does_not_fail_the_mean_and_is_told_by_the_worst():
+def test_one_bad_step_fails_the_worst_step_but_not_the_mean():
     found = success_of(*[{}] * 19, {"kl": 4.0})
     assert found["KL per token, mean"]["met"]
     assert not found["KL per token, worst step"]["met"]
@@ -129,7 +129,7 @@ def test_valid_calls_are_those_of_the_last_step_and_a_short_run_says_so():
     assert success_of(*[{}] * 50)["valid tool calls, last step"]["note"] == ""
 
 
-def test_what_lowers_the_active_tokens_is_said_in_words():
+def test_the_note_says_what_lowers_the_active_tokens():
     steps = [{"groups_without_variance": 4.0, "clipped_fraction": 0.1}, {"clipped_fraction": 0.2}]
     assert success_of(*steps)["active tokens, mean"]["note"] == "31% of groups dead, 15% of tokens clipped"
     # Groups that were left out of the batch lower nothing.

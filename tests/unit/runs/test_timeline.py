@@ -1,4 +1,4 @@
-"""When a run did what."""
+"""The timeline of a run."""
 # R28, R29
 
 import pytest

@@ -1,4 +1,4 @@
-"""Trajectories read back are those written, from Parquet and from JSON alike."""
+"""Trajectories are read back as written, from Parquet and from JSON."""
 # R27, R28
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_trajectories_read_from_parquet_are_those_written(tmp_path_factory, made
 
 
 @given(made=trajectories())
-def test_a_trajectory_decoded_is_the_one_encoded_and_stands_on_one_line(made):
+def test_a_trajectory_is_decoded_as_it_was_encoded_on_one_line(made):
     encoded = encode_trajectory(made)
     assert b"\n" not in encoded
     assert repr(decode_trajectory(encoded)) == repr(made)
@@ -52,7 +52,7 @@ def test_two_halves_of_a_pair_are_not_joined():
     assert decode_trajectory(encode_trajectory(make_trajectory(text=halves))).turns[0].text == halves
 
 
-def test_a_reward_that_is_no_number_stays_none(tmp_path):
+def test_a_reward_that_is_not_finite_is_kept(tmp_path):
     made = replace(make_trajectory(), reward=math.nan, reward_parts={"answer": math.inf})
     write_trajectories(tmp_path / "file.parquet", [made])
     for read in (decode_trajectory(encode_trajectory(made)), *read_trajectories(tmp_path / "file.parquet")):
@@ -72,13 +72,13 @@ def test_arguments_nested_as_deep_as_a_policy_likes_are_recorded(tmp_path, level
 
 
 @given(junk=st.binary(max_size=60))
-def test_bytes_that_are_no_trajectory_are_a_value_error(junk):
+def test_bytes_that_are_not_a_trajectory_are_a_value_error(junk):
     with pytest.raises(ValueError, match=r"\S"):
         decode_trajectory(junk)
 
 
 @pytest.mark.parametrize("junk", [b"[" * 100_000, b"{}", b"null", b'{"step": "x"}'])
-def test_json_that_is_no_trajectory_is_a_value_error(junk):
+def test_json_that_is_not_a_trajectory_is_a_value_error(junk):
     with pytest.raises(ValueError, match=r"\S"):
         decode_trajectory(junk)
 

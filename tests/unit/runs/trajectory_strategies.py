@@ -1,4 +1,4 @@
-"""Trajectories for tests of what is written and read back: any that Hypothesis finds."""
+"""Hypothesis strategies for trajectories."""
 
 from __future__ import annotations
 

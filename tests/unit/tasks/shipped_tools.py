@@ -1,4 +1,4 @@
-"""The tools of the five servers that ship with mcprl, written down by hand from their contract."""
+"""The tools of the five servers that ship with mcprl, written by hand from their contract."""
 
 from __future__ import annotations
 

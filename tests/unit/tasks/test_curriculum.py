@@ -1,4 +1,4 @@
-"""The curriculum: its formula, that nothing starves, and that a restored run deals what the other would have dealt."""
+"""The curriculum: its formula, no task starves, and a restored run deals the same tasks."""
 # R20, R30
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_draws_follow_the_weights():
         assert abs(counts[task.id] / 6000 - share) < 4.5 * spread
 
 
-def test_stand_ins_go_on_with_the_draw_by_the_weights_of_those_left():
+def test_stand_ins_continue_the_weighted_draw():
     made = tasks(EASY, EASY, EASY, MEDIUM)
     order = Curriculum(made, per_step=1, seed=11)
     order.note({"easy0": [True] * 8, "easy1": [True, False] * 4})
@@ -159,7 +159,7 @@ def test_tasks_that_are_always_or_never_solved_come_less_often_than_those_in_bet
     assert counts[2] > 2 * counts[1]
 
 
-def test_no_task_starves_whatever_comes_of_the_others():
+def test_no_task_starves():
     made = tasks(*[EASY] * 20, *[MEDIUM] * 20, *[HARD] * 20)
     dealt = play(Curriculum(made, per_step=4, seed=2), range(1500), lambda *_: [False] * 4)
     counts = Counter(task_id for ids in dealt for task_id in ids)

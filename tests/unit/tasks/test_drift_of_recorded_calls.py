@@ -1,4 +1,4 @@
-"""Recorded calls against the tools there are: each that does not fit is found, with the alias that would mend it.
+"""Recorded calls that do not fit the tools are found, with the alias that would fix them.
 
 On the user's own files the findings are held against an oracle that shares no code with mcprl: it reads the raw JSON.
 """
@@ -87,7 +87,7 @@ def test_the_known_drift_of_the_training_file_has_its_aliases():
     if not DATA.exists():
         pytest.skip("../shared/data is missing: put the user's SkyRL files there")
     report = validate(read_task_file(DATA / "recorded-train.json"), SHIPPED_TOOLS)
-    assert Counter((call.tool, "; ".join(map(str, call.mends))) for call in report.drift) == {
+    assert Counter((call.tool, "; ".join(map(str, call.aliases))) for call in report.drift) == {
         ("fmp_get_quote", "argument_aliases: {ticker: symbol}"): 13,
         ("polygon_get_ticker_details", "argument_aliases: {symbol: ticker}"): 5,
         ("polygon_get_news", ""): 3,  # called without a ticker: no other name for anything
@@ -110,7 +110,7 @@ def test_with_the_aliases_in_the_recipe_the_tool_runtime_takes_every_call_that_h
         aliases = settings.get(TOOLS[written.name].server, ServerSettings()).argument_aliases
         properties = TOOLS[written.name].parameters["properties"]
         mended = resolve_arguments(written.arguments, properties, aliases)
-        assert (check_call(written.name, mended, TOOLS).problems == ()) == bool(call.mends)
+        assert (check_call(written.name, mended, TOOLS).problems == ()) == bool(call.aliases)
 
 
 def conversation(*calls: tuple[str, dict]) -> list[dict]:
@@ -129,7 +129,7 @@ def drift_of_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("call", "mends"),
+    ("call", "aliases"),
     [
         (("fmp_get_quote", {"symbol": "A"}), None),
         (("fmp_get_quote", {"ticker": "A"}), ["argument_aliases: {ticker: symbol}"]),
@@ -155,13 +155,13 @@ def drift_of_rows(tmp_path):
         (("weather", {"city": "Lima"}), []),
     ],
 )
-def test_a_call_has_the_aliases_that_would_mend_all_of_it_or_none(drift_of_rows, call, mends):
+def test_a_call_has_the_aliases_that_would_fix_all_of_it_or_none(drift_of_rows, call, aliases):
     drift = drift_of_rows({"prompt": conversation(call)})
-    if mends is None:
+    if aliases is None:
         assert drift == ()
     else:
-        assert [sorted(map(str, found.mends)) for found in drift] == [
-            sorted("; ".join(mends).split("; ")) if mends else []
+        assert [sorted(map(str, found.aliases)) for found in drift] == [
+            sorted("; ".join(aliases).split("; ")) if aliases else []
         ]
 
 
@@ -182,11 +182,11 @@ def test_calls_are_found_in_every_conversation_of_a_row_with_their_places(drift_
 def test_a_call_that_cannot_be_read_is_drift_too(drift_of_rows):
     broken = {"role": "assistant", "content": "<tool_call>{nonsense</tool_call>"}
     (found,) = drift_of_rows({"prompt": [{"role": "user", "content": "?"}, broken]})
-    assert found.problems[0].startswith("the call is no JSON")
-    assert found.mends == ()
+    assert found.problems[0].startswith("the call is not JSON")
+    assert found.aliases == ()
 
 
-def test_where_a_name_means_two_things_at_one_server_the_more_frequent_meaning_is_kept(drift_of_rows):
+def test_if_a_name_means_two_things_on_one_server_the_more_frequent_is_kept(drift_of_rows):
     calls = [("tavily_search", {"text": "x"}), ("tavily_qna_search", {"text": "y"})]
     assert alias_settings(drift_of_rows({"prompt": conversation(*calls)})) == {
         "tavily": {"argument_aliases": {"text": "query"}}
@@ -201,7 +201,7 @@ def test_where_a_name_means_two_things_at_one_server_the_more_frequent_meaning_i
     }
 
 
-def test_the_aliases_are_settings_of_a_recipe_as_they_stand(drift_of_rows):
+def test_the_aliases_are_valid_settings_of_a_recipe(drift_of_rows):
     settings = alias_settings(drift_of_rows({"prompt": conversation(("fmp_get_quotes", {"ticker": "A"}))}))
     read = yaml.safe_load(yaml.safe_dump(settings))
     fmp = ServerSettings(**read["fmp"])

@@ -1,4 +1,4 @@
-"""Which tasks come when: decided by the seed and the step alone, fairly."""
+"""The order of tasks: fair, and a function of the seed and the step alone."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_another_seed_gives_another_order(one, other):
     assert (dealt[0] == dealt[1]) == (one == other)
 
 
-def test_over_many_laps_every_task_is_dealt_about_as_often_also_where_laps_leave_some_out():
+def test_over_many_passes_tasks_are_dealt_equally_often_even_if_passes_leave_some_out():
     order = TaskOrder(tasks(5), per_step=3, seed=7)
     counts = dict.fromkeys((task.id for task in tasks(5)), 0)
     for step in range(2000):
@@ -83,7 +83,7 @@ def test_more_tasks_a_step_than_there_are_is_refused_with_both_numbers(count, mo
 
 
 @given(orders(), st.integers(0, 500))
-def test_all_that_a_step_was_not_dealt_can_stand_in_and_the_order_depends_on_seed_and_step_alone(order, step):
+def test_all_other_tasks_are_stand_ins_in_an_order_that_depends_on_seed_and_step_alone(order, step):
     count, per_step, seed = order
     made = TaskOrder(tasks(count), per_step=per_step, seed=seed)
     others = [task.id for task in made.stand_ins(step)]

@@ -1,4 +1,4 @@
-"""The list of tools that these tests hold tasks against is that of the servers which ship with mcprl."""
+"""The list of tools in these tests is that of the shipped servers."""
 # R14
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows in SkyRL's format become tasks; what they ask for and no goal can check is said by name."""
+"""Rows in SkyRL's format become tasks; requirements that a goal cannot check are named."""
 # R31
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_the_prompt_ends_before_the_first_assistant_message(read):
     assert task.prompt == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi\nthere"})
 
 
-def test_rows_may_also_stand_one_a_line_and_metadata_in_any_of_its_places(read):
+def test_rows_may_be_one_per_line_with_metadata_in_any_of_its_places(read):
     rows = [
         row("a?", task_metadata={"task_id": "a1", "complexity": "Hard"}),
         row("b?", extra_info={"task_id": 7, "complexity": "easy", "tools_available": ["x", "y", "x"]}),
@@ -109,7 +109,7 @@ def test_a_row_without_an_id_gets_one_from_its_question(read):
 
 
 @given(order=st.permutations(range(4)))
-def test_rows_that_share_an_id_are_told_apart_by_what_they_say_and_not_by_their_order(tmp_path_factory, order):
+def test_rows_that_share_an_id_get_ids_by_content_and_not_by_order(tmp_path_factory, order):
     metadata = {"task_id": "d03"}
     rows = [row(f"{n}?", task_metadata=metadata) for n in range(3)] + [row("x?", task_metadata={"task_id": "e01"})]
     path = tmp_path_factory.mktemp("rows") / "rows.json"
@@ -154,12 +154,12 @@ def test_what_no_goal_can_check_is_named_and_what_asks_for_nothing_is_not(read, 
     ("fields", "words"),
     [
         ({"prompt": 3}, "prompt: is neither a text nor a list of messages"),
-        ({"prompt": []}, "prompt: no message of the user"),
-        ({"prompt": [{"role": "assistant", "content": "Hi"}]}, "prompt: no message of the user"),
-        ({"prompt": [{"role": "tool", "content": "Hi"}]}, "prompt: message 1 is of 'tool'"),
+        ({"prompt": []}, "prompt: there is no user message"),
+        ({"prompt": [{"role": "assistant", "content": "Hi"}]}, "prompt: there is no user message"),
+        ({"prompt": [{"role": "tool", "content": "Hi"}]}, "prompt: message 1 has role 'tool'"),
         (
             {"task_metadata": {"complexity": "expert"}},
-            "task_metadata.complexity: 'expert' is none of easy, medium, hard",
+            "task_metadata.complexity: 'expert' is not one of easy, medium, hard",
         ),
         ({"extra_info": {"tools_available": "all"}}, "extra_info.tools_available: "),
         (

@@ -1,4 +1,4 @@
-"""Task files and preambles: what a line may say, how a wrong one is refused, and that what is written is read back."""
+"""Task files and preambles: valid lines, refused lines, and writing tasks."""
 # R25
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_tasks_come_in_the_order_of_the_file_and_empty_lines_are_skipped(write):
 
 
 @given(prompt=st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_prompt_survives_the_file_also_where_it_holds_odd_line_separators(tmp_path_factory, prompt):
+def test_any_prompt_survives_the_file_even_with_odd_line_separators(tmp_path_factory, prompt):
     path = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
     lines = [json.dumps({"id": name, "prompt": prompt, "answer": "y"}, ensure_ascii=False) for name in "ab"]
     path.write_bytes("\n".join(lines).encode())
@@ -175,7 +175,7 @@ def test_any_prompt_survives_the_file_also_where_it_holds_odd_line_separators(tm
         ('{"id": "b", "prompt": "x", "answer": {}}', "answer: write a text, or an object with one of the keys any,"),
         ('{"id": "b", "prompt": "x", "answer": {"any": false}}', "answer.any: "),
         ('{"id": "b", "prompt": "x", "answer": {"number": "3"}}', "answer.number: "),
-        ('{"id": "b", "prompt": "x", "answer": {"number": NaN}}', "NaN is no JSON"),
+        ('{"id": "b", "prompt": "x", "answer": {"number": NaN}}', "NaN is not JSON"),
         ('{"id": "b", "prompt": "x", "answer": {"number": 3, "tolerance": -1}}', "answer.tolerance: "),
         ('{"id": "b", "prompt": "x", "answer": {"number": 3, "contains": "x"}}', "answer.contains: Extra inputs"),
         ('{"id": "b", "prompt": "x", "answer": {"all": []}}', "answer.all: "),
@@ -189,10 +189,10 @@ def test_any_prompt_survives_the_file_also_where_it_holds_odd_line_separators(tm
         ('{"id": "b", "prompt": "x", "answer": "y", "in_any_order": 1}', "in_any_order: "),
         ('{"id": "b", "prompt": "x", "answer": "y", "solution": {"calls": []}}', "solution.answer: Field required"),
         ('{"id": "b", "prompt": "x", "answer": "y"} {}', "not JSON (something follows the value)"),
-        ('{"id": "b", "prompt": "\\ud83d", "answer": "y"}', "half of a surrogate pair"),
+        ('{"id": "b", "prompt": "\\ud83d", "answer": "y"}', "a lone surrogate"),
         (
             '{"id": "b", "prompt": "x", "env_class": "e", "reward_spec": {}}',
-            "a SkyRL row and a task of mcprl's own form",
+            "the file mixes SkyRL rows and tasks of mcprl's own form",
         ),
         ('{"id": "b", "prompt": ' + "[" * 100_000, "too deeply nested"),
         ('{"id": "b", "prompt": ' + "9" * 5000 + "}", "a number too long"),
@@ -212,15 +212,15 @@ def test_an_id_used_twice_is_refused_at_the_second_line(write):
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_a_file_without_tasks_is_refused(write, text):
-    assert "holds no task" in refusal(write(text)).what
+    assert "has no tasks" in refusal(write(text)).what
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_name(write, tmp_path):
     assert "No such file" in refusal(tmp_path / "nothing.jsonl").what
-    assert "no UTF-8 text" in refusal(write(b"\xff\xfe")).what
+    assert "not UTF-8 text" in refusal(write(b"\xff\xfe")).what
 
 
-def test_no_preamble_is_no_messages():
+def test_without_a_preamble_there_are_no_messages():
     assert load_preamble(None) == ()
 
 
@@ -337,7 +337,7 @@ def test_what_is_written_is_read_back_the_same_and_fits_the_published_schema(tmp
         SCHEMA.validate(json.loads(line))
 
 
-def test_a_written_line_leaves_out_what_has_its_default():
+def test_a_written_line_leaves_out_defaults():
     assert line_of(task_of(json.loads(GOOD))) == json.loads(GOOD)
 
 
@@ -349,7 +349,7 @@ def test_a_written_line_leaves_out_what_has_its_default():
         (Goal(min_calls=-1), "min_calls: "),
     ],
 )
-def test_a_task_that_no_line_can_say_is_not_written_and_the_file_stays_as_it_was(tmp_path, goal, words):
+def test_a_task_that_cannot_be_written_is_refused_and_the_file_stays_unchanged(tmp_path, goal, words):
     path = tmp_path / "tasks.jsonl"
     good = task_of(json.loads(GOOD))
     write_tasks([good], path)
@@ -361,7 +361,7 @@ def test_a_task_that_no_line_can_say_is_not_written_and_the_file_stays_as_it_was
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_tasks_with_one_id_and_no_tasks_at_all_are_not_written(tmp_path):
+def test_duplicate_ids_and_empty_lists_are_not_written(tmp_path):
     good = task_of(json.loads(GOOD))
     with pytest.raises(TaskFileError, match="two tasks to be written have the id 'a'"):
         write_tasks([good, good], tmp_path / "tasks.jsonl")

@@ -1,4 +1,4 @@
-"""What is wrong with a task file: unknown tools, checks nobody can pass, duplicates, leaks, and figures by tool."""
+"""Problems of a task file: unknown tools, unreachable goals, duplicates, leaks; and figures by tool."""
 # R25
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_a_tool_that_no_server_lists_is_found_wherever_a_task_names_it():
     assert found == [
         "offers 'tavily_filter', which no server lists (did you mean 'tavily_search'?)",
         "needs 'fmp_get_qoute', which no server lists (did you mean 'fmp_get_quote'?)",
-        "has its state told by 'get_slack_history', which no server lists (did you mean 'get_slack_channel_history'?)",
+        "checks its state with 'get_slack_history', which no server lists (did you mean 'get_slack_channel_history'?)",
         "is solved with 'weather', which no server lists",
     ]
 
@@ -102,7 +102,7 @@ def test_without_an_answer_the_last_turn_may_be_a_call():
     status = "polygon_get_market_status"
     assert unreachable(goal=needs(*[status] * 5), difficulty=Difficulty.EASY) == []
     assert unreachable(goal=needs(*[status] * 6), difficulty=Difficulty.EASY) == [
-        "it needs 6 calls, one a turn, but may take 5 turns"
+        "it needs 6 calls, one per turn, but may take 5 turns"
     ]
 
 
@@ -131,8 +131,8 @@ def test_a_text_that_nothing_can_meet_is_unreachable_in_an_answer_and_in_a_state
 def test_a_state_that_its_tool_cannot_be_asked_for_is_unreachable():
     state = ExpectedState(tool="get_slack_channel_history", arguments={"channel": "C1"}, texts=(AnyText(),))
     assert unreachable(goal=Goal(state=(state,))) == [
-        "the state is asked from get_slack_channel_history, which has no argument 'channel'",
-        "the state is asked from get_slack_channel_history, which is not given 'channel_id'",
+        "its state is checked with get_slack_channel_history, which has no argument 'channel'",
+        "its state is checked with get_slack_channel_history, which is not given 'channel_id'",
     ]
 
 
@@ -150,7 +150,7 @@ def test_questions_are_compared_without_case_spacing_and_typography(one, other, 
     assert (normalised_question(task(question=one)) == normalised_question(task(question=other))) is same
 
 
-def test_a_question_that_stands_twice_is_found_with_the_row_of_the_first():
+def test_a_duplicate_question_is_found_with_the_row_of_the_first():
     assert problems(task("a", "Hi?"), task("b"), task("c", "Hey?"), kind=ProblemKind.DUPLICATE) == []
     assert problems(task("a", "Hi?"), task("b"), task("c", "HI"), kind=ProblemKind.DUPLICATE) == [
         ("line 3", "asks the same as a (line 1)")
@@ -192,7 +192,7 @@ def test_figures_say_how_often_a_tool_is_offered_needed_and_recorded(tmp_path):
     assert (easy.difficulty, easy.tasks, easy.needed_calls, easy.solved) == ("easy", 2, 1.5, 0)
 
 
-def test_what_nobody_checks_is_counted_but_is_no_problem(tmp_path):
+def test_requirements_that_are_not_checked_are_counted_but_are_not_problems(tmp_path):
     rows = [
         {
             "prompt": f"{n}?",

@@ -135,18 +135,18 @@ def test_a_structured_answer_is_its_json_and_an_object_with_other_keys_is_the_an
 @pytest.mark.parametrize(
     ("messages", "why"),
     [
-        ([{"role": "assistant", "content": "<tool_call>{oops}</tool_call>"}, tool({"content": ""})], "is no JSON"),
+        ([{"role": "assistant", "content": "<tool_call>{oops}</tool_call>"}, tool({"content": ""})], "is not JSON"),
         ([{"role": "assistant", "content": '<tool_call>{"name": "a"'}, tool({"content": ""})], "no closing"),
-        ([{"role": "assistant", "content": "<tool_call>[]</tool_call>"}, tool({"content": ""})], "is no object"),
+        ([{"role": "assistant", "content": "<tool_call>[]</tool_call>"}, tool({"content": ""})], "is not an object"),
         ([assistant(("", {})), tool({"content": ""})], "has no name"),
-        ([assistant(("a", [])), tool({"content": ""})], "arguments are no object"),
-        ([assistant(("a", {"x": float("nan")})), tool({"content": ""})], "NaN is no JSON number"),
+        ([assistant(("a", [])), tool({"content": ""})], "arguments are not an object"),
+        ([assistant(("a", {"x": float("nan")})), tool({"content": ""})], "NaN is not a JSON number"),
         ([assistant(("a", {})), user()], "no answer follows"),
         ([assistant(("a", {}))], "no answer follows"),
         ([assistant(("a", {})), {"role": "tool", "content": "<tool_response>cut"}], "no closing </tool_response>"),
         ([assistant(("a", {})), tool({"function_name": "b", "result": "x"})], "is to 'a', but its answer is from 'b'"),
-        ([{"role": "assistant", "content": '{"function_call": {"name"'}, tool({"content": ""})], "is no JSON"),
-        ([{"role": "assistant", "content": "", "tool_calls": [3]}, tool({"content": ""})], "is no object"),
+        ([{"role": "assistant", "content": '{"function_call": {"name"'}, tool({"content": ""})], "is not JSON"),
+        ([{"role": "assistant", "content": "", "tool_calls": [3]}, tool({"content": ""})], "is not an object"),
     ],
 )
 def test_a_call_that_cannot_be_read_is_counted_and_named(read, messages, why):

@@ -336,7 +336,7 @@ class TestARealRun:
         weights = bytearray((model / "model.safetensors").read_bytes())
         weights[-1000] ^= 1
         (model / "model.safetensors").write_bytes(weights)
-        with pytest.raises(OtherStateError, match="is not the one that the run began with"):
+        with pytest.raises(OtherStateError, match="is not the one that the run started with"):
             await resumed(run_folder, f"model.path={model}")
 
     async def test_makes_the_folders_that_are_missing(self, run_folder):

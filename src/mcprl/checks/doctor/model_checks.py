@@ -239,7 +239,7 @@ async def check_grammar(examination: Examination) -> AsyncIterator[Finding]:
     if config.sampling.constrain == "off":
         yield fine("grammar", "none: sampling.constrain is off")
         return
-    from mcprl.episodes.requirements import require_grammar
+    from mcprl.episodes.environment import require_grammar
     from mcprl.grammar.masks import TurnGrammars, load_grammars
 
     catalog.require(config.sampling.loose_tools, wanted_by="sampling.loose_tools")

@@ -10,7 +10,7 @@ from pathlib import Path
 from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
 from mcprl.config import AlgorithmConfig, RunConfig, ServerSettings
 from mcprl.episodes.demonstrations import require_solutions
-from mcprl.episodes.requirements import require_worlds
+from mcprl.episodes.environment import require_worlds
 from mcprl.episodes.rewards import meets, require_scorable
 from mcprl.errors import BadValueError, McprlError, TaskFileError, UnknownToolError
 from mcprl.goals import AnyText, Contains, Exactly, ExpectedText, Goal
@@ -183,7 +183,7 @@ def _is_mended(call: DriftedCall, settings: Mapping[str, ServerSettings]) -> boo
         aliases = own.tool_aliases if setting == "tool_aliases" else own.argument_aliases
         return aliases.get(alias) == meant
 
-    return bool(call.mends) and all(has(mend.server, mend.setting, mend.alias, mend.meant) for mend in call.mends)
+    return bool(call.aliases) and all(has(one.server, one.setting, one.alias, one.meant) for one in call.aliases)
 
 
 async def check_worlds(examination: Examination) -> AsyncIterator[Finding]:

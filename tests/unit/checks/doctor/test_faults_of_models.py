@@ -146,7 +146,7 @@ async def test_a_solution_that_cannot_be_shown_in_the_policys_turns_is_found_by_
     told, found = [one for one in await tiny.examined(fast=False, only=upto_sampler) if one.check == "warm start"]
     assert told.severity is Severity.OK
     assert (found.severity, found.code) == (Severity.BAD, "E-CONF-003")
-    assert "turn 0 of the solution of task ana is longer than a turn may be" in found.measured
+    assert "turn 0 of the solution of task ana exceeds the token limit of a turn" in found.measured
     assert "raise sampling.max_tokens" in found.fix
 
     tiny.set("sampling.max_tokens", 128)

@@ -248,7 +248,7 @@ def argument_that_no_longer_exists(patient, monkeypatch):
     patient.tasks[0]["calls"][0]["arguments"] = {"full_name": "Ana"}
 
 
-@fault("solvable", BAD, "one a turn, but may take 1 turns", "raise episodes.max_turns")
+@fault("solvable", BAD, "one per turn, but may take 1 turns", "raise episodes.max_turns")
 def too_few_turns(patient, monkeypatch):
     patient.tasks[0]["max_turns"] = 1
 
@@ -369,7 +369,7 @@ def warm_start_without_a_solution(patient, monkeypatch):
     warm(patient, None, None)
 
 
-@fault("warm start", BAD, "task ana has an answer that its goal refuses: 'In Oslo'", "correct the solution")
+@fault("warm start", BAD, "task ana does not meet its goal: 'In Oslo'", "correct the solution")
 def solution_with_a_wrong_answer(patient, monkeypatch):
     warm(patient, {"calls": [LOOK], "answer": "In Oslo"}, None)
 
