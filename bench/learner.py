@@ -52,10 +52,9 @@ from learner_workload import (
 )
 from mcprl.config import RunConfig
 from mcprl.learning.algorithms import make_batch
-from mcprl.learning.models import Policy
 from mcprl.learning.optimizer import Optimisation
-from mcprl.learning.packing import Pack, Packer, Replayer, plain_examples
-from mcprl.learning.process_group import SingleProcess
+from mcprl.learning.packing import Pack, Packer, Policy, Replayer, plain_examples
+from mcprl.learning.process_group import ProcessGroup
 from mcprl.learning.update import make_update
 from mcprl.records import Group
 from pages import write_between_markers
@@ -160,7 +159,7 @@ def sharing(size: tuple[int, int], dtype: str, rounds: int, rows: int) -> dict[s
     return figures
 
 
-class ModelClock(SingleProcess):
+class ModelClock(ProcessGroup):
     """A processes of one that counts the processor seconds of forward and backward."""
 
     def __init__(self, policy: Policy) -> None:

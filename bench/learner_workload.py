@@ -21,7 +21,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from mcprl.config import AlgorithmConfig, LearnerConfig, ModelConfig, RunConfig, ServersConfig, TasksConfig
-from mcprl.learning.models import Policy, load_policy
+from mcprl.learning.models import load_policy
+from mcprl.learning.packing import Policy
 from mcprl.records import Group, Trajectory
 from servers.harness import say
 

@@ -25,9 +25,8 @@ from mcprl.config import LearnerConfig, ModelConfig
 from mcprl.errors import GrammarError, InadmissibleTokenError, McprlError
 from mcprl.grammar.calls import make_grammar
 from mcprl.grammar.masks import Grammars, load_grammars
-from mcprl.learning.attention import TREE_ATTENTION
-from mcprl.learning.models import Policy
-from mcprl.learning.packing import Replayer, lay_out_tree, make_pack, plain_examples
+from mcprl.learning.attention import TREE_ATTENTION, lay_out_tree
+from mcprl.learning.packing import Policy, Replayer, make_pack, plain_examples
 from mcprl.records import FinishReason, StopReason, Trajectory, Turn
 from mcprl.samplers import Completion, SampleRequest
 from mcprl.samplers.transformers import TransformersSampler

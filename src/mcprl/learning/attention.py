@@ -1,13 +1,17 @@
-"""Attention over a tree of trajectories, for any model whose layers go through transformers' attention interface.
+"""Trajectories laid out as padded rows or as a tree of shared prefixes, and attention over such a tree.
 
-On a GPU one `flex_attention` kernel knows the tree as a block mask. Elsewhere attention is split by nodes: each node's
-queries meet the keys of the nodes above it and its own in one call of PyTorch's attention, so no token is padded and
-nothing that a token may not see is ever multiplied.
+The attention works for any model whose layers use transformers' attention interface. On a GPU one `flex_attention`
+kernel gets the tree as a block mask. On a CPU attention is split by nodes: each node's queries meet the keys of the
+nodes above it and its own in one call of PyTorch's attention, so no token is padded and no masked pair is computed.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import torch
@@ -19,14 +23,147 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mcprl.errors import UnsharableError
-from mcprl.learning.packing import Node, Tree
 
-__all__ = ["TREE_ATTENTION", "require_sharable", "tree_attention"]
+__all__ = [
+    "TREE_ATTENTION",
+    "Layout",
+    "Node",
+    "Tree",
+    "lay_out_rows",
+    "lay_out_tree",
+    "require_sharable",
+    "tree_attention",
+]
+
+
+# A shorter prefix is computed for each sequence again: another node would cost attention more than the tokens.
+_MIN_SHARED_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The packed tokens from `start` to `stop`, which follow those of the node `parent` (−1: nothing)."""
+
+    start: int
+    stop: int
+    parent: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Nodes, each after its parent. A token sees the tokens of the nodes above its node, and those before it there.
+
+    Two trajectories that share a prompt of 100 tokens, followed by 20 and 30 tokens:
+
+        Tree(nodes=(Node(0, 100, -1), Node(100, 120, 0), Node(120, 150, 0)))
+    """
+
+    nodes: tuple[Node, ...]
+
+    @cached_property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """For each node the nodes from its root to itself."""
+        found: list[tuple[int, ...]] = []
+        for place, node in enumerate(self.nodes):
+            found.append((*(found[node.parent] if node.parent >= 0 else ()), place))
+        return tuple(found)
+
+    @cached_property
+    def node_T(self) -> Tensor:
+        """The node of each packed token."""
+        lengths = torch.tensor([node.stop - node.start for node in self.nodes])
+        return torch.repeat_interleave(torch.arange(len(self.nodes)), lengths)
+
+    @cached_property
+    def sees_XX(self) -> Tensor:
+        """Whether the tokens of a node (first axis) see those of another (second): itself and the nodes above it."""
+        sees_XX = torch.zeros(len(self.nodes), len(self.nodes), dtype=torch.bool)
+        for place, path in enumerate(self.paths):
+            sees_XX[place, list(path)] = True
+        return sees_XX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Token ids as the model gets them, and the place of each token of each trajectory in the flattened [B · T].
+
+    `position_BT` and `tree` are None for padded rows, whose positions and attention are the default.
+    """
+
+    token_id_BT: Tensor
+    position_BT: Tensor | None
+    tree: Tree | None
+    places: tuple[Tensor, ...]
+
+
+def lay_out_rows(sequences: Sequence[Sequence[int]], device: torch.device) -> Layout:
+    """One row each, padded on the right with id 0. Causal attention needs no mask for it: padding comes last."""
+    longest = max(len(ids) for ids in sequences)
+    token_id_BT = torch.zeros(len(sequences), longest, dtype=torch.long)
+    for row, ids in enumerate(sequences):
+        token_id_BT[row, : len(ids)] = torch.tensor(ids)
+    places = tuple(torch.arange(len(ids)) + row * longest for row, ids in enumerate(sequences))
+    return Layout(token_id_BT=token_id_BT.to(device), position_BT=None, tree=None, places=places)
+
+
+def lay_out_tree(sequences: Sequence[Sequence[int]], device: torch.device) -> Layout:
+    """One row for all: each shared prefix once, followed by what comes after it."""
+    all_ids = [tuple(ids) for ids in sequences]
+    nodes: list[Node] = []
+    token_ids: list[int] = []
+    positions: list[int] = []
+    places: list[list[Tensor]] = [[] for _ in all_ids]
+
+    def add_node(members: list[int], start: int, stop: int, parent: int) -> int:
+        if start == stop:
+            return parent
+        first = len(token_ids)
+        token_ids.extend(all_ids[members[0]][start:stop])
+        positions.extend(range(start, stop))
+        nodes.append(Node(first, len(token_ids), parent))
+        for i in members:
+            places[i].append(torch.arange(first, len(token_ids)))
+        return len(nodes) - 1
+
+    def grow(members: list[int], start: int, parent: int) -> None:
+        """Lay out what follows token `start` of these sequences, which are equal up to there."""
+        common = _common_length([all_ids[i] for i in members])
+        ended = [i for i in members if len(all_ids[i]) == common]
+        if len(members) == 1 or len(ended) == len(members) or common - start >= _MIN_SHARED_TOKENS:
+            parent = add_node(members, start, common, parent)
+            start = common
+        elif ended:  # within a prefix that is too short to be shared with the longer ones
+            add_node(ended, start, common, parent)
+        branches: dict[int, list[int]] = defaultdict(list)
+        for i in members:
+            if i not in ended:
+                branches[all_ids[i][common]].append(i)
+        for branch in branches.values():
+            grow(branch, start, parent)
+
+    grow(list(range(len(all_ids))), start=0, parent=-1)
+    joined = tuple(torch.cat(parts) for parts in places)
+    if [len(place_T) for place_T in joined] != [len(ids) for ids in all_ids]:
+        raise AssertionError("a trajectory's path through the tree is not as long as the trajectory")
+    return Layout(
+        token_id_BT=torch.tensor([token_ids], device=device),
+        position_BT=torch.tensor([positions], device=device),
+        tree=Tree(nodes=tuple(nodes)),
+        places=joined,
+    )
+
+
+def _common_length(sequences: Sequence[tuple[int, ...]]) -> int:
+    """The length of the longest common prefix: that of the first and the last sequence in lexicographic order."""
+    first, last = min(sequences), max(sequences)
+    # By bisection, because slices are compared much faster than tokens one by one.
+    lengths = range(1, min(len(first), len(last)) + 1)
+    return bisect_left(lengths, True, key=lambda length: first[:length] != last[:length])
 
 
 TREE_ATTENTION = "mcprl_tree"
 _BLOCK = 128  # tokens; the block size of flex_attention
-_UNSUPPORTED = ("sliding_window", "softcap", "s_aux")  # what some models pass to their attention
+_UNSUPPORTED = ("sliding_window", "softcap", "s_aux")  # arguments that some models pass to their attention
 _FIX = "set learner.share_prefix to false"
 
 
@@ -43,8 +180,8 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """Queries [1, H, T, D], keys and values [1, K, T, D] with K a divisor of H; the result is [1, T, H, D].
 
-    transformers calls this once a layer. It makes no mask (`attention_mask` is None): the tree says who sees whom.
-    Without a tree every row is a trajectory of its own.
+    transformers calls this once per layer. It passes no mask (`attention_mask` is None): the tree defines it. Without a
+    tree every row is one trajectory.
     """
     if unsupported := [name for name in _UNSUPPORTED if more.get(name) is not None]:
         raise UnsharableError(
@@ -81,13 +218,13 @@ def _attend_by_nodes(query: Tensor, key: Tensor, value: Tensor, scaling: float |
 
 @lru_cache(maxsize=512)
 def _mask_below(above: int, own: int, device: torch.device) -> Tensor:
-    """All that is above is seen, and of one's own what is not behind. The same for every layer."""
+    """Everything above is visible, and causally the node itself. The same for every layer."""
     return torch.ones(own, above + own, dtype=torch.bool, device=device).tril(diagonal=above)
 
 
 def _attend_by_flex(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, tree: Tree) -> Tensor:
-    # torch compiles a size of 1 by itself, and a query shorter than a block too. With one more root, which is empty if
-    # there are enough tokens, there are two or more of everything, and one graph serves every tree.
+    # torch specializes on a size of 1, and on a query shorter than a block. With one more root, which is empty if there
+    # are enough tokens, all sizes are at least 2, and one graph serves every tree.
     tokens = tree.nodes[-1].stop
     tree = Tree(nodes=(*tree.nodes, Node(tokens, max(tokens, 2 * _BLOCK), -1)))
     missing = tree.nodes[-1].stop - tokens
@@ -98,8 +235,8 @@ def _attend_by_flex(query: Tensor, key: Tensor, value: Tensor, scaling: float | 
 
 
 def _vary(tensor: Tensor, *axes: int) -> Tensor:
-    """Tell torch that these sizes change. It would take one for constant that equals a constant, such as the number of
-    heads, when it first sees it, and compile again for the next."""
+    """Mark these sizes as dynamic. Otherwise torch takes one that equals a constant, such as the number of heads, for
+    constant, and compiles again for the next."""
     cast("Any", torch)._dynamo.maybe_mark_dynamic(tensor, axes)
     return tensor
 
@@ -111,9 +248,9 @@ def _compiled_flex() -> Any:
 
 @lru_cache(maxsize=4)
 def _block_mask(tree: Tree, device: torch.device) -> BlockMask:
-    """What `create_block_mask(tree_mask(tree, device), …)` makes, without a grid of all pairs of tokens.
+    """The same as `create_block_mask(tree_mask(tree, device), …)`, without a grid of all pairs of tokens.
 
-    Let o[b, x] be the number of tokens of node x in block b. A query block b sees of a key block c
+    Let o[b, x] be the number of tokens of node x in block b. Of a key block c, a query block b sees
 
         Σ o[b, x] · o[c, y] over nodes y above x, and in each node x:  o[b, x] · o[c, x] if c < b,
         o[b, x] · (o[b, x] + 1) / 2 if c = b
@@ -143,17 +280,17 @@ def _block_mask(tree: Tree, device: torch.device) -> BlockMask:
 
 
 def _counted(is_in_BB: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many key blocks are in each row, and the key blocks, those first, as flex_attention asks for them."""
+    """The number of key blocks per row, and the key blocks with those first, in flex_attention's format."""
     order_BB = is_in_BB.int().argsort(dim=1, descending=True, stable=True)
     return is_in_BB.sum(1, dtype=torch.int32).to(device)[None, None], order_BB.int().to(device)[None, None]
 
 
 def tree_mask(tree: Tree, device: torch.device) -> Any:
-    """The tree as flex_attention asks for it: may the query at place q see the key at place k?"""
+    """The tree as a mask_mod of flex_attention: may the query at place q see the key at place k?"""
     node_T, sees_XX = _vary(tree.node_T.to(device), 0), _vary(tree.sees_XX.to(device), 0, 1)
 
     def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return sees_XX[node_T[q], node_T[k]] & (q >= k)  # a node stands behind its parent, so order is by place
+        return sees_XX[node_T[q], node_T[k]] & (q >= k)  # a node comes after its parent, so places are in order
 
     return sees
 
@@ -163,8 +300,8 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def require_sharable(config: PretrainedConfig, model: str) -> None:
-    """Refuse models in which a token's surroundings are more than what it attends to: windows, states, convolutions."""
-    # The part that writes, if the model also sees or hears.
+    """Refuse models in which a token depends on its neighbours otherwise: windows, states, convolutions."""
+    # The text part of a multimodal model.
     text: PretrainedConfig = cast("Any", config).get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     window = getattr(text, "sliding_window", None)
@@ -172,11 +309,11 @@ def require_sharable(config: PretrainedConfig, model: str) -> None:
         kinds.add(f"a window of {window} tokens")
     architecture: Any = cast("Any", MODEL_FOR_CAUSAL_LM_MAPPING).get(type(config), None)
     if not getattr(architecture, "_supports_attention_backend", False):
-        kinds.add("an attention of its own making")
+        kinds.add("custom attention")
     if kinds != {"full_attention"}:
         raise UnsharableError(
             f"{model} has layers of {', '.join(sorted(kinds - {'full_attention'}))}; trajectories can share a prefix "
-            "only where every layer attends to all that came before",
+            "only if every layer has full attention",
             fix=_FIX,
         )
 

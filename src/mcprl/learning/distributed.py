@@ -1,6 +1,6 @@
-"""The learner in several processes, as a run holds it: it starts them, tells all the same, and listens to the first.
+"""The learner in several processes: the run starts them, sends all of them each request, and uses the first's answer.
 
-Where one of them ends or fails, the others may wait for it forever: then all are ended, and the error says which.
+If one of them ends or fails, the others may wait for it forever: then all are ended, and the error says which failed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["SOCKET_VARIABLE", "Answer", "DistributedLearner", "Plan", "receive",
 
 
 SOCKET_VARIABLE = "MCPRL_LEARNER_SOCKET"
-"""Variable in the environment of a process: where to call."""
+"""Environment variable of a process: the socket to connect to."""
 _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a process is to be. `constrained` says whether trajectories were held to grammars.
+    """What a process needs to start. `constrained`: trajectories were sampled under grammars.
 
-    The processes tell each other their addresses in the file `rendezvous`, in a folder that only the user can enter.
+    The processes exchange their addresses through the file `rendezvous`, in a folder that only the user can enter.
 
     Plan(config=…, folder=Path("outputs/hello/weights"), rendezvous=Path("/tmp/mcprl-x1/rendezvous"), constrained=True)
     """
@@ -61,7 +61,7 @@ class Answer:
 
 
 async def send(writer: StreamWriter, message: Any) -> None:
-    """Raises ConnectionError where nobody listens."""
+    """Raises ConnectionError if the other side is gone."""
     data = await asyncio.to_thread(pickle.dumps, message, pickle.HIGHEST_PROTOCOL)
     writer.write(len(data).to_bytes(_LENGTH_BYTES, "big"))
     writer.write(data)
@@ -69,23 +69,23 @@ async def send(writer: StreamWriter, message: Any) -> None:
 
 
 async def receive(reader: StreamReader) -> Any:
-    """Raises IncompleteReadError where the line ended."""
+    """Raises IncompleteReadError if the connection has ended."""
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
     data = await reader.readexactly(length)
     return await asyncio.to_thread(pickle.loads, data)
 
 
 _WORKER = (sys.executable, "-m", "mcprl.learning.worker")
-# Where one process fails, others fail by it, and may be heard first. So long is waited for the one to blame.
+# If one process fails, others fail because of it and may report first. Wait this long for the one to blame.
 _BLAME_S = 2.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 class DistributedLearner:
-    """Trains a policy in `learner.processes` processes that live as long as this context.
+    """Trains a policy in `learner.processes` processes that live as long as this context. See `Learner`.
 
-    `grammars` are for the run itself: where they are not None, each process loads its own. Versions of the weights are
-    written to `folder`, what the processes print to `learner-RANK.log` beside it.
+    If `grammars` is not None, each process loads its own. Versions of the weights are written to `folder`, the
+    processes' output to `learner-RANK.log` beside it.
     """
 
     def __init__(self, config: RunConfig, *, folder: Path, grammars: Grammars | None) -> None:
@@ -123,31 +123,24 @@ class DistributedLearner:
         return [process.pid for process in self._processes]
 
     async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
-        """What the objective must know of trajectories before it learns from them."""
         return await self._ask(("read", tuple(trajectories)))
 
     async def update(self, batch: Batch) -> Update:
-        """Learn from a batch and write the next version of the weights."""
         return await self._ask(("update", batch))
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
-        """The policy's logprob of every sampled token, forced ones too, and 0 elsewhere; one column a trajectory."""
         return await self._ask(("score", tuple(trajectories)))
 
     async def save_state(self, folder: Path) -> None:
-        """Each process writes its share of what the next update depends on; to be called between updates only."""
         await self._ask(_with_folder("save_state", folder))
 
     async def load_state(self, folder: Path) -> Weights:
-        """Become what as many processes wrote. The version of the weights it held, written for the sampler again."""
         return await self._ask(_with_folder("load_state", folder))
 
     async def fetch(self, weights: Weights) -> Weights:
-        """The same: every version is in files already."""
-        return weights
+        return weights  # every version is in files already
 
     async def state_bytes(self) -> int:
-        """How large the files of `save_state` will be, once an update has been made; those of all processes."""
         return await self._ask(("state_bytes",))
 
     async def close(self) -> None:
@@ -168,9 +161,9 @@ class DistributedLearner:
         self._server = await asyncio.start_unix_server(self._meet, socket)
         shared = {
             **os.environ,
-            # Each with its part of the cores: all of them with all cores would only wait for one another.
+            # Each process gets its part of the cores: with all cores each they would only wait for one another.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._size))),
-            # All processes are on this machine: no other one may reach the ports that they open for each other.
+            # All processes are on this machine: no other machine may reach the ports that they open.
             "GLOO_SOCKET_IFNAME": _LOOPBACK,
             "NCCL_SOCKET_IFNAME": _LOOPBACK,
             "WORLD_SIZE": str(self._size),
@@ -184,12 +177,12 @@ class DistributedLearner:
         await self._ask(self._plan)
 
     async def _meet(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """A process calls, and says first which one it is."""
+        """A process connects and sends its rank."""
         rank: int = await receive(reader)
         self._lines[rank].set_result((reader, writer))
 
     async def _ask(self, message: Any) -> Any:
-        """Send a message to all; the answer of the first when all have answered."""
+        """Send a message to all processes. Returns the first one's answer when all have answered."""
         async with self._turn:
             if self._lost is not None:
                 raise LearnerLostError(
@@ -206,31 +199,24 @@ class DistributedLearner:
                     task.result()
                 return asked[0].result()
             except BaseException as error:
-                # What was asked is half done: nobody could tell which weights the processes hold.
+                # The request is half done: it is not known which weights the processes hold.
                 self._lost = error if isinstance(error, McprlError) else _INTERRUPTED
                 await self._abandon(asked)
                 raise
 
     async def _ask_one(self, rank: int, message: Any, errors: list[McprlError]) -> Any:
-        """The answer of one process. Errors are noted too, in the order in which they are met."""
-        try:
-            return await self._answer_or_end(rank, message)
-        except McprlError as error:
-            errors.append(error)
-            raise
-
-    async def _answer_or_end(self, rank: int, message: Any) -> Any:
+        """The answer of one process. Its error is also appended to `errors`, which are in the order of their time."""
         talk, end = asyncio.create_task(self._talk(rank, message)), asyncio.create_task(self._processes[rank].wait())
         try:
             await asyncio.wait((talk, end), return_when=asyncio.FIRST_COMPLETED)
-            if not talk.done() or isinstance(talk.exception(), (ConnectionError, asyncio.IncompleteReadError)):
-                raise await self._went_away(rank)
-            answer = talk.result()
+            gone = not talk.done() or isinstance(talk.exception(), (ConnectionError, asyncio.IncompleteReadError))
+            answer = Answer(error=await self._went_away(rank)) if gone else talk.result()
         finally:
             talk.cancel()
             end.cancel()
             await asyncio.gather(talk, end, return_exceptions=True)
         if answer.error is not None:
+            errors.append(answer.error)
             raise answer.error
         return answer.result
 
@@ -244,7 +230,7 @@ class DistributedLearner:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _BLAME_S)
         code = process.exit_code
-        how = "closed its line" if code is None else f"ended with exit code {code}"
+        how = "closed its connection" if code is None else f"ended with exit code {code}"
         killed = "it was killed, most often for lack of memory: lower learner.microbatch, or see "
         return LearnerLostError(
             f"process {rank} of {self._size} of the learner {how}; the end of its log: {process.log_tail()}",
@@ -266,7 +252,7 @@ def _with_folder(method: str, folder: Path) -> tuple[str, Path]:
 
 
 def _remoteness(error: McprlError) -> int:
-    """Its own words tell more than that a process went away. One that was killed went first; others then missed it."""
+    """A process's own error says more than that a process ended. A killed one ended first; others then missed it."""
     if not isinstance(error, LearnerLostError):
         return 0
     return 1 if "exit code -" in error.what else 2

@@ -1,4 +1,4 @@
-"""The model that is trained: an adapter on a frozen base, an adapter on a base of 4 bits, or all weights."""
+"""Loading and saving the trained model (LoRA, 4-bit LoRA, or all weights), and the reference policy."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import copy
 import importlib.util
 import shutil
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import peft
 import torch
@@ -20,77 +20,22 @@ from transformers.utils import logging as transformers_logging
 from mcprl.config import KlConfig, ModelConfig, RunConfig
 from mcprl.errors import BadValueError, MissingExtraError
 from mcprl.learning.attention import TREE_ATTENTION, require_sharable
-from mcprl.learning.packing import Pack, TokenScorer
+from mcprl.learning.packing import Policy
 from mcprl.learning.state import State, own_part
 from mcprl.records import Weights
 from mcprl.seeds import derive_seed
 
-__all__ = ["Policy", "Reference", "Scores", "load_policy", "save_weights"]
-
-
-class Scores(NamedTuple):
-    """What the policy says of each scored token: its logprob, the entropy where it stands, the value before it.
-
-    `value_N` is None without a value head.
-    """
-
-    logprob_N: Tensor
-    entropy_N: Tensor
-    value_N: Tensor | None
-
-
-class Policy(nn.Module):
-    """Scores the tokens of a pack under the distribution that each was sampled from.
-
-    That is the model's at the temperature of sampling, renormalised over the tokens that the grammar admitted. Only
-    hidden states before a token to score reach the head. `model` is a causal language model of transformers, or a
-    PeftModel around one.
-    """
-
-    def __init__(
-        self, model: Any, *, critic: bool, entropy_gradient: bool, autocast: torch.dtype | None = None
-    ) -> None:
-        super().__init__()
-        self.model = model
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._trunk = [base.base_model]  # in a list: registered once only, as a part of the model
-        self.scorer = TokenScorer(base.get_output_embeddings().weight, entropy_gradient=entropy_gradient)
-        self.value_head = nn.Linear(base.config.hidden_size, 1, dtype=torch.float32) if critic else None
-        if self.value_head is not None:
-            nn.init.zeros_(self.value_head.weight)
-            nn.init.zeros_(self.value_head.bias)
-        self._autocast = autocast
-
-    @property
-    def trunk(self) -> Any:
-        """The model without its head."""
-        return self._trunk[0]
-
-    def forward(self, pack: Pack) -> Scores:
-        layout = pack.layout
-        # Only a tree's attention takes a tree; a model's own would not know the word.
-        more = {} if layout.tree is None else {"tree": layout.tree, "position_ids": layout.position_BT}
-        with self._computing_in(layout.token_id_BT.device):
-            output = self.trunk(input_ids=layout.token_id_BT, use_cache=False, **more)
-        hidden_XD: Tensor = output.last_hidden_state.flatten(0, 1)
-        hidden_ND = hidden_XD[pack.before_N]
-        if self._autocast is not None:
-            hidden_ND = hidden_ND.to(self._autocast)
-        logprob_N, entropy_N = self.scorer(hidden_ND, pack.targets)
-        value_N = None
-        if self.value_head is not None:
-            value_N = self.value_head(hidden_ND.float()).squeeze(1)
-        return Scores(logprob_N, entropy_N, value_N)
-
-    def _computing_in(self, device: torch.device) -> AbstractContextManager[Any]:
-        return nullcontext() if self._autocast is None else torch.autocast(device.type, dtype=self._autocast)
+__all__ = ["Reference", "load_policy", "save_weights"]
 
 
 _LIVE, _KEPT = "default", "reference"
 
 
 class Reference:
-    """Follows the policy as `kl.reference` says: never, by a moving average, or by a copy every so many updates."""
+    """Follows the policy as `kl.reference` says: never, by a moving average, or by a copy every so many updates.
+
+    With LoRA it is the base model or a second adapter; else a copy of the whole policy.
+    """
 
     def __init__(self, policy: Policy, kl: KlConfig) -> None:
         self.policy = policy
@@ -123,7 +68,7 @@ class Reference:
             model.set_adapter(_LIVE)
 
     def follow(self) -> dict[str, float]:
-        """After an update: move as configured, and say what was done and whether it took."""
+        """Move after an update, as configured. Returns metrics of what was done and whether it worked."""
         self._updates += 1
         if self._kl.reference == "ema":
             self._average()
@@ -133,14 +78,14 @@ class Reference:
 
     @torch.no_grad()
     def become_policy(self) -> int:
-        """Take over every tensor of the policy; the number that still differ afterwards, which must be 0."""
+        """Copy every tensor of the policy. Returns how many still differ afterwards, which must be 0."""
         pairs = self._pairs()
         for live, kept in pairs.values():
             kept.copy_(live)
         return sum(not bool((live.to(kept.device) == kept).all()) for live, kept in pairs.values())
 
     def state(self) -> State:
-        """What it has become: the tensors in use themselves. Of the untouched model there is nothing to keep."""
+        """The tensors in use, not copies; nothing if the reference is the base model."""
         if self._kl.reference == "base":
             return State(tensors={}, facts={})
         tensors = {f"reference/{name}": own_part(kept) for name, (_, kept) in self._pairs().items()}
@@ -148,7 +93,6 @@ class Reference:
 
     @torch.no_grad()
     def become(self, state: State) -> None:
-        """Take a state over."""
         if self._kl.reference == "base":
             return
         self._updates = state.facts["reference_updates"]
@@ -161,8 +105,8 @@ class Reference:
             kept.lerp_(live.to(kept.device), 1.0 - self._kl.ema_decay)
 
     def _pairs(self) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """Each trained tensor of the policy with the reference's own. Quantised weights and their buffers are frozen
-        and shared: they are not among them."""
+        """Each trained tensor of the policy with the reference's counterpart. Quantised weights are frozen, shared and
+        not among them."""
         live = dict(self.policy.model.named_parameters())
         if self.copy is not None:
             kept = dict(self.copy.model.named_parameters())
@@ -172,8 +116,8 @@ class Reference:
 
 
 def load_policy(config: RunConfig, device: torch.device) -> Policy:
-    """The policy in its first version: an adapter starts as the identity, so it is the base model's exactly."""
-    transformers_logging.disable_progress_bar()  # it would tear the run's own display
+    """The policy in its first version. A new adapter is the identity, so this is exactly the base model."""
+    transformers_logging.disable_progress_bar()  # it would garble the run's own display
     base = _load_base(config, device)
     _require_plain_head(base, config.model.path)
     _silence_dropout(base)
@@ -183,7 +127,7 @@ def load_policy(config: RunConfig, device: torch.device) -> Policy:
     autocast = None
     if learner.tuning == "full":
         model: Any = base
-        # Small steps are lost in 16 bits, so the weights are kept in 32 and rounded as they are used.
+        # Small steps are lost in 16 bits, so the weights are stored in 32 bits and rounded when used.
         autocast = torch.bfloat16 if config.model.dtype == "bfloat16" else None
     else:
         torch.manual_seed(derive_seed(config.seed, "adapter"))  # pyright: ignore[reportUnknownMemberType]
@@ -195,13 +139,13 @@ def load_policy(config: RunConfig, device: torch.device) -> Policy:
             task_type="CAUSAL_LM",
         )
         model = get_peft_model(base, adapter)
-        # A set, written in the order of its hashes: two equal runs would leave two files.
+        # It is a set, whose order depends on hashes: two equal runs would write different files.
         resolved = model.peft_config["default"]
         resolved.target_modules = sorted(resolved.target_modules)
     policy = Policy(model, critic=algorithm.has_critic, entropy_gradient=algorithm.entropy > 0, autocast=autocast).to(
         device
     )
-    # transformers checkpoints in training mode only; nothing else differs between the two, without dropout.
+    # transformers checkpoints in training mode only; without dropout nothing else differs.
     return policy.train(learner.checkpointing)
 
 
@@ -222,7 +166,7 @@ def _load_base(config: RunConfig, device: torch.device) -> Any:
 def _four_bits() -> dict[str, Any]:
     if not torch.cuda.is_available():
         raise BadValueError(
-            "learner.tuning is lora_4bit, and there is no CUDA device: 4-bit weights are computed with on a GPU only",
+            "learner.tuning is lora_4bit, and there is no CUDA device: 4-bit weights need a GPU",
             fix="set learner.tuning to lora",
         )
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -239,7 +183,7 @@ def _four_bits() -> dict[str, Any]:
 
 
 def _require_plain_head(base: Any, path: str) -> None:
-    """Refuse models that do more to their logits than one product: scores would be those of another distribution."""
+    """Refuse models that transform their logits after the head: the scores would be those of another distribution."""
     config, head = base.config.get_text_config(), base.get_output_embeddings()
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_scale")
     bent = [name for name in names if getattr(config, name, None) not in (None, 1.0)]
@@ -247,7 +191,7 @@ def _require_plain_head(base: Any, path: str) -> None:
         bent.append("a bias of the head")
     if bent:
         raise BadValueError(
-            f"{path} changes its logits behind the head ({', '.join(bent)}), which the learner does not reproduce",
+            f"{path} changes its logits after the head ({', '.join(bent)}), which the learner does not reproduce",
             fix="train a model without it",
         )
 
@@ -263,10 +207,10 @@ def _silence_dropout(base: Any) -> None:
 def save_weights(
     policy: Policy, version: int, folder: Path, *, model: ModelConfig, state: Mapping[str, Tensor] | None = None
 ) -> Weights:
-    """Write a version of the weights so that its folder is either absent or whole; one that is there is replaced.
+    """Write a version of the weights so that its folder is either absent or complete; an existing one is replaced.
 
-    An adapter is written in float32, whole weights in the dtype that samplers compute in. `state` are its tensors by
-    name, if the policy holds only a share of each.
+    An adapter is written in float32, whole weights in the samplers' dtype. `state` are the whole tensors by name, if
+    the policy holds only shards.
     """
     partial = folder.with_name(f"{folder.name}.partial")
     if partial.exists():
@@ -279,16 +223,16 @@ def save_weights(
     tensors = _in_dtype(trained.state_dict(keep_vars=True) if state is None else state, getattr(torch, model.dtype))
     trained.save_pretrained(partial, state_dict=tensors)
     settings = copy.deepcopy(trained.config)
-    settings.dtype = model.dtype  # of the files, not of the weights that are trained
+    settings.dtype = model.dtype  # of the files, not of the trained weights
     settings.save_pretrained(partial)
-    # A folder that samplers and users can load by itself.
+    # Samplers and users can load the folder as it is.
     AutoTokenizer.from_pretrained(model.path).save_pretrained(partial)  # pyright: ignore[reportUnknownMemberType]
     _put_in_place(partial, folder)
     return Weights(version=version, model=folder)
 
 
 def _in_dtype(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors rounded, in the CPU's memory. Tied weights, one tensor under two names, stay one tensor."""
+    """The tensors rounded, on the CPU. Tied weights, one tensor under two names, stay one tensor."""
     different = {id(tensor): tensor.detach() for tensor in state.values()}
     made = {key: tensor.to("cpu", dtype if tensor.is_floating_point() else None) for key, tensor in different.items()}
     return {name: made[id(tensor)] for name, tensor in state.items()}
@@ -298,7 +242,7 @@ def _put_in_place(partial: Path, folder: Path) -> None:
     replaced = folder.with_name(f"{folder.name}.replaced")
     if replaced.exists():
         shutil.rmtree(replaced)
-    if folder.exists():  # of a process that went further than the state it is resumed from
+    if folder.exists():  # of a process that went further than the state it resumed from
         folder.rename(replaced)
     partial.rename(folder)
     if replaced.exists():

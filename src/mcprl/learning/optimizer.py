@@ -1,4 +1,4 @@
-"""AdamW with warm-up and a schedule, and the way back from an update that met something that is no number."""
+"""AdamW with warm-up and a schedule, and its state, by which an update is undone or a run resumed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["Optimisation", "learning_rate_share"]
 
 
 def learning_rate_share(step: int, *, schedule: str, warmup: int, total: int) -> float:
-    """The share of the learning rate in force at an optimiser step: rising over `warmup`, then as the schedule says.
+    """The factor of the learning rate at an optimizer step: rising over `warmup`, then following the schedule.
 
-    linear    falls in a straight line, to 0 at `total`
-    cosine    falls as (1 + cos) / 2 does from 0 to π
+    linear    falls linearly to 0 at `total`
+    cosine    falls like (1 + cos) / 2 from 0 to π
     """
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -39,14 +39,15 @@ def learning_rate_share(step: int, *, schedule: str, warmup: int, total: int) ->
             return 1.0
 
 
-# What AdamW keeps of each parameter, in the order in which it makes them.
+# AdamW's state per parameter, in the order in which it creates it.
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Optimisation:
-    """The optimiser of a policy and the schedule of its learning rate.
+    """The optimizer of a policy and its learning-rate schedule.
 
-    `named` has what is trained by name, in the order of the optimiser's groups; of several processes, each its share.
+    `named` are the trained parameters by name, in the order of the optimizer's groups; with several processes, the
+    shards of this one.
     """
 
     def __init__(self, policy: Policy, config: RunConfig) -> None:
@@ -77,24 +78,20 @@ class Optimisation:
 
     @property
     def learning_rate(self) -> float:
-        """The one in force for the next step."""
+        """The rate of the next step."""
         return float(self.optimiser.param_groups[0]["lr"])
 
     def forget_gradients(self) -> None:
         self.optimiser.zero_grad(set_to_none=True)
 
     def gradients_are_finite(self) -> bool:
-        """Whether every number of every gradient is one."""
         norms = torch._foreach_norm([own_part(p.grad) for p in self.parameters if p.grad is not None])  # pyright: ignore
         return bool(torch.stack(list(norms)).isfinite().all()) if norms else True
 
     def step(self) -> float:
-        """One step, with gradients scaled down to the largest norm allowed; the norm that they had.
-
-        Where that is no number, no step is made.
-        """
+        """Make one step with clipped gradients, unless their norm is not finite. Returns the norm before clipping."""
         norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        if isinstance(norm, DTensor):  # a share of it; all processes together know the whole
+        if isinstance(norm, DTensor):  # this process has only its shard's part
             norm = norm.full_tensor()
         if norm.isfinite():
             if self._max_norm is not None:
@@ -104,19 +101,16 @@ class Optimisation:
         return float(norm)
 
     def make_undo(self) -> Callable[[], None]:
-        """What to call to make all steps from now on not to have been.
-
-        What they change is kept in the CPU's memory, so that a GPU has room for the update.
-        """
+        """A function that undoes all steps made from now on. It keeps a copy on the CPU, to save GPU memory."""
         return partial(self.become, self.state().copied())
 
     def halve_rate(self) -> None:
-        """Make all steps from now on with half the learning rate, whatever the schedule says."""
+        """Halve the learning rate of all further steps, on top of the schedule."""
         self._rate_factor /= 2
         self._set_rates()
 
     def state(self) -> State:
-        """The tensors in use themselves, not copies of them."""
+        """The tensors in use, not copies."""
         tensors = {f"policy/{name}": own_part(parameter) for name, parameter in self.named.items()}
         held: dict[Tensor, dict[str, Tensor]] = self.optimiser.state
         for name, parameter in self.named.items():
@@ -130,7 +124,7 @@ class Optimisation:
         return State(tensors=tensors, facts=facts)
 
     def expected(self) -> dict[str, Tensor]:
-        """The tensors of the state after the first update, without their numbers."""
+        """The tensors of the state after the first update, on the meta device."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.named.items():
             form = own_part(parameter).to("meta")
@@ -140,7 +134,7 @@ class Optimisation:
 
     @torch.no_grad()
     def become(self, state: State) -> None:
-        """Take a state over. Gradients are forgotten."""
+        """Restore a state and drop all gradients."""
         held: dict[Tensor, dict[str, Tensor]] = self.optimiser.state
         for name, parameter in self.named.items():
             own_part(parameter).copy_(state.tensors[f"policy/{name}"])
@@ -149,7 +143,7 @@ class Optimisation:
             put = {k: _moment(k, present.get(k), parameter, m) for k, m in moments.items() if m is not None}
             if put:
                 held[parameter] = put
-        # The rates themselves come from the settings of now, which a resumed run may have changed.
+        # The rates come from the present settings, which a resumed run may have changed.
         self.schedule.last_epoch = int(state.facts["optimiser_steps"])
         is_same_rate = state.facts["base_rates"] == list(self.schedule.base_lrs)
         self._rate_factor = float(state.facts["rate_factor"]) if is_same_rate else 1.0
@@ -164,7 +158,7 @@ class Optimisation:
 
 
 def _moment(kind: str, present: Tensor | None, parameter: Tensor, before: Tensor) -> Tensor:
-    """The tensor in use with its value of before; a new one where none is in use."""
+    """The tensor in use with its earlier value; a new tensor if none is in use."""
     if present is None and kind == "step":
         return before.to("cpu", copy=True)
     moment = torch.zeros_like(parameter) if present is None else present

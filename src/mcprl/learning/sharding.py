@@ -1,9 +1,8 @@
-"""A learner's process group of several processes: how they communicate, and FSDP2 or ZeRO-3 for each one's share.
+"""A process group of several processes: how they communicate, and how FSDP2 or ZeRO-3 shards the weights.
 
-Accelerate finds out who is who. Every process computes some of the packs of a minibatch; gradients meet in a
-reduce-scatter after each pack, so that none ever holds more of them than its share.
-
-FSDP2 is called itself and not through Accelerate, which takes it on GPUs only: so one way runs on both, and is tested.
+Every process computes some of the packs of a minibatch; gradients are reduce-scattered after each pack, so that no
+process ever holds more of them than its shard. FSDP2 is used directly and not through Accelerate, which supports it on
+GPUs only: so the same code runs, and is tested, on CPUs.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ from torch.distributed.tensor import DTensor
 
 from mcprl.config import ModelConfig, RunConfig
 from mcprl.errors import BadValueError, MissingExtraError
-from mcprl.learning.models import Policy, Reference, save_weights
+from mcprl.learning.models import Reference, save_weights
 from mcprl.learning.optimizer import Optimisation
+from mcprl.learning.packing import Policy
 from mcprl.learning.process_group import ProcessGroup
 from mcprl.learning.state import State
 from mcprl.records import Weights
@@ -39,27 +39,24 @@ _dist = cast("Any", dist)
 
 
 def make_team(config: RunConfig, rendezvous: Path) -> ProcessGroup:
-    """The process group as one of its members sees it. The members find each other through a file."""
-    if config.learner.sharding == "zero3":
-        return Zero3Team(rendezvous)
-    return Fsdp2Team(rendezvous)
+    """The process group of this process. Its members find each other through a file."""
+    return Zero3Team(rendezvous) if config.learner.sharding == "zero3" else Fsdp2Team(rendezvous)
 
 
-class Team(ABC):
-    """What all ways to share weights have in common."""
+class Team(ProcessGroup, ABC):
+    """What both ways to shard the weights have in common."""
 
     def __init__(self, rendezvous: Path) -> None:
-        # A file, because torch's own store listens on all interfaces and asks nobody who they are.
+        # A file, because torch's own store listens on all interfaces without authentication.
         state: Any = PartialState(
             cpu=not torch.cuda.is_available(),
             init_method=rendezvous.as_uri(),
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
         )
-        self.rank: int = state.process_index
-        self.size: int = state.num_processes
-        self.device: torch.device = state.device
-        # What is said about an update is small and in the CPU's memory, whatever the weights travel by.
+        super().__init__(state.device)
+        self.rank, self.size = state.process_index, state.num_processes
+        # What processes tell each other about an update is small and on the CPU.
         self._talk = _dist.new_group(backend="gloo")
 
     def own(self, packs: Sequence[Any]) -> list[Any]:
@@ -76,7 +73,7 @@ class Team(ABC):
         return found
 
     def save(self, policy: Policy, version: int, folder: Path, *, model: ModelConfig) -> Weights:
-        """All processes give their shares, one tensor after the other; the first process writes."""
+        """All processes send their shards, one tensor after the other; the first process writes."""
         whole: dict[int, Tensor] = {}
         state: dict[str, Tensor] = {}
         for name, tensor in trained_state(policy).items():
@@ -90,11 +87,11 @@ class Team(ABC):
 
     @abstractmethod
     def _whole(self, tensor: Tensor) -> Tensor:
-        """On the first process, a tensor of which each holds a share, in the CPU's memory; the others give theirs."""
+        """On the first process: the whole of a sharded tensor, on the CPU. The others send their shards."""
 
 
 def deal(packs: Sequence[Any], rank: int, size: int) -> list[Any]:
-    """Every `size`-th pack, filled up with None: a process that made fewer passes than others would leave them waiting.
+    """Every `size`-th pack, padded with None: a process that made fewer passes would leave the others waiting.
 
     deal(["a", "b", "c"], rank=1, size=2) == ["b", None]
     """
@@ -104,7 +101,7 @@ def deal(packs: Sequence[Any], rank: int, size: int) -> list[Any]:
 
 
 def trained_state(policy: Policy) -> Mapping[str, Tensor]:
-    """What a version of the weights consists of, by name: the live adapter, or the whole model."""
+    """The tensors of a version of the weights by name: the live adapter, or the whole model."""
     model = cast("nn.Module", policy.model)
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if not isinstance(model, PeftModel):
@@ -115,7 +112,9 @@ def trained_state(policy: Policy) -> Mapping[str, Tensor]:
 class Fsdp2Team(Team):
     """Each process holds a slice of every tensor; a layer is whole only while it computes."""
 
-    loading_device = torch.device("cpu")  # a GPU need not hold the whole model, not even at first
+    def __init__(self, rendezvous: Path) -> None:
+        super().__init__(rendezvous)
+        self.loading_device = torch.device("cpu")  # the whole model never has to fit on one GPU
 
     def share(self, policy: Policy, reference: Reference | None, config: RunConfig) -> tuple[Policy, Optimisation]:
         self._shard(policy, config.model.path)
@@ -141,25 +140,25 @@ class Fsdp2Team(Team):
         names: set[str] = set(base._no_split_modules or ())
         layers = [module for module in base.modules() if type(module).__name__ in names]
         if not layers:
-            raise BadValueError(f"{path} does not say which of its layers are whole", fix="use learner.processes 1")
+            raise BadValueError(f"{path} does not name the layers to shard by", fix="use learner.processes 1")
         for layer in layers:
             shard(layer, mesh=mesh)
         shard(policy, mesh=mesh)
-        # By default the outermost part stays whole between forward and backward. Where nothing is learned there is no
-        # backward, and it would stay whole, and old, after the next optimiser step.
+        # By default the outermost module stays unsharded from forward to backward. Without a backward pass it would
+        # stay unsharded, and stale, after the next optimizer step.
         cast("Any", policy).set_reshard_after_forward(True)
 
 
 def zero3_settings(config: RunConfig) -> dict[str, Any]:
     """DeepSpeed's own configuration of an engine."""
     return {
-        "train_micro_batch_size_per_gpu": 1,  # it counts with it only; a pack is as large as the learner makes it
-        # A minibatch has as many packs as it needs, and ends where the learner makes its step.
+        "train_micro_batch_size_per_gpu": 1,  # used for counting only
+        # A minibatch has as many packs as it needs, and ends when the learner makes its step.
         "managed_gradient_accumulation": False,
-        "gradient_clipping": config.learner.max_grad_norm or 0.0,  # DeepSpeed's word for never
+        "gradient_clipping": config.learner.max_grad_norm or 0.0,  # 0: never
         "zero_optimization": {
             "stage": 3,
-            # Small tensors too: one that stayed whole would not follow when an update is undone.
+            # Shard small tensors too: an unsharded one would not be restored when an update is undone.
             "stage3_param_persistence_threshold": 0,
         },
         "zero_allow_untested_optimizer": True,
@@ -167,8 +166,8 @@ def zero3_settings(config: RunConfig) -> dict[str, Any]:
 
 
 class _ZeroOptimisation(Optimisation):
-    """AdamW inside DeepSpeed's engine. `named` are the shares that it moves, flat and numbered: the engine cuts them as
-    it likes. What the policy computes with follows them."""
+    """AdamW inside DeepSpeed's engine. `named` are the flat, numbered shards that it updates; the weights that the
+    policy computes with are copies of them."""
 
     def __init__(self, policy: Policy, config: RunConfig) -> None:
         super().__init__(policy, config)
@@ -188,11 +187,11 @@ class _ZeroOptimisation(Optimisation):
 
     def forget_gradients(self) -> None:
         self._engine.optimizer.zero_grad()
-        # Weights that are still whole from a pass that was not finished may be older than their shares.
+        # Weights that are still gathered from an unfinished pass may be older than their shards.
         self._engine.empty_partition_cache()
 
     def gradients_are_finite(self) -> bool:
-        return True  # the engine looks at them in its step, and makes none where they are not
+        return True  # the engine checks them in its step, and skips it if they are not
 
     def step(self) -> float:
         self._engine.step()
@@ -211,14 +210,13 @@ class Zero3Team(Team):
                 "learner.sharding is zero3, which needs DeepSpeed", fix="install mcprl[deepspeed], or use fsdp2"
             )
         super().__init__(rendezvous)
-        self.loading_device = self.device
         self._engine: Any = None
 
     def share(self, policy: Policy, reference: Reference | None, config: RunConfig) -> tuple[Policy, Optimisation]:
         import deepspeed
 
-        # On a CPU, DeepSpeed would compile an operation of its own for all-reduce when it is first used, under a lock
-        # that outlives a process that is killed meanwhile: the next one would wait for ever. gloo does as well.
+        # On a CPU, DeepSpeed would compile its own all-reduce on first use, under a lock file that outlives a killed
+        # process: the next one would wait forever. gloo works as well.
         cast("Any", deepspeed).ops.__compatible_ops__["deepspeed_shm_comm"] = False
         optimisation = _ZeroOptimisation(policy, config)
         self._engine, *_ = cast("Any", deepspeed).initialize(

@@ -22,11 +22,11 @@ from mcprl.config import KlConfig, RunConfig
 from mcprl.errors import EngineLostError, OtherStateError
 from mcprl.files import storage_faults
 from mcprl.learning.algorithms.advantages import floats, ints
-from mcprl.learning.learner import BatchLearner
-from mcprl.learning.models import Scores
+from mcprl.learning.algorithms.objective import Scores
 from mcprl.learning.optimizer import learning_rate_share
 from mcprl.learning.packing import Pack, Packer, Replayer
-from mcprl.learning.process_group import SingleProcess
+from mcprl.learning.process_group import ProcessGroup
+from mcprl.learning.update import BatchLearner
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 from mcprl.skyrl.client import AdamStep, ScoredRow
 from mcprl.skyrl.engine import SkyrlEngine
@@ -39,7 +39,7 @@ _GRAD_NORM = "skyrl.ai/grad_norm"
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """Rows that were scored to learn from, and the leaf with the logprobs of their scored tokens.
+    """Rows that were scored for learning, and the leaf tensor with the logprobs of their scored tokens.
 
     `before_N` is the place in its row of the token that each is predicted from.
     """
@@ -49,10 +49,10 @@ class _Scored:
     before_N: Tensor
     logprob_N: Tensor
 
-    def told(self) -> list[ScoredRow]:
-        """What the server is to learn of rows that have a scored token."""
+    def gradient_rows(self) -> list[ScoredRow]:
+        """What the server needs to learn from the rows with a scored token."""
         gradient_N = self.logprob_N.grad
-        assert gradient_N is not None, "scored to learn from, and not learnt from"
+        assert gradient_N is not None, "scored for learning, and no backward pass followed"
         found: list[ScoredRow] = []
         for number, token_ids in enumerate(self.rows):
             own_N = self.sequence_N == number
@@ -73,10 +73,10 @@ class _Scored:
 
 
 class RemotePolicy:
-    """Scores packs of padded rows, called in another thread than the event loop's.
+    """Scores packs of padded rows. Called from a thread other than the event loop's.
 
-    The entropy of a token's distribution is not known: in its place stands minus the logprob of the token that was
-    drawn, whose mean over sampled tokens is the same.
+    The API does not report entropies. Minus the logprob of the sampled token is used instead: its expectation is the
+    entropy.
     """
 
     def __init__(self, engine: SkyrlEngine, *, is_reference: bool = False) -> None:
@@ -99,9 +99,9 @@ class RemotePolicy:
 
 
 class RemoteOptimisation:
-    """Adam on the server, and the schedule of its learning rate here. `steps` counts those that were made.
+    """Adam on the server, and its learning-rate schedule here. `steps` counts the steps made.
 
-    `rate_factor` is what the schedule's rate is multiplied with: less than 1 after updates that went too far.
+    `rate_factor` multiplies the schedule's rate: less than 1 after updates that went too far.
     """
 
     def __init__(self, policy: RemotePolicy, engine: SkyrlEngine, config: RunConfig) -> None:
@@ -120,29 +120,25 @@ class RemoteOptimisation:
 
     @property
     def learning_rate(self) -> float:
-        """The one in force for the next step."""
         return self._learner.learning_rate * self._share(self.steps) * self.rate_factor
 
     def forget_gradients(self) -> None:
-        """None have been sent: they wait here for the step."""
-        self._policy.scored.clear()
+        self._policy.scored.clear()  # gradients are sent with the step, not before
 
     def gradients_are_finite(self) -> bool:
-        """Whether every derivative by a logprob is a number. Those by weights show in the norm of a step."""
+        """Of the gradients with respect to logprobs. Those with respect to weights show in the norm of a step."""
         leaves = (one.logprob_N.grad for one in self._policy.scored)
         return all(bool(grad.isfinite().all()) for grad in leaves if grad is not None)
 
     def step(self) -> float | None:
-        """Send all gradients and make one step; their norm, where the server says it."""
-        rows = [row for one in self._policy.scored for row in one.told()]
+        rows = [row for one in self._policy.scored for row in one.gradient_rows()]
         adam = AdamStep(learning_rate=self.learning_rate, weight_decay=self._learner.weight_decay)
-        told = self._engine.from_thread(self._engine.learn(rows, adam))
+        metrics = self._engine.from_thread(self._engine.learn(rows, adam))
         self._policy.scored.clear()
         self.steps += 1
-        return told.get(_GRAD_NORM)
+        return metrics.get(_GRAD_NORM)
 
     def make_undo(self) -> Callable[[], None]:
-        """What to call to make all steps from now on not to have been."""
         steps = self.steps
 
         def undo() -> None:
@@ -154,12 +150,11 @@ class RemoteOptimisation:
         return undo
 
     def halve_rate(self) -> None:
-        """Make all steps from now on with half the learning rate, whatever the schedule says."""
         self.rate_factor /= 2
 
 
 class RemoteReference:
-    """A second adapter on the server: the untouched model, or a copy of the policy every so many updates."""
+    """A second adapter on the server: the untouched model, or a copy of the policy every `kl.sync_every` updates."""
 
     def __init__(self, engine: SkyrlEngine, kl: KlConfig) -> None:
         self._engine = engine
@@ -168,34 +163,31 @@ class RemoteReference:
 
     @contextmanager
     def in_place(self) -> Generator[RemotePolicy]:
-        """The reference, as a policy to score with."""
         yield RemotePolicy(self._engine, is_reference=True)
 
     def follow(self) -> dict[str, float]:
-        """After an update: move as configured, and say what was done and whether it took."""
         self.updates += 1
         if self._kl.reference == "sync" and self.updates % self._kl.sync_every == 0:
             return {"reference_synced": 1.0, "reference_tensors_differing": float(self.become_policy())}
         return {"reference_synced": 0.0}
 
     def become_policy(self) -> int:
-        """Take over the policy's state whole, or raise: nothing differs afterwards."""
-        self._engine.from_thread(self._engine.sync_reference())
+        self._engine.from_thread(self._engine.sync_reference())  # copies everything, or raises
         return 0
 
 
 _STATE_FILE = "skyrl.json"
 _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_FILE = "adapter_model.safetensors"
-# The server makes its own microbatches: a request for each of ours would only be slower.
+# The server makes its own microbatches: smaller requests would only be slower.
 _ROWS_IN_A_REQUEST = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Standing:
-    """All that the next update depends on besides what the server holds.
+class _Progress:
+    """All that the next update depends on besides the server's state.
 
-    _Standing(version=3, steps=6, rate_factor=1.0, spoilt_in_a_row=0, reference_updates=3)
+    _Progress(version=3, steps=6, rate_factor=1.0, spoilt_in_a_row=0, reference_updates=3)
     """
 
     version: int
@@ -206,15 +198,15 @@ class _Standing:
 
 
 class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReference]):
-    """Trains the adapter of an engine, which it shares with the sampler. `folder` gets the adapter when it is fetched.
+    """Trains the adapter of an engine, which it shares with the sampler. Fetched adapters are written to `folder`.
 
-    An update that the server did not live through is made again from the version before it.
+    If the server dies during an update, the update is repeated from the version before it. See `Learner`.
     """
 
     def __init__(self, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> None:
-        processes, replayer = SingleProcess(torch.device("cpu")), Replayer(None)
-        packer = Packer(replayer, processes.device, microbatch=_ROWS_IN_A_REQUEST, share_prefix=False)
-        super().__init__(config, processes=processes, packer=packer, replayer=replayer)
+        processes = ProcessGroup(torch.device("cpu"))
+        packer = Packer(Replayer(None), processes.device, microbatch=_ROWS_IN_A_REQUEST, share_prefix=False)
+        super().__init__(config, processes=processes, packer=packer)
         self._engine = engine
         self._folder = folder
         self.policy = RemotePolicy(engine)
@@ -223,65 +215,62 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
 
     @classmethod
     async def open(cls, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> SkyrlLearner:
-        """A learner of an engine that is open, with its reference."""
+        """The learner of an open engine, with its reference."""
         learner = cls(config, engine, folder=folder)
         if learner.reference is not None:
             await engine.attempt(engine.open_reference)
         return learner
 
     async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
-        """What the objective must know of trajectories before it learns from them."""
         return await self._engine.attempt(lambda: super(SkyrlLearner, self).read(trajectories))
 
     async def update(self, batch: Batch) -> Update:
-        """Learn from a batch, and hand the next version of the weights to the sampler."""
-        before = self._standing()
+        before = self._progress()
 
         async def update() -> Update:
-            self._stand(before)
+            self._restore(before)
             return await super(SkyrlLearner, self).update(batch)
 
         return await self._engine.attempt(update)
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
-        """The policy's logprob of every sampled token, and 0 elsewhere; one column a trajectory."""
         return await self._engine.attempt(lambda: super(SkyrlLearner, self).score(trajectories))
 
     async def save_state(self, folder: Path) -> None:
-        """Have the server save its state, write where, and have it keep those that the run's checkpoints name."""
+        """The server saves its state, and keeps the states that the run's checkpoints name."""
         snapshot = await self._engine.attempt(self._engine.save)
-        told = {
-            "resume_point": asdict(self._standing()),
+        saved = {
+            "resume_point": asdict(self._progress()),
             "state": snapshot.state,
             "reference": self._engine.reference_state,
             "settings": self._settings(),
         }
         with storage_faults(f"writing the learner's state to {folder}"):
-            (folder / _STATE_FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            (folder / _STATE_FILE).write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
             named = _states_named_in(folder.parent)
         await self._engine.keep_only(named)
 
     async def load_state(self, folder: Path) -> Weights:
-        """Become what `save_state` wrote."""
         with storage_faults(f"reading the learner's state in {folder}"):
             if not (folder / _STATE_FILE).is_file():
                 raise OtherStateError(
-                    f"{folder} holds no state of engine skyrl", fix="resume with the engine that the run began with"
+                    f"{folder} has no state of engine skyrl", fix="resume with the engine that the run began with"
                 )
-            told = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
-        changed = [f"{name} was {value}" for name, value in told["settings"].items() if value != self._settings()[name]]
+            saved = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
+        before = saved["settings"].items()
+        changed = [f"{name} was {value}" for name, value in before if value != self._settings()[name]]
         if changed:
             raise OtherStateError(
                 f"the state in {folder} was saved under other settings: {'; '.join(changed)}",
-                fix="resume with the settings that the run began with, or start a run anew",
+                fix="resume with the settings that the run began with, or start a new run",
             )
-        resume_point = _Standing(**told["resume_point"])
-        await self._engine.attempt(lambda: self._engine.become(resume_point.version, told["state"], told["reference"]))
-        self._stand(resume_point)
+        progress = _Progress(**saved["resume_point"])
+        await self._engine.attempt(lambda: self._engine.become(progress.version, saved["state"], saved["reference"]))
+        self._restore(progress)
         return self._weights
 
     async def fetch(self, weights: Weights) -> Weights:
-        """The adapter of the newest weights, in the form that PEFT and vLLM read."""
+        """The adapter of the newest weights, in the format of PEFT and vLLM."""
         if weights.version != self._engine.version:
             raise ValueError(f"version {weights.version} is not the newest, {self._engine.version}")
         archive = await self._engine.attempt(self._engine.download)
@@ -291,15 +280,15 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         return Weights(version=weights.version, adapter=target)
 
     async def state_bytes(self) -> int:
-        """How large the state is on a server that was started here; on another one it takes nothing from this disk."""
+        """The size of the state on a server that was started here; another server does not use this disk."""
         return await asyncio.to_thread(self._engine.state_bytes)
 
     def _write_weights(self, version: int) -> Weights:
         self._engine.from_thread(self._engine.finish(version))
         return Weights(version=version)
 
-    def _standing(self) -> _Standing:
-        return _Standing(
+    def _progress(self) -> _Progress:
+        return _Progress(
             version=self._weights.version,
             steps=self.optimisation.steps,
             rate_factor=self.optimisation.rate_factor,
@@ -307,16 +296,16 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
             reference_updates=0 if self.reference is None else self.reference.updates,
         )
 
-    def _stand(self, resume_point: _Standing) -> None:
-        self._weights = Weights(version=resume_point.version)
-        self.optimisation.steps = resume_point.steps
-        self.optimisation.rate_factor = resume_point.rate_factor
-        self._spoilt_in_a_row = resume_point.spoilt_in_a_row
+    def _restore(self, progress: _Progress) -> None:
+        self._weights = Weights(version=progress.version)
+        self.optimisation.steps = progress.steps
+        self.optimisation.rate_factor = progress.rate_factor
+        self._spoilt_in_a_row = progress.spoilt_in_a_row
         if self.reference is not None:
-            self.reference.updates = resume_point.reference_updates
+            self.reference.updates = progress.reference_updates
 
     def _settings(self) -> dict[str, Any]:
-        """What a state on the server depends on."""
+        """The settings that a state on the server depends on."""
         config = self._config
         return {
             "model.path": config.model.path,
@@ -328,11 +317,11 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
 
 
 def _states_named_in(checkpoints: Path) -> set[str]:
-    """The states that checkpoints in a folder need, unfinished ones among them."""
+    """The states that the checkpoints in a folder need, unfinished ones included."""
     found: set[str] = set()
     for file in checkpoints.glob(f"*/{_STATE_FILE}"):
-        told = json.loads(file.read_text(encoding="utf-8"))
-        found |= {told["state"], *filter(None, [told["reference"]])}
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        found |= {saved["state"], *filter(None, [saved["reference"]])}
     return found
 
 
@@ -347,8 +336,8 @@ def _unpack(archive: bytes, target: Path) -> None:
             names: list[str] = list(tensors.keys())
     except (tarfile.TarError, FileNotFoundError, json.JSONDecodeError, SafetensorError) as error:
         raise EngineLostError(
-            f"what the server gave for the adapter cannot be read: {error}", fix="read the server's log"
+            f"the adapter that the server sent cannot be read: {error}", fix="read the server's log"
         ) from error
-    # The server leaves out which modules have an adapter, and nobody loads it without.
+    # The server does not say which modules have an adapter, and PEFT cannot load it without.
     config["target_modules"] = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in names})
     (target / _ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

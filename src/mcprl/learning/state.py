@@ -1,18 +1,18 @@
-"""What the next update depends on, as tensors and facts with names: to go back to, to write down, to read again.
+"""The learner's state, as named tensors and facts: all that the next update depends on.
 
-The optimiser, the reference and the learner each give their part and take it back. An update that is undone and a run
-that is resumed go the same way. A process has its own share, and writes its own two files:
+The optimizer, the reference and the learner each contribute a part and restore it, both to undo an update and to
+resume a run. Each process has its shard of the state, and writes two files:
 
     learner-0-of-2.safetensors    policy/… (what is trained), adamw/step/…, adamw/exp_avg/…, adamw/exp_avg_sq/…,
                                   reference/…, rng/cpu, rng/cuda
-    learner-0-of-2.json           the facts, and what the state was saved under
+    learner-0-of-2.json           the facts, and the settings that the state was saved under
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Tensors by name, of this process's share, and facts that JSON can hold.
+    """Tensors by name, of this process's shard, and facts as JSON values.
 
     State(tensors={"policy/model.lm_head.weight": tensor([…]), "adamw/step/model.lm_head.weight": tensor(3.0)},
           facts={"optimiser_steps": 3, …})
@@ -54,13 +54,13 @@ class State:
         return State(tensors=self.tensors | other.tensors, facts=self.facts | other.facts)
 
     def copied(self) -> State:
-        """The same in the CPU's memory, which what is done to the tensors later leaves as it is."""
+        """A copy on the CPU, independent of the tensors in use."""
         return State(tensors={name: t.to("cpu", copy=True) for name, t in self.tensors.items()}, facts=self.facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a state was saved under: how it was shared among processes, and settings that shape its tensors.
+    """What a state was saved under: how it was sharded, and the settings that shape its tensors.
 
     Origin(processes=2, sharding="fsdp2", settings={"learner.tuning": "lora", …})
     """
@@ -94,31 +94,23 @@ class Origin:
 
 
 def write_state(state: State, origin: Origin, folder: Path, rank: int) -> None:
-    """Write the share of one process into an existing folder, straight from the memory that holds it.
-
-    On a CPU nothing is copied for that; from a GPU, the share passes through the CPU's memory.
-    """
+    """Write the shard of one process into an existing folder, from the tensors in use: on a CPU nothing is copied."""
     save_file(state.tensors, origin.file(folder, rank, ".safetensors"))
-    told = {
-        "processes": origin.processes,
-        "sharding": origin.sharding,
-        "settings": origin.settings,
-        "facts": state.facts,
-    }
-    origin.file(folder, rank, ".json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    saved = asdict(origin) | {"facts": state.facts}
+    origin.file(folder, rank, ".json").write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
 
 
 def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
-    """What `write_state` wrote, and what it was saved under; `origin` is what it is to be loaded under.
+    """What `write_state` wrote, and the origin it was saved under; `origin` is the present one.
 
-    Raises OtherStateError if other processes, or processes that share in another way, wrote it.
+    Raises OtherStateError if it was sharded differently.
     """
     file = next(iter(sorted(folder.glob("learner-0-of-*.json"))), None)
     if file is None:
-        raise OtherStateError(f"{folder} holds no state of a learner", fix="resume from another checkpoint")
-    told = json.loads(file.read_text(encoding="utf-8"))
-    facts = told.pop("facts")
-    saved = Origin(**told)
+        raise OtherStateError(f"{folder} has no state of a learner", fix="resume from another checkpoint")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    facts = content.pop("facts")
+    saved = Origin(**content)
     if saved.described != origin.described:
         raise OtherStateError(
             f"the state in {folder} was saved by {saved.described}, and is to be loaded by {origin.described}",
@@ -130,25 +122,25 @@ def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
 
 
 def require_fit(state: State, expected: Mapping[str, Tensor], saved: Origin, origin: Origin) -> None:
-    """Refuse tensors that are missing, unknown or of another shape. Moments may be missing: before the first update."""
+    """Refuse tensors that are missing, unknown or of another shape. Before the first update there are no moments."""
     needed = [name for name in expected if not name.startswith("adamw/")]
     wrong = next((f"lacks {name}" for name in needed if name not in state.tensors), None)
     for name, tensor in state.tensors.items():
         if wrong is not None:
             break
         if name not in expected:
-            wrong = f"has {name}, which the learner has not"
+            wrong = f"has {name}, which the learner does not have"
         elif _form(tensor) != _form(expected[name]):
             wrong = f"has {name} as {_form(tensor)}, which is {_form(expected[name])} in the learner"
     if wrong is not None:
         raise OtherStateError(
             f"the saved state of the learner {wrong}{_changes(saved, origin)}",
-            fix="resume with the settings that the run began with, or start a run anew",
+            fix="resume with the settings that the run began with, or start a new run",
         )
 
 
 def file_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """How large a safetensors file of these is: the numbers, and what its header says of each tensor."""
+    """The size of a safetensors file of these tensors: their numbers and the header."""
     header: dict[str, Any] = {}
     size = 0
     for name, tensor in tensors.items():
@@ -159,7 +151,7 @@ def file_bytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def random_state(device: torch.device) -> State:
-    """Of torch's own generators. No draw of mcprl's comes from them; what a library may draw is repeated too."""
+    """Of torch's global generators. mcprl draws nothing from them; a library might."""
     tensors = {"rng/cpu": torch.get_rng_state()}
     if device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(device)
@@ -173,7 +165,7 @@ def restore_random_state(state: State, device: torch.device) -> None:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, without its gradient: all of it, or its share."""
+    """This process's part of a tensor, without its gradient: all of it, or its shard."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

@@ -1,4 +1,4 @@
-"""The torch learner: batches in, a better policy out. transformers and PEFT hold the model, AdamW moves it."""
+"""The torch learner: transformers and PEFT hold the model, AdamW updates it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from mcprl.config import RunConfig
 from mcprl.files import storage_faults
-from mcprl.learning.learner import BatchLearner, in_torch_thread
-from mcprl.learning.models import Policy, Reference, load_policy
+from mcprl.learning.learner import in_torch_thread
+from mcprl.learning.models import Reference, load_policy
 from mcprl.learning.optimizer import Optimisation
-from mcprl.learning.packing import Packer, Replayer
-from mcprl.learning.process_group import ProcessGroup, SingleProcess
+from mcprl.learning.packing import Packer, Policy, Replayer
+from mcprl.learning.process_group import ProcessGroup
 from mcprl.learning.state import (
     Origin,
     State,
@@ -26,6 +26,7 @@ from mcprl.learning.state import (
     restore_random_state,
     write_state,
 )
+from mcprl.learning.update import BatchLearner
 from mcprl.records import Weights
 
 if TYPE_CHECKING:
@@ -35,20 +36,20 @@ __all__ = ["TorchLearner"]
 
 
 class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
-    """Trains a policy, on the GPU where there is one.
+    """Trains a policy, on the GPU if there is one. Its methods are described in `Learner`.
 
-    `grammars` replays the grammars that trajectories were sampled under; None is for runs that hold nothing to one.
-    Versions of the weights are written to `folder`.
+    `grammars` replays the grammars that trajectories were sampled under; None if there are none. Versions of the
+    weights are written to `folder`. A state is written from the tensors in use, without a second copy in memory.
     """
 
     def __init__(
         self, config: RunConfig, *, folder: Path, grammars: Grammars | None, processes: ProcessGroup | None = None
     ) -> None:
-        processes, replayer = processes or SingleProcess(), Replayer(grammars)
+        processes, learner = processes or ProcessGroup(), config.learner
         packer = Packer(
-            replayer, processes.device, microbatch=config.learner.microbatch, share_prefix=config.learner.share_prefix
+            Replayer(grammars), processes.device, microbatch=learner.microbatch, share_prefix=learner.share_prefix
         )
-        super().__init__(config, processes=processes, packer=packer, replayer=replayer)
+        super().__init__(config, processes=processes, packer=packer)
         self._folder = folder
         policy, kl = load_policy(config, self._processes.loading_device), config.algorithm.kl
         self._origin = Origin.of(config, self._processes.size)
@@ -56,22 +57,15 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         self.policy, self.optimisation = self._processes.share(policy, self.reference, config)
 
     async def save_state(self, folder: Path) -> None:
-        """Write all that the next update depends on into an existing folder; to be called between updates only.
-
-        The tensors are written from where they are: no second copy of them is made in the memory that holds them.
-        """
         await in_torch_thread(self._save_state, folder)
 
     async def load_state(self, folder: Path) -> Weights:
-        """Become what `save_state` wrote. The version of the weights it held, written for the sampler again."""
         return await in_torch_thread(self._load_state, folder)
 
     async def fetch(self, weights: Weights) -> Weights:
-        """The same: every version is in files already."""
-        return weights
+        return weights  # every version is in files already
 
     async def state_bytes(self) -> int:
-        """How large the files of `save_state` will be, once an update has been made; those of all processes."""
         return await in_torch_thread(self._state_bytes)
 
     def _save_state(self, folder: Path) -> None:

@@ -1,265 +1,52 @@
-"""One update: the minibatches of a batch, the packs of a minibatch, an optimiser step for each minibatch.
+"""One update: the minibatches of a batch, the packs of a minibatch, one optimizer step per minibatch.
 
-An update happens whole or not at all: where a logprob, a loss or a gradient is no number, all of it is undone. So it is
-if it carries the policy beyond algorithm.kl.cap, which is measured when all its steps are made.
+An update is made completely or not at all: if a logprob, a loss or a gradient is not finite, all of it is undone. The
+same holds if it moves the policy beyond algorithm.kl.cap, which is measured after its last step.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import fmean
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from mcprl.config import AlgorithmConfig, RunConfig
-from mcprl.errors import ParityError
+from mcprl.config import RunConfig
+from mcprl.errors import NonFiniteError
 from mcprl.learning.algorithms import (
     divergence,
-    explained_variance,
     imitation_loss,
     learnable_tokens,
-    parity_metrics,
-    ratio_metrics,
+    mask_shares,
     sequence_weights,
+    staleness_metrics,
 )
 from mcprl.learning.algorithms.advantages import floats
-from mcprl.learning.models import Scores
-from mcprl.learning.objective import Outcome, policy_outcome
+from mcprl.learning.algorithms.objective import Scores, policy_outcome
+from mcprl.learning.learner import in_torch_thread
+from mcprl.learning.metrics import Seen, UpdateMetrics
 from mcprl.learning.packing import (
     Example,
     Pack,
     Packer,
-    check_alignment,
     first_non_finite,
     make_examples,
     plain_examples,
+    scored_tokens,
 )
 from mcprl.learning.process_group import ProcessGroup
-from mcprl.records import Batch, Columns, Trajectory
+from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 from mcprl.seeds import derive_seed
 
-__all__ = ["NonFiniteValues", "Optimiser", "Scorer", "UpdateMetrics", "make_update", "minibatches_of"]
-
-
-# One batch may be unlucky. Several in a row are a policy that is broken, or a setting that breaks it.
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What one pack showed: detached, in the CPU's memory, so that processes can tell each other.
-
-    `sampled_tokens` are all that the policy sampled in the pack, forced ones too. `ratios` has an entry for each token
-    of each trajectory, by the trajectory's task and member.
-
-    Seen(loss=-0.02, alignment=1.0, sampled_tokens=3, columns={"logprob": tensor([-0.3, -1.2]), …},
-         parts={"policy_loss": tensor([-0.01, -0.01])}, ratios={("meet-ana", 0): tensor([0.0, 1.0, 0.97])})
-    """
-
-    loss: float
-    alignment: float
-    sampled_tokens: int
-    columns: Mapping[str, Tensor]
-    parts: Mapping[str, Tensor]
-    ratios: Mapping[tuple[str, int], Tensor]
-
-    @classmethod
-    def of(
-        cls,
-        examples: Sequence[Example],
-        scores: Scores,
-        pack: Pack,
-        outcome: Outcome,
-        *,
-        alignment: float,
-        sampled_tokens: int,
-    ) -> Seen:
-        columns, carries_N = pack.columns, pack.columns.carries_loss_N
-        seen = {
-            "logprob": scores.logprob_N,
-            "sampled": columns.sampled_logprob_N,
-            "carries": carries_N,
-            "version": columns.weights_version_N,
-            "old": columns.old_logprob_N[carries_N],
-            "advantage": columns.advantage_N[carries_N],
-            "entropy": scores.entropy_N[carries_N],
-        }
-        if columns.return_N is not None:
-            seen["return"] = columns.return_N[carries_N]
-        return cls(
-            loss=float(outcome.loss.detach()),
-            alignment=alignment,
-            sampled_tokens=sampled_tokens,
-            columns={name: column_N.detach().cpu() for name, column_N in seen.items()},
-            parts={name: column_N.detach().cpu() for name, column_N in outcome.parts.items()},
-            ratios=_ratios(examples, pack, scores.logprob_N),
-        )
-
-
-class UpdateMetrics:
-    """Grows pack by pack while an update is made, and is the same on every process.
-
-    `version` is that of the learner's weights before the update. With a cap, `moved` is how far the whole update moved
-    the policy from the old one, `distance` how far from the reference it left it, in nats per token that carries loss.
-    """
-
-    def __init__(self, version: int) -> None:
-        self._version = version
-        self.minibatches_without_signal = 0
-        self.steps_over_cap = 0
-        self._alignments: list[float] = []
-        self.losses: list[float] = []
-        self.steps_made = 0
-        self.moved = 0.0
-        self.distance = 0.0
-        self.undone = False
-        self._grad_norms: list[float] = []
-        self._columns: defaultdict[str, list[Tensor]] = defaultdict(list)
-        self._minibatch: defaultdict[str, list[Tensor]] = defaultdict(list)
-        self._imitation: list[float] = []
-        self._sampled_tokens = 0
-        self._parity: dict[str, float] = {}
-        self._ratios: dict[tuple[str, int], Tensor] = {}
-
-    @property
-    def looked_at_parity(self) -> bool:
-        """Whether tokens were scored before any step; they may all have been stale."""
-        return bool(self._parity)
-
-    def add(self, seen: Seen) -> None:
-        self._sampled_tokens += seen.sampled_tokens
-        self._alignments.append(seen.alignment)
-        for name, column_N in {**seen.columns, **seen.parts}.items():
-            self._columns[name].append(column_N)
-        self._ratios |= seen.ratios
-        for name, column_N in seen.parts.items():
-            self._minibatch[name].append(column_N)
-
-    def add_imitation(self, loss: float) -> None:
-        self._imitation.append(loss)
-
-    def add_step(self, grad_norm: float | None) -> None:
-        self.steps_made += 1
-        if grad_norm is not None:
-            self._grad_norms.append(grad_norm)
-
-    def is_beyond(self, cap: float) -> bool:
-        return max(self.moved, self.distance) > cap
-
-    def close_minibatch(self, loss: float) -> None:
-        self.losses.append(loss)
-        self._minibatch.clear()
-
-    def minibatch_mean(self, name: str) -> float:
-        """The mean over the tokens of the minibatch at hand."""
-        return float(torch.cat(self._minibatch[name]).mean())
-
-    def check_parity(self, max_parity_error: float) -> None:
-        """After a minibatch, until one told or a step was made: where the learner's present weights sampled a token,
-        sampler and learner must agree about it. About tokens of older weights they rightly do not.
-
-        The mean over tokens decides. Rounding leaves it small however many tokens there are, and any real fault raises
-        it: all tokens a little, or a few tokens a lot. The largest difference grows with the number of tokens even if
-        nothing is wrong, so it is only a verdict of health.
-        """
-        if self._parity.get("parity_tokens") or self.steps_made:
-            return
-        fresh_N = self._column("version") == self._version
-        self._parity = {"parity_tokens": float(fresh_N.sum())}
-        if not fresh_N.any():
-            return
-        logprob_N, sampled_N = self._column("logprob")[fresh_N], self._column("sampled")[fresh_N]
-        self._parity |= parity_metrics(logprob_N, sampled_N)
-        mean = self._parity["parity_logprob_mean_abs_error"]
-        if not mean <= max_parity_error:
-            raise ParityError(
-                f"before any update, sampler and learner differ by {mean:.3g} nats per token on the same "
-                f"{len(sampled_N)} tokens (at most {self._parity['parity_logprob_max_abs_error']:.3g}); "
-                f"learner.max_parity_error is {max_parity_error:g}",
-                fix="use the same model and dtype in both, or raise learner.max_parity_error for bfloat16",
-            )
-
-    def ratios_of(self, trajectories: Sequence[Trajectory]) -> Columns:
-        """The ratio of each token when it was last looked at; 0 where it was not."""
-        nothing_seen = {(t.task_id, t.member): torch.zeros(len(t.token_ids)) for t in trajectories}
-        return tuple(tuple(floats(ratio_T)) for ratio_T in (nothing_seen | self._ratios).values())
-
-    def metrics(self, algorithm: AlgorithmConfig) -> dict[str, float]:
-        """Of an update that scored at least one token."""
-        carries_N = self._column("carries")
-        logprob_N, sampled_N = self._column("logprob"), self._column("sampled")
-        moved_N = divergence(sampled_N, logprob_N, "k3")
-        ratios = ratio_metrics(
-            logprob_N[carries_N],
-            self._column("old"),
-            self._column("advantage"),
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-        )
-        return {
-            "loss": fmean(self.losses) if self.losses else 0.0,
-            "optimiser_steps": 0.0 if self.undone else float(self.steps_made),
-            "optimiser_steps_over_cap": float(self.steps_over_cap),
-            "minibatches_without_signal": float(self.minibatches_without_signal),
-            "alignment": min(self._alignments),
-            "entropy": float(self._column("entropy").mean()),
-            **self._parity,
-            **self._norms(),
-            **ratios,
-            "kl": float(moved_N[carries_N].mean()),
-            # A forced token has probability 1 under any policy: it adds nothing but itself to the number of tokens.
-            "kl_unmasked": float(moved_N.sum()) / self._sampled_tokens,
-            **self._parts(algorithm),
-        }
-
-    def _norms(self) -> dict[str, float]:
-        """None where steps were made and no engine told their norms."""
-        if self.steps_made and not self._grad_norms:
-            return {}
-        return {"grad_norm": fmean(self._grad_norms) if self._grad_norms else 0.0}
-
-    def _parts(self, algorithm: AlgorithmConfig) -> dict[str, float]:
-        """Metrics of the parts of the objective that are in use."""
-        found: dict[str, float] = {}
-        if algorithm.kl.cap is not None:
-            found |= {"kl_update": self.moved, "update_undone": float(self.undone)}
-        minibatches = max(1, len(self.losses))
-        for name in ("policy_loss", "kl_loss", "value_loss"):
-            if name in self._columns:
-                found[name] = float(self._column(name).sum()) / minibatches  # each token's share, weighted already
-        if "kl_reference" in self._columns:
-            found["kl_reference"] = float(self._column("kl_reference").mean())
-        found["gated_fraction"] = float(self._column("gated").mean()) if "gated" in self._columns else 0.0
-        if "importance" in self._columns:
-            weight_N = self._column("importance")
-            found["importance_mean"] = float(weight_N.mean())
-            found["importance_cut_fraction"] = float((weight_N >= algorithm.max_importance).float().mean())
-        if "value" in self._columns:
-            found["explained_variance"] = explained_variance(self._column("value"), self._column("return"))
-        if self._imitation:
-            found["imitation_loss"] = fmean(self._imitation)
-        return found
-
-    def _column(self, name: str) -> Tensor:
-        return torch.cat(self._columns[name])
-
-
-def _ratios(examples: Sequence[Example], pack: Pack, logprob_N: Tensor) -> dict[tuple[str, int], Tensor]:
-    columns = pack.columns
-    change_N = logprob_N.detach() - columns.old_logprob_N
-    ratio_N = torch.where(columns.carries_loss_N, change_N.exp(), 0.0)
-    return {
-        (example.trajectory.task_id, example.trajectory.member): example.on_tokens(ratio_N[pack.sequence_N == place])
-        for place, example in enumerate(examples)
-    }
-
-
-class NonFiniteValues(Exception):
-    """Something is no number; the message says what, and in which episodes. The weights are those of before."""
+__all__ = ["BatchLearner", "NonFiniteValues", "make_update", "minibatches_of"]
 
 
 class Scorer(Protocol):
@@ -269,33 +56,213 @@ class Scorer(Protocol):
 
 
 class Optimiser(Protocol):
-    """Moves a policy by the gradients that `backward` left."""
+    """Updates a policy with the gradients that `backward` left."""
 
     @property
     def learning_rate(self) -> float:
-        """The one in force for the next step."""
+        """The rate of the next step."""
         ...
 
     def forget_gradients(self) -> None: ...
 
-    def gradients_are_finite(self) -> bool:
-        """Whether every number of every gradient is one."""
-        ...
+    def gradients_are_finite(self) -> bool: ...
 
     def step(self) -> float | None:
-        """One step; the norm that the gradients had, None where that is not known. Of no number, no step is made."""
+        """Make one step, unless the gradients are not finite. Returns their norm, None if it is not known."""
         ...
 
     def make_undo(self) -> Callable[[], None]:
-        """What to call to make all steps from now on not to have been."""
+        """A function that undoes all steps made from now on."""
         ...
 
     def halve_rate(self) -> None:
-        """Make all steps from now on with half the learning rate, whatever the schedule says."""
+        """Halve the learning rate of all further steps, on top of the schedule."""
         ...
 
 
-# An update that alone makes so large a part of the distance that the cap allows is too large.
+class FrozenPolicy(Protocol):
+    """The reference, as a learner uses it."""
+
+    def in_place(self) -> AbstractContextManager[Scorer]:
+        """The reference, as a policy to score with."""
+        ...
+
+    def follow(self) -> dict[str, float]:
+        """Move after an update, as configured. Returns metrics of what was done and whether it worked."""
+        ...
+
+    def become_policy(self) -> int:
+        """Copy every tensor of the policy. Returns how many still differ afterwards, which must be 0."""
+        ...
+
+
+PolicyT = TypeVar("PolicyT", bound=Scorer)
+M = TypeVar("M", bound=Optimiser)
+R = TypeVar("R", bound=FrozenPolicy)
+
+# One batch may be unlucky. Several in a row mean a broken policy, or a setting that breaks it.
+_MAX_NON_FINITE_IN_A_ROW = 3
+
+
+class NonFiniteValues(Exception):
+    """Something is NaN or infinite; the message says what, and in which episodes. The weights are unchanged."""
+
+
+class BatchLearner(ABC, Generic[PolicyT, M, R]):
+    """Learns from batches. Subclasses make its policy, optimizer and reference."""
+
+    policy: PolicyT
+    optimisation: M
+    reference: R | None
+
+    def __init__(self, config: RunConfig, *, processes: ProcessGroup, packer: Packer) -> None:
+        self._config = config
+        self._processes = processes
+        self._packer = packer
+        self._weights = Weights(version=0)
+        self._spoilt_in_a_row = 0
+
+    async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
+        return await in_torch_thread(self._read, trajectories)
+
+    async def update(self, batch: Batch) -> Update:
+        return await in_torch_thread(self._update, batch)
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
+        examples = plain_examples(trajectories, [t.sampled for t in trajectories])
+        return (await in_torch_thread(self._survey, self.policy, examples))[0]
+
+    @abstractmethod
+    def _write_weights(self, version: int) -> Weights:
+        """Make the present weights available to the sampler as this version."""
+
+    def _read(self, trajectories: Sequence[Trajectory]) -> Readings:
+        algorithm = self._config.algorithm
+        masks = [scored_tokens(t, learnable_tokens(t, algorithm.masks)) for t in trajectories]
+        examples = plain_examples(trajectories, masks)
+        logprobs = values = reference_logprobs = None
+        if algorithm.old_logprobs == "recomputed" or algorithm.has_critic:
+            logprobs, values = self._survey(self.policy, examples)
+        if self.reference is not None:
+            with self.reference.in_place() as reference:
+                reference_logprobs = self._survey(reference, examples)[0]
+        return Readings(
+            logprobs=logprobs if algorithm.old_logprobs == "recomputed" else None,
+            reference_logprobs=reference_logprobs,
+            values=values,
+        )
+
+    @torch.no_grad()
+    def _survey(self, policy: Scorer, examples: Sequence[Example]) -> tuple[Columns, Columns | None]:
+        """Logprobs of the scored tokens, and the values before them; None without a value head."""
+        found: dict[int, list[tuple[float, ...]]] = {}
+        for chosen in self._processes.own(self._packer.divide(examples)):
+            pack = self._packer.pack([examples[i] for i in chosen or (0,)])
+            scores = policy(pack)
+            columns = [column_N for column_N in (scores.logprob_N, scores.value_N) if column_N is not None]
+            for place, i in enumerate(chosen or ()):
+                own_N = pack.sequence_N == place
+                found[i] = [tuple(floats(examples[i].on_tokens(column_N[own_N]))) for column_N in columns]
+        for part in self._processes.gather(found):
+            found |= part
+        rows = [found[i] for i in range(len(examples))]
+        has_values = all(len(row) > 1 for row in rows)
+        return tuple(row[0] for row in rows), tuple(row[1] for row in rows) if has_values else None
+
+    def _update(self, batch: Batch) -> Update:
+        started, replayed_s = time.monotonic(), self._packer.replayer.spent_s
+        rate, spoilt_before = self.optimisation.learning_rate, self._spoilt_in_a_row
+        known = {
+            "learnable_tokens": float(sum(map(sum, batch.learnable))),
+            **mask_shares(batch.trajectories, batch.learnable),
+            **staleness_metrics(batch.trajectories, self._weights.version),
+        }
+        metrics, ratios, skipped = self._learn_from(batch, known)
+        if skipped is None:
+            self._weights = self._write_weights(self._weights.version + 1)
+        metrics |= {
+            **known,
+            "learning_rate": rate,
+            "update_skipped": float(skipped is not None),
+            "nonfinite": float(self._spoilt_in_a_row > spoilt_before),
+            "nonfinite_in_a_row": float(self._spoilt_in_a_row),
+            "replay_s": self._packer.replayer.spent_s - replayed_s,
+            "update_s": time.monotonic() - started,
+        }
+        return Update(step=batch.step, weights=self._weights, metrics=metrics, ratios=ratios, skipped=skipped)
+
+    def _learn_from(self, batch: Batch, known: Mapping[str, float]) -> tuple[dict[str, float], Columns, str | None]:
+        """Update the policy. Returns metrics, the ratios of all tokens, and the reason if the policy did not change."""
+        no_ratios = tuple((0.0,) * len(t.token_ids) for t in batch.trajectories)
+        rate = self.optimisation.learning_rate
+        reason = self._too_little(known["learnable_tokens"], known["learnable_share"])
+        if reason is not None:
+            return {}, no_ratios, reason
+        try:
+            parts = self.policy, self.optimisation, self._packer, self._processes
+            tally = make_update(batch, self._config, *parts, version=self._weights.version)
+        except NonFiniteValues as fault:
+            return {}, no_ratios, self._note_spoilt(str(fault))
+        self._spoilt_in_a_row = 0
+        metrics = {**tally.metrics(self._config.algorithm), **self._follow(batch, tally)}
+        return metrics, tally.ratios_of(batch.trajectories), self._why_unchanged(tally, rate)
+
+    def _why_unchanged(self, tally: UpdateMetrics, rate_before: float) -> str | None:
+        if tally.undone:
+            rate, cap = self.optimisation.learning_rate, self._config.algorithm.kl.cap
+            return (
+                f"the update moved the policy by {tally.moved:.2g} nats per token, to {tally.distance:.2g} from its "
+                f"reference; algorithm.kl.cap is {cap:g}, so it was undone"
+                + (f", and the learning rate is halved to {rate:.2g} from now on" if rate < rate_before else "")
+            )
+        if tally.steps_made:
+            return None
+        if tally.steps_over_cap:
+            return "every optimizer step was beyond algorithm.kl.cap"
+        return "all rewards are equal within every group: there is nothing to learn"
+
+    def _too_little(self, tokens: float, share: float) -> str | None:
+        algorithm = self._config.algorithm
+        least_tokens, least_share = algorithm.min_learnable_tokens, algorithm.min_learnable_share
+        if tokens < least_tokens:
+            return (
+                f"{tokens:.0f} tokens are learnable, algorithm.min_learnable_tokens is {least_tokens}; "
+                f"sampling.constrain {self._config.sampling.constrain} with masks {algorithm.masks} left no more"
+            )
+        if share < least_share:
+            return (
+                f"{share:.0%} of the sampled tokens are learnable, algorithm.min_learnable_share is {least_share:.0%}"
+            )
+        return None
+
+    def _note_spoilt(self, what: str) -> str:
+        self._spoilt_in_a_row += 1
+        if self._spoilt_in_a_row >= _MAX_NON_FINITE_IN_A_ROW:
+            raise NonFiniteError(
+                f"{self._spoilt_in_a_row} updates in a row hit NaN or Inf, the last one: {what}; "
+                "the weights are those from before them",
+                fix="look at the episodes named; lower learner.learning_rate, or use model.dtype float32",
+            )
+        return what
+
+    def _follow(self, batch: Batch, tally: UpdateMetrics) -> dict[str, float]:
+        """Move the reference as configured, if the policy has moved. Metrics of that, and of the batch."""
+        found: dict[str, float] = {}
+        if self.reference is not None:
+            found["kl_coefficient"] = batch.kl_coefficient
+            if tally.steps_made and not tally.undone:
+                found |= self.reference.follow()
+            kl = self._config.algorithm.kl
+            too_far = tally.steps_over_cap > 0 or (tally.undone and kl.cap is not None and tally.distance > kl.cap)
+            if too_far and kl.reference != "base":
+                differing = float(self.reference.become_policy())
+                found |= {"reference_synced": 1.0, "reference_tensors_differing": differing}
+        if batch.demonstrations:
+            found["demonstration_weight"] = batch.demonstration_weight
+        return found
+
+
+# An update that alone covers this share of the distance that the cap allows is too large.
 _JUMP = 0.5
 
 
@@ -309,7 +276,7 @@ def make_update(
     *,
     version: int,
 ) -> UpdateMetrics:
-    """Move the policy, whose weights are of this version, by a batch. What was seen on the way is in the tally."""
+    """Update the policy, whose weights are of this version, on a batch. Raises NonFiniteValues if it is undone."""
     update = _OngoingUpdate(batch, config, policy, optimiser, packer, processes, UpdateMetrics(version))
     undo = optimiser.make_undo()
     cap = config.algorithm.kl.cap
@@ -328,27 +295,23 @@ def make_update(
     return update.tally
 
 
+@dataclass(slots=True)
 class _OngoingUpdate:
-    def __init__(
-        self,
-        batch: Batch,
-        config: RunConfig,
-        policy: Scorer,
-        optimiser: Optimiser,
-        packer: Packer,
-        processes: ProcessGroup,
-        tally: UpdateMetrics,
-    ) -> None:
-        self._batch = batch
-        self._config = config
-        self._policy = policy
-        self._optimiser = optimiser
-        self._packer = packer
-        self._processes = processes
-        self._examples = make_examples(batch)
-        masks = [learnable_tokens(t, config.algorithm.masks) for t in batch.demonstrations]
-        self._demonstrations = plain_examples(batch.demonstrations, masks) if batch.demonstration_weight > 0 else []
-        self.tally = tally
+    _batch: Batch
+    _config: RunConfig
+    _policy: Scorer
+    _optimiser: Optimiser
+    _packer: Packer
+    _processes: ProcessGroup
+    tally: UpdateMetrics
+    _examples: list[Example] = field(init=False)
+    _demonstrations: list[Example] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._examples = make_examples(self._batch)
+        imitated = self._batch.demonstrations if self._batch.demonstration_weight > 0 else ()
+        masks = [learnable_tokens(t, self._config.algorithm.masks) for t in imitated]
+        self._demonstrations = plain_examples(imitated, masks)
 
     def run(self) -> None:
         spoilt = first_non_finite(self._examples)
@@ -361,19 +324,17 @@ class _OngoingUpdate:
 
     @torch.no_grad()
     def measure_move(self) -> None:
-        """Score the batch once more, after all steps: how far the policy is now from the old one and the reference."""
+        """Score the batch once more, after all steps: how far is the policy from the old one and the reference?"""
         tokens, moved, distance = 0, 0.0, 0.0
-        for chosen in self._processes.own(self._packer.divide(self._examples)):
-            some = [self._examples[i] for i in chosen or (0,)]
-            pack = self._packer.pack(some)
+        for is_own, some, pack in self._packs(self._examples):
             logprob_N = self._policy(pack).logprob_N
             self._refuse_spoilt(logprob_N, logprob_N.sum(), pack, some)
             columns = pack.columns.chosen(pack.columns.carries_loss_N)
             logprob_N = logprob_N[pack.columns.carries_loss_N]
-            if chosen:
+            if is_own:
                 tokens += len(logprob_N)
                 moved += float(divergence(columns.old_logprob_N, logprob_N, "k3").double().sum())
-            if chosen and columns.reference_logprob_N is not None:
+            if is_own and columns.reference_logprob_N is not None:
                 estimator = self._config.algorithm.kl.estimator
                 distance += float(divergence(logprob_N, columns.reference_logprob_N, estimator).double().sum())
         tokens, moved, distance = map(sum, zip(*self._processes.gather((tokens, moved, distance)), strict=True))
@@ -381,7 +342,7 @@ class _OngoingUpdate:
             self.tally.moved, self.tally.distance = moved / tokens, distance / tokens
 
     def _learn(self, examples: Sequence[Example], demonstrations: Sequence[Example]) -> None:
-        """One optimiser step. Where nothing in the minibatch moves the weights, there is no step to make."""
+        """One optimizer step, unless nothing in the minibatch moves the weights."""
         learnable = any(example.learnable_tokens for example in examples)
         moves = bool(demonstrations) or (learnable and self._has_signal(examples))
         if not moves:
@@ -389,21 +350,21 @@ class _OngoingUpdate:
             if self.tally.looked_at_parity or not learnable:
                 return  # else the first tokens are scored all the same, for parity
         self._optimiser.forget_gradients()
-        loss = 0.0
+        loss, over_cap = 0.0, False
         if learnable:
-            loss = self._reinforce(examples, learn=moves)
+            seen = self._reinforce(examples, learn=moves)
+            loss, over_cap = sum(own.loss for own in seen), moves and self._is_over_cap(seen)
             self.tally.check_parity(self._config.learner.max_parity_error)
-        if moves and learnable and self._is_over_cap():
+        if over_cap:
             self.tally.steps_over_cap += 1
         elif moves:
             if demonstrations:
                 loss += self._imitate(demonstrations)
-            self._step(examples)
-        self.tally.close_minibatch(loss)
-
-    def _is_over_cap(self) -> bool:
-        cap = self._config.algorithm.kl.cap
-        return cap is not None and self.tally.minibatch_mean("kl_reference") > cap
+            norm = self._optimiser.step()
+            if norm is not None and not math.isfinite(norm):
+                raise NonFiniteValues(f"the norm of the gradients is not a finite number after {_named(examples)}")
+            self.tally.add_step(norm)
+        self.tally.losses.append(loss)
 
     def _has_signal(self, examples: Sequence[Example]) -> bool:
         algorithm = self._config.algorithm
@@ -412,52 +373,53 @@ class _OngoingUpdate:
             return True
         return any(bool(example.columns.advantage_N.any()) for example in examples)
 
-    def _step(self, examples: Sequence[Example]) -> None:
-        norm = self._optimiser.step()
-        if norm is not None and not math.isfinite(norm):
-            raise NonFiniteValues(f"the norm of the gradients is not a finite number after {_named(examples)}")
-        self.tally.add_step(norm)
+    def _is_over_cap(self, minibatch: Sequence[Seen]) -> bool:
+        cap = self._config.algorithm.kl.cap
+        return cap is not None and float(torch.cat([own.columns["kl_reference"] for own in minibatch]).mean()) > cap
 
-    def _reinforce(self, examples: Sequence[Example], *, learn: bool) -> float:
-        """Score a minibatch pack by pack; with `learn`, add up its gradients. Its loss."""
+    def _packs(self, examples: Sequence[Example]) -> Iterator[tuple[list[int], list[Example], Pack]]:
+        """The packs of this process: indices, examples and pack. A process with fewer packs than others computes the
+        first example instead, without indices: it must take part, and its result does not count."""
+        for chosen in self._processes.own(self._packer.divide(examples)):
+            some = [examples[i] for i in chosen or (0,)]
+            yield chosen or [], some, self._packer.pack(some)
+
+    def _reinforce(self, examples: Sequence[Example], *, learn: bool) -> list[Seen]:
+        """Score a minibatch pack by pack; with `learn`, add up its gradients. The packs of all processes, as seen."""
         algorithm = self._config.algorithm
         counts_S = torch.tensor([example.learnable_tokens for example in examples])
         longest = self._config.model.context_tokens
         weight_S = sequence_weights(counts_S, algorithm.aggregation, constant_tokens=longest).float()
         seen: list[Seen] = []
-        for chosen in self._processes.own(self._packer.divide(examples)):
-            some = [examples[i] for i in chosen or (0,)]
-            pack = self._packer.pack(some)
+        for chosen, some, pack in self._packs(examples):
             weight_N = weight_S[chosen or [0]].to(pack.sequence_N.device)[pack.sequence_N] * bool(chosen)
             with torch.set_grad_enabled(learn):
                 scores = self._policy(pack)
-                outcome = policy_outcome(scores, pack, weight_N, algorithm, self._batch.kl_coefficient)
+                outcome = policy_outcome(
+                    scores, pack.columns, pack.sequence_N, weight_N, algorithm, self._batch.kl_coefficient
+                )
             self._refuse_spoilt(scores.logprob_N, outcome.loss, pack, some)
             if learn:
                 self._backward(outcome.loss, some)
             if chosen:
-                sampled = sum(sum(example.trajectory.sampled) for example in some)
-                alignment = check_alignment(pack, some)
-                seen.append(Seen.of(some, scores, pack, outcome, alignment=alignment, sampled_tokens=sampled))
-        everyones = [own for part in self._processes.gather(seen) for own in part]
+                seen.append(Seen.of(some, scores, pack, outcome))
+        everyones: list[Seen] = [own for part in self._processes.gather(seen) for own in part]
         for own in everyones:
             self.tally.add(own)
-        return sum(own.loss for own in everyones)
+        return everyones
 
     def _imitate(self, demonstrations: Sequence[Example]) -> float:
-        """Add the gradients of the imitation loss, a mean over its tokens, times its weight. That loss."""
+        """Add the gradients of the imitation loss, a mean over its tokens, times its weight. Returns that loss."""
         tokens = sum(len(example.position_N) for example in demonstrations)
-        loss = 0.0
-        for chosen in self._processes.own(self._packer.divide(demonstrations)):
-            some = [demonstrations[i] for i in chosen or (0,)]
-            pack = self._packer.pack(some)
+        weight, loss = self._batch.demonstration_weight, 0.0
+        for chosen, some, pack in self._packs(demonstrations):
             logprob_N = self._policy(pack).logprob_N
-            own = imitation_loss(logprob_N).sum() / tokens * self._batch.demonstration_weight * bool(chosen)
+            own = imitation_loss(logprob_N).sum() / tokens * weight * bool(chosen)
             self._refuse_spoilt(logprob_N, own, pack, some)
             self._backward(own, some)
             loss += float(own.detach())
         loss = sum(self._processes.gather(loss))
-        self.tally.add_imitation(loss / self._batch.demonstration_weight)
+        self.tally.imitation_losses.append(loss / weight)
         return loss
 
     def _backward(self, loss: Tensor, examples: Sequence[Example]) -> None:
@@ -482,7 +444,7 @@ def _named(examples: Sequence[Example]) -> str:
 
 
 def minibatches_of(batch: Batch, config: RunConfig) -> Iterator[list[int]]:
-    """Indices of trajectories, dealt evenly, whole groups together where they fit; the seed decides the order."""
+    """Indices of trajectories, dealt evenly, whole groups together if they fit; the seed decides the order."""
     members: list[list[int]] = []
     for group in batch.groups:
         first = members[-1][-1] + 1 if members else 0

@@ -1,6 +1,6 @@
 """One process of a learner of several: `python -m mcprl.learning.worker`, which only `DistributedLearner` starts.
 
-It is told in its environment who it is and where to call. It answers one request after the other until the line ends.
+Its environment has its rank and the socket. It answers one request after the other until the connection ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _make_learner(plan: Plan) -> TorchLearner:
 
 
 async def _attempt(work: Awaitable[Any], *, first: bool) -> Answer:
-    """An error that is none of mcprl's own ends this process, and its log has the traceback."""
+    """An error that is not mcprl's own ends this process, and its log has the traceback."""
     try:
         result = await work
     except McprlError as error:

@@ -1,67 +1,245 @@
-"""The loop: collect groups, make a batch, learn from it, publish the new weights, save, until the steps are done."""
+"""The training loop: collect groups, make a batch, update on it, publish the weights, record the step."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import psutil
 
-from mcprl.episodes import episode_metrics, succeeded
+from mcprl.checks.health import Health
+from mcprl.config import RunConfig
+from mcprl.episodes import Collector, episode_metrics, succeeded
+from mcprl.episodes.stage import MeteredSampler, ToolFigures
+from mcprl.learning import Learner
 from mcprl.learning.algorithms import make_batch, next_coefficient
-from mcprl.records import Batch, LostEpisode, Trajectory, Update
-from mcprl.runs.checkpoints import RunState, deal_ids, write_state
-from mcprl.runs.folder import StepRecord
+from mcprl.progress import Watcher
+from mcprl.records import Batch, Readings, Trajectory, Update, Weights
+from mcprl.runs.checkpoints import Checkpoints, RunState, deal_ids, write_state
+from mcprl.runs.folder import RunFolder, StepRecord, Timeline
+from mcprl.runs.journal import EpisodeJournal
+from mcprl.runs.resuming import Conditions
 from mcprl.runs.summary import Summary
-from mcprl.tasks import Deal
+from mcprl.tasks import Dealer
 from mcprl.tools.stats import write_stats
-from mcprl.training.pipeline import CollectedStep, Pipeline, collect_step
-from mcprl.training.run import Run
-from mcprl.training.shutdown import RunStopped
+from mcprl.training.pipeline import CollectedStep, Pipeline
+from mcprl.training.shutdown import RunStopped, Shutdown
 
-__all__ = ["resource_metrics", "train"]
+__all__ = ["Run", "StepClock", "resource_metrics", "train"]
 
-
-async def save_run(run: Run, open_deals: Mapping[int, Deal]) -> None:
-    """Save the run as it stands between two steps. Where that fails, the checkpoints of before are as they were."""
-    started = time.monotonic()
-    with run.timeline.span(run.step - 1, "save"):
-        await _write(run, open_deals)
-    run.save_s = time.monotonic() - started
+T = TypeVar("T")
 
 
-async def _write(run: Run, open_deals: Mapping[int, Deal]) -> None:
-    state = RunState(
-        step=run.step,
-        settings=run.conditions.settings,
-        model=run.conditions.model,
-        weights_version=run.weights.version,
-        kl_coefficient=run.kl_coefficient,
-        order=run.order.state(),
-        health=run.health.state(),
-        open_deals=deal_ids(open_deals),
-    )
-    partial = run.checkpoints.begin(run.step)
-    await run.learner.save_state(partial)
-    write_state(partial, state)
-    await asyncio.to_thread(run.checkpoints.commit, run.step)
-    run.saved_step = run.step
-    # What the checkpoint covers is not needed a second time.
-    run.journal.forget_before(run.step)
-    kept = run.config.training.keep_checkpoints
-    await asyncio.to_thread(run.checkpoints.retain, kept, also=run.health.steps_to_return_to)
+async def train(run: Run) -> Summary:
+    """Train to the end of the schedule and leave the weights and a summary in the run's folder.
+
+    Raises RunStopped if the run was asked to stop; it has saved itself then.
+    """
+    with run.shutdown.orderly():
+        try:
+            for step in run.steps():
+                collected = await run.take(step)
+                with run.clock.span(step, "update"):
+                    batch = make_batch(
+                        step,
+                        collected.groups,
+                        run.config.algorithm,
+                        await run.read(collected.trajectories),
+                        kl_coefficient=run.kl_coefficient,
+                        demonstrations=collected.demonstrations,
+                        demonstration_weight=run.config.algorithm.warm_start.weight_at(step),
+                    )
+                    update = await run.update(batch)
+                await run.publish(update)
+                await run.record(collected, batch, update)
+        except RunStopped as stopped:
+            raise RunStopped(await run.leave(update_given_up=isinstance(stopped, UpdateGivenUp))) from None
+        run.folder.record_spans(run.clock.take())
+        run.folder.finish(await run.learner.fetch(run.weights), run.summary.as_dict())
+    return run.summary
 
 
+class UpdateGivenUp(RunStopped):
+    """A request to stop left too little time for the update: the learner is ahead of the run's last finished step."""
+
+
+# After a request to stop, episodes get this share of the time to finish, and an update gets this share.
+_EPISODES_SHARE, _UPDATE_SHARE = 0.3, 0.6
 _KL_HORIZON = 10  # updates over which the KL coefficient moves by at most about a fifth
+
+
+class StepClock(Timeline):
+    """The timeline of a run, and the seconds from one step to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lap_began = time.monotonic()
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        began, self._lap_began = self._lap_began, time.monotonic()
+        return self._lap_began - began
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A training run, open: its parts, and the parts of a step.
+
+    Four fields change. `step` counts the finished steps, `saved_step` those that the newest checkpoint covers;
+    `weights` are the newest; `kl_coefficient` is steered if `algorithm.kl.target` is set.
+    """
+
+    config: RunConfig
+    conditions: Conditions
+    folder: RunFolder
+    checkpoints: Checkpoints
+    journal: EpisodeJournal
+    watcher: Watcher
+    shutdown: Shutdown
+    order: Dealer
+    tool_figures: ToolFigures
+    collector: Collector
+    pipeline: Pipeline
+    sampler: MeteredSampler
+    learner: Learner
+    health: Health
+    summary: Summary
+    clock: StepClock
+    kl_coefficient: float
+    weights: Weights = field(default_factory=lambda: Weights(version=0))
+    step: int = 0
+    saved_step: int = 0
+
+    def steps(self) -> Generator[int]:
+        """The steps that are left. Raises RunStopped before the next one if the run was asked to stop."""
+        self.clock.lap()
+        while self.step < self.config.training.steps:
+            if self.shutdown.requested:
+                raise RunStopped
+            yield self.step
+
+    async def take(self, step: int) -> CollectedStep:
+        return await self.shutdown.unless_stopped(self.pipeline.take(step), share=0.0)
+
+    async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
+        self._refuse_stale(trajectories)
+        return await self._unless_given_up(self.learner.read(trajectories))
+
+    async def update(self, batch: Batch) -> Update:
+        return await self._unless_given_up(self.learner.update(batch))
+
+    async def publish(self, update: Update) -> None:
+        """Give new weights to the sampler, and steer the KL coefficient by how far they have moved."""
+        with self.clock.span(update.step, "publish"):
+            if update.weights.version != self.weights.version:
+                self.weights = update.weights
+                if not self.shutdown.requested:  # a run that is about to stop samples nothing more
+                    await self._unless_given_up(self.sampler.publish(update.weights))
+                self.folder.drop_old_weights(self.weights)
+        kl = self.config.algorithm.kl
+        if kl.target is not None and "kl_reference" in update.metrics:
+            self.kl_coefficient = next_coefficient(
+                self.kl_coefficient, update.metrics["kl_reference"], target=kl.target, horizon=_KL_HORIZON
+            )
+
+    async def record(self, collected: CollectedStep, batch: Batch, update: Update) -> None:
+        """Measure and judge the finished step, write it down, and save the run if a checkpoint is due."""
+        played, spans, step_s = collected.all_groups, self.clock.take(), self.clock.lap()
+        took_s = {span.activity: span.end - span.start for span in spans}
+        last_save_s = self.summary.steps[-1].get("save_s", 0.0) if self.summary.steps else 0.0
+        self.order.note({g.task.id: [succeeded(t.reward_parts) for t in g.trajectories] for g in played})
+        metrics = {
+            **episode_metrics(played, collected.collect_s),
+            **collected.metrics,
+            **update.metrics,
+            "wait_s": collected.wait_s,
+            "weights_version": float(self.weights.version),
+            "server_restarts": float(self.tool_figures.restarts),
+            "sampler_restarts": float(self.sampler.restarts),
+            "step_s": step_s,
+            "save_s": took_s.get("save", last_save_s),
+            "sampler_idle_share": max(0.0, 1.0 - self.sampler.occupancy.take() / step_s),
+            "learner_idle_share": max(0.0, 1.0 - took_s["update"] / step_s),
+            **await resource_metrics(),
+        }
+        self.health.note_losses(played)
+        verdicts = self.health.judge(metrics, update.skipped)
+        record = StepRecord(
+            played=played, batch=batch, ratios=update.ratios, spans=spans, metrics=metrics, verdicts=verdicts
+        )
+        await asyncio.to_thread(self.folder.record_step, update.step, record)
+        write_stats(self.folder.path, self.tool_figures.stats())
+        self.summary.add(metrics, verdicts)
+        self.step = update.step + 1
+        training = self.config.training
+        if self.step % training.checkpoint_every == 0 or self.step == training.steps:
+            await self.save()
+        self.watcher.step_finished(update.step, metrics, verdicts)
+
+    async def save(self) -> None:
+        """Save the run between two steps. If that fails, the earlier checkpoints are unchanged."""
+        state = RunState(
+            step=self.step,
+            settings=self.conditions.settings,
+            model=self.conditions.model,
+            weights_version=self.weights.version,
+            kl_coefficient=self.kl_coefficient,
+            order=self.order.state(),
+            health=self.health.state(),
+            open_deals=deal_ids(self.pipeline.open_deals),
+        )
+        with self.clock.span(self.step - 1, "save"):
+            partial = self.checkpoints.begin(self.step)
+            await self.learner.save_state(partial)
+            write_state(partial, state)
+            await asyncio.to_thread(self.checkpoints.commit, self.step)
+            self.saved_step = self.step
+            self.journal.forget_before(self.step)  # the checkpoint covers these episodes
+            kept = self.config.training.keep_checkpoints
+            await asyncio.to_thread(self.checkpoints.retain, kept, also=self.health.steps_to_return_to)
+
+    async def leave(self, *, update_given_up: bool) -> str:
+        """After a request to stop: let episodes finish for a while and save. Returns what is saved, in words."""
+        self.watcher.stage("stopping: letting episodes finish, saving")
+        try:
+            await self.shutdown.unless_stopped(self.collector.drain(), share=_EPISODES_SHARE)
+        except RunStopped:
+            await self.pipeline.close()  # gives up the episodes that have not finished
+        if not update_given_up and self.saved_step != self.step:
+            await self.save()
+        journaled = sum(len(self.journal.finished(step)) for step in self.journal.steps if step >= self.saved_step)
+        return (
+            f"stopped after step {self.step} of {self.config.training.steps}; the checkpoint of step {self.saved_step} "
+            f"and {journaled} finished episodes after it are saved"
+            + (", the interrupted update will be repeated" if update_given_up else "")
+        )
+
+    async def _unless_given_up(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await self.shutdown.unless_stopped(work, share=_UPDATE_SHARE)
+        except RunStopped:
+            raise UpdateGivenUp from None
+
+    def _refuse_stale(self, trajectories: Sequence[Trajectory]) -> None:
+        """The pipeline opens no step too early, so this holds. If it did not, the objective would be wrong."""
+        bound = self.weights.version - self.config.training.max_staleness
+        for t in trajectories:
+            oldest = min(version for version, sampled in zip(t.weights_version, t.sampled, strict=True) if sampled)
+            if oldest < bound:
+                raise ValueError(f"{t.task_id}/{t.member} of step {t.step} has tokens of version {oldest} < {bound}")
+
+
 _GIB = 2**30
 _GPU_QUERY = ("--query-gpu=memory.used,memory.total,utilization.gpu", "--format=csv,noheader,nounits")
 _GPU_DEADLINE_S = 5.0
 
 
 async def resource_metrics() -> Mapping[str, float]:
-    """Memory of this process and of all that it started, what the machine has left, and the GPUs taken together.
+    """Memory of this process and its children, what the machine has left, and the GPUs taken together.
 
     {"memory_trainer_gib": 2.1, "memory_children_gib": 3.4, "memory_free_gib": 12.8, "cpu_load": 1.9}
     """
@@ -84,10 +262,7 @@ def _rss(process: psutil.Process) -> int:
 
 
 async def _gpu_metrics() -> dict[str, float]:
-    """By NVIDIA's own program, which comes with the driver; without it, nothing is known of GPUs.
-
-    `gpu_silent` is 1 where the program is there and does not tell.
-    """
+    """From nvidia-smi; empty without it. `gpu_silent` is 1 if it is installed and does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
@@ -96,187 +271,20 @@ async def _gpu_metrics() -> dict[str, float]:
     )
     try:
         async with asyncio.timeout(_GPU_DEADLINE_S):
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
         return {"gpu_silent": 1.0}
-    rows = _rows(said.decode()) if process.returncode == 0 else None
-    if not rows:
+    try:
+        rows = [[float(cell) for cell in line.split(",")] for line in output.decode().splitlines() if line.strip()]
+    except ValueError:  # small boards and virtual ones answer "[N/A]"
+        rows = []
+    if process.returncode != 0 or not rows:
         return {"gpu_silent": 1.0}
     used, total, busy = (sum(column) for column in zip(*rows, strict=True))
     return {
         "gpu_memory_gib": used / 1024,
         "gpu_memory_total_gib": total / 1024,
         "gpu_busy_share": busy / len(rows) / 100,
-    }
-
-
-def _rows(said: str) -> list[list[float]] | None:
-    """A row a GPU; None where one does not tell, as small boards and virtual ones do."""
-    try:
-        return [[float(cell) for cell in line.split(",")] for line in said.splitlines() if line.strip()]
-    except ValueError:
-        return None
-
-
-# Of the time between a signal and the end: until then episodes may finish, and until then an update may.
-_EPISODES_SHARE, _UPDATE_SHARE = 0.3, 0.6
-
-
-async def train(run: Run) -> Summary:
-    """Train to the end of the schedule and leave the weights and a summary in the run's folder.
-
-    Raises RunStopped where the run was asked to stop, and has saved itself.
-    """
-    training = run.config.training
-    pipeline = Pipeline(
-        lambda step, deal: _collect(run, step, deal),
-        lambda step: _deal(run, step),
-        steps=training.steps,
-        ahead=training.max_staleness,
-        known_deals=run.open_deals,
-    )
-    with run.shutdown.orderly():
-        try:
-            while run.step < training.steps:
-                await _make_step(run, pipeline)
-        except RunStopped:
-            raise RunStopped(await _leave(run, pipeline)) from None
-        finally:
-            await pipeline.close()
-        run.folder.record_spans(run.timeline.take())
-        run.folder.finish(await run.learner.fetch(run.weights), run.summary.as_dict())
-    return run.summary
-
-
-async def _make_step(run: Run, pipeline: Pipeline) -> None:
-    step, shutdown = run.step, run.shutdown
-    if shutdown.requested:
-        raise RunStopped
-    taken = await shutdown.unless_stopped(pipeline.take(step), share=0.0)
-    played = taken.collected.all_groups
-    metrics = episode_metrics(played, taken.collect_s) | taken.collected.metrics | {"wait_s": taken.wait_s}
-    run.learning = True  # and still so where this is broken off: then the learner is no longer where the step began
-    batch, update = await shutdown.unless_stopped(_learn(run, taken.collected), share=_UPDATE_SHARE)
-    with run.timeline.span(step, "publish"):
-        await _publish(run, update)
-    run.learning = False
-    run.order.note({g.task.id: [succeeded(t.reward_parts) for t in g.trajectories] for g in played})
-    metrics |= {**update.metrics, **_course_metrics(run), **await resource_metrics()}
-    run.health.note_losses(played)
-    verdicts = run.health.judge(metrics, update.skipped)
-    record = StepRecord(
-        played=played,
-        batch=batch,
-        ratios=update.ratios,
-        spans=run.timeline.take(),
-        metrics=metrics,
-        verdicts=verdicts,
-    )
-    await asyncio.to_thread(run.folder.record_step, step, record)
-    write_stats(run.folder.path, run.tool_figures.stats())
-    run.summary.add(metrics, verdicts)
-    run.step = step + 1
-    if run.step % run.config.training.checkpoint_every == 0 or run.step == run.config.training.steps:
-        await save_run(run, pipeline.open_deals)
-    run.watcher.step_finished(step, metrics, verdicts)
-
-
-async def _leave(run: Run, pipeline: Pipeline) -> str:
-    """After a request to stop: let episodes finish for a while, save what is not saved yet, and say where it stands."""
-    run.watcher.stage("stopping: letting episodes finish, saving")
-    try:
-        await run.shutdown.unless_stopped(run.collector.drain(), share=_EPISODES_SHARE)
-    except RunStopped:
-        await pipeline.close()  # those that have not finished are given up
-    if not run.learning and run.saved_step != run.step:
-        await save_run(run, pipeline.open_deals)
-    journaled = sum(len(run.journal.finished(step)) for step in run.journal.steps if step >= run.saved_step)
-    return (
-        f"stopped after step {run.step} of {run.config.training.steps}; the checkpoint of step {run.saved_step} and "
-        f"{journaled} finished episodes after it are saved"
-        + (", the update under way is made again" if run.learning else "")
-    )
-
-
-def _deal(run: Run, step: int) -> Deal:
-    stand_ins = run.order.stand_ins(step) if run.config.algorithm.refill_rounds else ()
-    return Deal(tasks=run.order.deal(step), stand_ins=stand_ins)
-
-
-async def _collect(run: Run, step: int, deal: Deal) -> CollectedStep:
-    def on_finished(outcome: Trajectory | LostEpisode) -> None:
-        run.watcher.episode_finished(step, outcome)
-
-    with run.timeline.span(step, "collect"):
-        return await collect_step(deal, run.collector, step, run.config.algorithm, on_finished)
-
-
-async def _learn(run: Run, collected: CollectedStep) -> tuple[Batch, Update]:
-    with run.learner_occupancy.working(), run.timeline.span(run.step, "update"):
-        batch = await _batch_of(run, collected)
-        return batch, await run.learner.update(batch)
-
-
-async def _batch_of(run: Run, collected: CollectedStep) -> Batch:
-    """The batch of a step, with what the learner says of its groups and what is to be imitated beside them."""
-    groups, step = collected.groups, run.step
-    algorithm = run.config.algorithm
-    trajectories = [t for group in groups for t in group.trajectories]
-    _refuse_stale(run, trajectories)
-    demonstrations: tuple[Trajectory, ...] = ()
-    weight = algorithm.warm_start.weight_at(step)
-    if run.demonstrator is not None and weight > 0:
-        # Also of tasks that were left out of the batch: where all attempts failed, a solution is worth most.
-        demonstrations = await run.demonstrator.play([group.task for group in collected.all_groups], step)
-    return make_batch(
-        step,
-        groups,
-        algorithm,
-        await run.learner.read(trajectories),
-        kl_coefficient=run.kl_coefficient,
-        demonstrations=demonstrations,
-        demonstration_weight=weight,
-    )
-
-
-def _refuse_stale(run: Run, trajectories: list[Trajectory]) -> None:
-    """The pipeline opens no step too early, so this holds; what it would break is the objective."""
-    bound = run.weights.version - run.config.training.max_staleness
-    for trajectory in trajectories:
-        versions = [v for v, sampled in zip(trajectory.weights_version, trajectory.sampled, strict=True) if sampled]
-        if min(versions) < bound:
-            raise ValueError(
-                f"episode {trajectory.task_id}/{trajectory.member} of step {trajectory.step} has tokens of version "
-                f"{min(versions)}, older than {bound}"
-            )
-
-
-async def _publish(run: Run, update: Update) -> None:
-    """Let the sampler have new weights, where there are any, and steer by how far they have moved."""
-    if update.weights.version != run.weights.version:
-        run.weights = update.weights
-        if not run.shutdown.requested:  # one that is about to stop samples nothing more
-            await run.shutdown.unless_stopped(run.sampler.publish(update.weights), share=_UPDATE_SHARE)
-        run.folder.drop_old_weights(run.weights)
-    kl = run.config.algorithm.kl
-    if kl.target is not None and "kl_reference" in update.metrics:
-        run.kl_coefficient = next_coefficient(
-            run.kl_coefficient, update.metrics["kl_reference"], target=kl.target, horizon=_KL_HORIZON
-        )
-
-
-def _course_metrics(run: Run) -> Mapping[str, float]:
-    """How the run gets along: from the end of the last step to now."""
-    now = time.monotonic()
-    step_s, run.step_ended = now - run.step_ended, now
-    return {
-        "weights_version": float(run.weights.version),
-        "server_restarts": float(run.tool_figures.restarts),
-        "sampler_restarts": float(run.sampler.restarts),
-        "step_s": step_s,
-        "save_s": run.save_s,
-        "sampler_idle_share": max(0.0, 1.0 - run.sampler.occupancy.take() / step_s),
-        "learner_idle_share": max(0.0, 1.0 - run.learner_occupancy.take() / step_s),
     }

@@ -1,15 +1,14 @@
 """Steps that are collected ahead of the one that is being learned from.
 
 Step s may be collected once the weights are at most `ahead` updates behind those that it will train. With `ahead` 0,
-collecting and learning take turns. Else, while the learner is busy with step s:
+collecting and learning take turns. Otherwise, while the learner is busy with step s:
 
     step s          ■■■■■■■□□□□□□□        ■ collected   □ learned from
     step s + 1            ■■■■■■■■□□□□□□
     step s + 2                    ■■■■■■■■□□□□□□
 
-So no token is ever older than `ahead` versions when it is learned from: not by a check, but since its step was not open
-before. A step is dealt when it is opened, at a fixed place in the order of updates: which tasks it gets does not depend
-on how fast anything was.
+So no token is older than `ahead` versions when it is learned from: its step was not open before. A step is dealt when
+it is opened, at a fixed place in the order of updates, so its tasks do not depend on how fast anything was.
 """
 
 from __future__ import annotations
@@ -17,28 +16,37 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mcprl.config import AlgorithmConfig
 from mcprl.episodes import Collector
 from mcprl.records import Group, LostEpisode, Trajectory
 from mcprl.tasks import Deal
 
-__all__ = ["CollectedStep", "Pipeline", "TakenStep", "collect_step"]
+__all__ = ["CollectedStep", "Pipeline", "collect_step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedStep:
-    """What a step played. Of tasks a, b and c, of which b taught nothing and d was played for it:
+    """The groups of a step. Of tasks a, b and c, b had no variance and d was played instead:
 
-    CollectedStep(groups=(a, c, d), dropped=(b,), all_groups=(a, b, c, d), refill_rounds=1, refilled=1)
+    CollectedStep(groups=(a, c, d), dropped=(b,), all_groups=(a, b, c, d), refill_rounds=1, refilled=1,
+                  collect_s=41.2, wait_s=3.5)     # most of it was collected during an update
     """
 
     groups: tuple[Group, ...]  # for the batch
-    dropped: tuple[Group, ...]  # without variance, and out of the batch
+    dropped: tuple[Group, ...]  # without variance, and not in the batch
     all_groups: tuple[Group, ...]  # in the order in which they were dealt
     refill_rounds: int
-    refilled: int  # groups of the batch that stand in for others
+    refilled: int  # groups of the batch that replace dropped ones
+    demonstrations: tuple[Trajectory, ...] = ()
+    collect_s: float = 0.0
+    wait_s: float = 0.0  # between `Pipeline.take` and its result
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Those of the batch."""
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -56,10 +64,10 @@ async def collect_step(
     algorithm: AlgorithmConfig,
     on_finished: Callable[[Trajectory | LostEpisode], None],
 ) -> CollectedStep:
-    """Collect a step as it was dealt, and fill it up where that is asked for.
+    """Collect a step as it was dealt, and refill it if `algorithm.dead_groups` is refill.
 
-    The batch is never larger than the deal. It is smaller where rounds or tasks run out, but never empty: where no
-    group at all has variance, it is the deal as it was, and the learner says that there was no signal.
+    The batch is never larger than the deal. It is smaller if rounds or tasks run out, but never empty: if no group has
+    variance, the batch is the deal, and the learner reports that there was no signal.
     """
     dealt = await collector.collect(deal.tasks, step, on_finished)
     if not algorithm.refill_rounds:
@@ -87,20 +95,8 @@ def _with_variance(groups: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(group for group in groups if group.has_variance)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakenStep:
-    """A collected step, and the seconds it took: to be collected, and until it was handed over to whoever waited.
-
-    TakenStep(collected=…, collect_s=41.2, wait_s=3.5)     # most of it was collected while an update was made
-    """
-
-    collected: CollectedStep
-    collect_s: float
-    wait_s: float
-
-
 class Pipeline:
-    """Opens steps in their order and hands them over in their order."""
+    """Opens steps in order and hands them over in order."""
 
     def __init__(
         self,
@@ -116,20 +112,20 @@ class Pipeline:
         self._steps = steps
         self._ahead = ahead
         self._deals = dict(known_deals)
-        self._open: dict[int, asyncio.Task[tuple[CollectedStep, float]]] = {}
+        self._open: dict[int, asyncio.Task[CollectedStep]] = {}
 
     @property
     def open_deals(self) -> Mapping[int, Deal]:
         """The deals of steps that are open and not yet taken."""
         return dict(self._deals)
 
-    async def take(self, step: int) -> TakenStep:
+    async def take(self, step: int) -> CollectedStep:
         """The groups of a step, all of them. Opens it, and as many after it as may be open with it."""
         started = time.monotonic()
         self.open_for(step)
-        collected, collect_s = await asyncio.shield(self._open[step])
+        collected = await asyncio.shield(self._open[step])
         del self._open[step], self._deals[step]
-        return TakenStep(collected=collected, collect_s=collect_s, wait_s=time.monotonic() - started)
+        return replace(collected, wait_s=time.monotonic() - started)
 
     def open_for(self, step: int) -> None:
         """Open the steps that may be collected while `step` is the next to be learned from."""
@@ -140,12 +136,12 @@ class Pipeline:
                 self._open[coming] = asyncio.create_task(self._timed(coming))
 
     async def close(self) -> None:
-        """Give up what is under way. Finished episodes are in the journal."""
+        """Give up the open steps. Finished episodes are in the journal."""
         for task in self._open.values():
             task.cancel()
         await asyncio.gather(*self._open.values(), return_exceptions=True)
 
-    async def _timed(self, step: int) -> tuple[CollectedStep, float]:
+    async def _timed(self, step: int) -> CollectedStep:
         started = time.monotonic()
         collected = await self._collect(step, self._deals[step])
-        return collected, time.monotonic() - started
+        return replace(collected, collect_s=time.monotonic() - started)

@@ -1,69 +1,31 @@
-"""A run, put together from its configuration: cheap checks first, then servers, then the model."""
+"""Open a run from its configuration: cheap checks first, then servers, then the model."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from mcprl.checks.health import Health
 from mcprl.config import RunConfig
-from mcprl.episodes import (
-    Collector,
-    Demonstrator,
-    require_solutions,
-)
-from mcprl.episodes.stage import MeteredSampler, Occupancy, ToolFigures, open_stage
-from mcprl.learning import Learner, open_learner
+from mcprl.episodes import Collector, Demonstrator, require_solutions
+from mcprl.episodes.stage import open_stage
+from mcprl.learning import open_learner
 from mcprl.progress import Watcher
-from mcprl.records import Task, Weights
+from mcprl.records import LostEpisode, Trajectory
 from mcprl.runs.checkpoints import Checkpoints, deals_of, forecast
-from mcprl.runs.folder import RunFolder, Timeline
+from mcprl.runs.folder import RunFolder
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.runs.resuming import Conditions, ResumePoint, compare_conditions
 from mcprl.runs.summary import Summary
 from mcprl.tasks import Deal, Dealer, load_tasks, make_order
+from mcprl.training.loop import Run, StepClock
+from mcprl.training.pipeline import CollectedStep, Pipeline, collect_step
 from mcprl.training.shutdown import Shutdown
 
 __all__ = ["Run", "open_run"]
-
-
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """A training run, open: everything the loop needs, and where it stands.
-
-    `step` counts the steps done, `saved_step` those that the newest checkpoint covers. `learning` is True from the
-    beginning of an update until the step it belongs to is certain.
-    """
-
-    config: RunConfig
-    conditions: Conditions
-    folder: RunFolder
-    checkpoints: Checkpoints
-    journal: EpisodeJournal
-    watcher: Watcher
-    shutdown: Shutdown
-    order: Dealer
-    tool_figures: ToolFigures
-    collector: Collector
-    sampler: MeteredSampler
-    learner: Learner
-    demonstrator: Demonstrator | None
-    weights: Weights
-    kl_coefficient: float
-    health: Health
-    summary: Summary
-    step: int = 0
-    saved_step: int = 0
-    open_deals: Mapping[int, Deal] = field(default_factory=dict[int, Deal])
-    learning: bool = False
-    learner_occupancy: Occupancy = field(default_factory=Occupancy)
-    timeline: Timeline = field(default_factory=Timeline)
-    step_ended: float = field(default_factory=time.monotonic)
-    save_s: float = 0.0
 
 
 @asynccontextmanager
@@ -75,9 +37,9 @@ async def open_run(
     resume_point: ResumePoint | None = None,
     shutdown: Shutdown | None = None,
 ) -> AsyncGenerator[Run]:
-    """Everything started and checked, in a folder of its own; everything ended on leaving.
+    """A run with everything started and checked, in its own folder; all of it ends with the context.
 
-    With `resume_point`, the run in `folder` goes on from there. Without `shutdown`, nothing asks it to stop.
+    With `resume_point`, the run in `folder` resumes from there. Without `shutdown`, nothing asks it to stop.
     """
     tasks = load_tasks(config.tasks.train)
     order = make_order(tasks, config)
@@ -97,6 +59,10 @@ async def open_run(
         learner = await stack.enter_async_context(
             open_learner(config, folder=folder.weights, grammars=stage.grammars, engine=stage.engine)
         )
+        deals: Mapping[int, Deal] = {}
+        if resume_point is not None and resume_point.state is not None and resume_point.journal_fits:
+            deals = deals_of(resume_point.state.open_deals, tasks)
+        collector, clock = Collector(stage.runner, config.episodes, journal), StepClock()
         run = Run(
             config=config,
             conditions=conditions,
@@ -107,32 +73,62 @@ async def open_run(
             shutdown=shutdown or Shutdown(),
             order=order,
             tool_figures=stage.figures,
-            collector=Collector(stage.runner, config.episodes, journal),
+            collector=collector,
+            pipeline=_make_pipeline(config, order, collector, stage.demonstrator, watcher, clock, deals),
             sampler=stage.sampler,
             learner=learner,
-            demonstrator=stage.demonstrator,
-            weights=Weights(version=0),
-            kl_coefficient=config.algorithm.kl.coefficient,
             health=Health(config),
             summary=Summary(),
+            clock=clock,
+            kl_coefficient=config.algorithm.kl.coefficient,
         )
+        stack.push_async_callback(run.pipeline.close)
         watcher.stage(await _forecast(run))
         if resume_point is not None:
-            await _restore(run, resume_point, tasks)
-        run.step_ended = time.monotonic()
+            await _restore(run, resume_point)
         yield run
 
 
+def _make_pipeline(
+    config: RunConfig,
+    order: Dealer,
+    collector: Collector,
+    demonstrator: Demonstrator | None,
+    watcher: Watcher,
+    clock: StepClock,
+    known_deals: Mapping[int, Deal],
+) -> Pipeline:
+    algorithm, training = config.algorithm, config.training
+
+    def deal(step: int) -> Deal:
+        stand_ins = order.stand_ins(step) if algorithm.refill_rounds else ()
+        return Deal(tasks=order.deal(step), stand_ins=stand_ins)
+
+    async def collect(step: int, deal: Deal) -> CollectedStep:
+        def on_finished(outcome: Trajectory | LostEpisode) -> None:
+            watcher.episode_finished(step, outcome)
+
+        with clock.span(step, "collect"):
+            collected = await collect_step(deal, collector, step, algorithm, on_finished)
+            if demonstrator is None or algorithm.warm_start.weight_at(step) <= 0:
+                return collected
+            # Dropped tasks are demonstrated too: if all attempts failed, a solution is worth most.
+            tasks = [group.task for group in collected.all_groups]
+            return replace(collected, demonstrations=await demonstrator.play(tasks, step))
+
+    return Pipeline(collect, deal, steps=training.steps, ahead=training.max_staleness, known_deals=known_deals)
+
+
 async def _forecast(run: Run) -> str:
-    """What the checkpoints will take of the disk. Raises NoRoomError where it has less."""
+    """How much of the disk the checkpoints will take. Raises NoRoomError if that is more than is free."""
     there = sum(checkpoint.bytes for checkpoint in run.checkpoints.all())  # of a run that is resumed
     free = shutil.disk_usage(run.folder.path).free + there
     kept = run.config.training.keep_checkpoints + Health.most_kept(run.config)
     return forecast(await run.learner.state_bytes(), kept, free)
 
 
-async def _restore(run: Run, resume_point: ResumePoint, tasks: Sequence[Task]) -> None:
-    """Let the run stand where its checkpoint says."""
+async def _restore(run: Run, resume_point: ResumePoint) -> None:
+    """Put the run into the state of its checkpoint."""
     metrics, verdicts = run.folder.cut_to(resume_point.step)
     for of_step, on_step in zip(metrics, verdicts, strict=True):
         run.summary.add(of_step, on_step)
@@ -140,11 +136,10 @@ async def _restore(run: Run, resume_point: ResumePoint, tasks: Sequence[Task]) -
     state = resume_point.state
     if resume_point.checkpoint is None or state is None:
         return
-    run.watcher.stage(f"going on after step {resume_point.step}")
+    run.watcher.stage(f"resuming after step {resume_point.step}")
     run.order.restore(state.order)
     run.health.restore(state.health)
     if not {"algorithm.kl.coefficient", "algorithm.kl.target"} & resume_point.changed.keys():
         run.kl_coefficient = state.kl_coefficient
-    run.open_deals = deals_of(state.open_deals, tasks) if resume_point.journal_fits else {}
     run.weights = await run.learner.load_state(resume_point.checkpoint.path)
     await run.sampler.publish(run.weights)

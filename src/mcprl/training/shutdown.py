@@ -1,8 +1,8 @@
-"""How a run ends before its time: SIGTERM or Ctrl-C, a bounded time to save itself, an exit code of its own.
+"""How a run stops early: SIGTERM or Ctrl-C, a bounded time to save itself, a distinct exit code.
 
-The first signal asks the run to stop. What is durable already (the last checkpoint, every finished episode) stays so
-whatever happens next; the time until SHUTDOWN_S is for what can still be saved besides. When that time is
-over, or at the second signal, the process ends at once. Its children end with it, see `mcprl.processes`.
+The first signal asks the run to stop. What is durable already (the last checkpoint, every finished episode) stays
+durable; the time until SHUTDOWN_S is for what can still be saved. When that time is over, or at the second
+signal, the process ends at once. Its children end with it, see `mcprl.processes`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SHUTDOWN_S = 10.0
 
 T = TypeVar("T")
 _SHOW_CURSOR = "\x1b[?25h"
-# Of the time: to end takes a moment, too.
+# Share of the time after which the process ends itself: ending takes a moment too.
 _LAST_MOMENT = 0.95
 
 
 class RunStopped(Exception):
-    """The run was asked to stop, and has stopped. The message says where it stands."""
+    """The run was asked to stop, and has stopped. The message says what is saved."""
 
 
 class Shutdown:
-    """Whether the run is to stop, and how much time it has for that."""
+    """Whether the run is asked to stop, and how much time it has for that."""
 
     def __init__(self, deadline_s: float = SHUTDOWN_S) -> None:
         self._deadline_s = deadline_s
@@ -50,7 +50,7 @@ class Shutdown:
         return self._requested.is_set()
 
     def request(self) -> None:
-        """Ask the run to stop. Where it is not yet, or no longer, ready to save itself, it is cancelled."""
+        """Ask the run to stop. Outside of `orderly`, the task that entered `on_signals` is cancelled."""
         if self.requested:
             return
         self._since = time.monotonic()
@@ -60,7 +60,7 @@ class Shutdown:
 
     @contextmanager
     def orderly(self) -> Generator[None]:
-        """Inside, a request is not a cancellation: the run looks for it by itself."""
+        """Inside, a request does not cancel the run: it checks for requests itself."""
         work, self._work = self._work, None
         try:
             yield
@@ -104,14 +104,14 @@ class Shutdown:
         try:
             yield
         finally:
-            # The timer goes on: what is closed after this, such as servers that do not end, is part of its time.
+            # The timer keeps running: what is closed after this, such as servers that hang, is part of its time.
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
 def _end_now(code: int, why: str) -> None:
-    """Without waiting for any thread: one of them may be in the middle of an update."""
+    """End the process without waiting for any thread: one of them may be in the middle of an update."""
     if sys.stdout.isatty():
         os.write(sys.stdout.fileno(), _SHOW_CURSOR.encode())
-    os.write(2, f"mcprl: {why}; what was saved before stays, and `mcprl resume` goes on from it\n".encode())
+    os.write(2, f"mcprl: {why}; everything saved before is kept, continue with `mcprl resume`\n".encode())
     os._exit(code)

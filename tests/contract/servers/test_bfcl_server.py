@@ -137,6 +137,6 @@ async def test_episodes_do_not_share_a_world(tmp_path, isolation):
 async def test_a_task_whose_world_is_unknown_is_reported(tmp_path):
     lost = replace(TASKS[0], setup=(ToolCall(name=BEGIN, arguments={"task_id": "multi_turn_base_200"}),))
     async with in_memory(tmp_path) as toolbox:
-        with pytest.raises(BadValueError, match="the setup of task .* failed"):
+        with pytest.raises(BadValueError, match=r"the setup of task .* failed"):
             async with lease_for(lost, toolbox, lives_s=60):
                 pass

@@ -21,11 +21,11 @@ from metrics_table import METRICS, metric_named
 WRITERS = {
     "episodes/collector.py": ("episode_metrics",),
     "training/pipeline.py": ("metrics",),
-    "training/loop.py": ("_make_step", "_course_metrics", "resource_metrics", "_gpu_metrics"),
+    "training/loop.py": ("record", "resource_metrics", "_gpu_metrics"),
     "learning/algorithms/diagnostics.py": ("parity_metrics", "ratio_metrics", "staleness_metrics"),
     "learning/algorithms/losses.py": ("mask_shares",),
-    "learning/update.py": ("check_parity", "metrics", "_norms", "_parts"),
-    "learning/learner.py": ("_update", "_follow"),
+    "learning/metrics.py": ("check_parity", "metrics", "_parts"),
+    "learning/update.py": ("_update", "_follow"),
     "learning/models.py": ("follow",),
     "learning/skyrl_learner.py": ("follow",),
 }

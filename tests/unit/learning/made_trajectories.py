@@ -16,8 +16,8 @@ from mcprl.config import AlgorithmConfig, LearnerConfig, ModelConfig, RunConfig,
 from mcprl.goals import Goal
 from mcprl.learning import TorchLearner
 from mcprl.learning.algorithms import Masks, make_batch
-from mcprl.learning.models import Policy
-from mcprl.learning.packing import Example, Pack, lay_out_rows, lay_out_tree, make_pack, plain_examples
+from mcprl.learning.attention import lay_out_rows, lay_out_tree
+from mcprl.learning.packing import Example, Pack, Policy, make_pack, plain_examples
 from mcprl.records import Batch, FinishReason, Group, StopReason, Task, Trajectory, Turn
 
 TINY_QWEN3 = Path(__file__).resolve().parents[3] / ".cache" / "models" / "tiny-qwen3"

@@ -43,8 +43,7 @@ from toy_language import (
 
 from mcprl.grammar.masks import Grammars
 from mcprl.learning.algorithms import Masks, clipped_policy_loss, learnable_tokens
-from mcprl.learning.models import Policy
-from mcprl.learning.packing import Pack, Replayer
+from mcprl.learning.packing import Pack, Policy, Replayer
 from mcprl.records import Trajectory
 
 TURNS = 40_000

@@ -13,13 +13,12 @@ from made_trajectories import batch_of, make_trajectory, plain_pack
 
 from mcprl.errors import AlignmentError
 from mcprl.learning.algorithms import learnable_tokens
+from mcprl.learning.attention import lay_out_rows, lay_out_tree
 from mcprl.learning.packing import (
     Example,
     Pack,
     check_alignment,
     first_non_finite,
-    lay_out_rows,
-    lay_out_tree,
     make_examples,
     make_pack,
     plain_examples,
@@ -141,7 +140,7 @@ def test_a_pack_of_other_trajectories_is_refused():
 
 def test_a_sampled_token_with_nothing_before_it_is_refused():
     # Nothing predicts the first token of a sequence; index −1 would silently score it at the end of the row.
-    with pytest.raises(AlignmentError, match="nothing stands before it"):
+    with pytest.raises(AlignmentError, match="no token before it could predict it"):
         packed([make_trajectory([7, 8], "ss")], tree=True)
 
 

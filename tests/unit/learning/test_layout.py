@@ -10,9 +10,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mcprl.learning import packing as layout_module
-from mcprl.learning.attention import tree_mask
-from mcprl.learning.packing import Layout, Tree, lay_out_rows, lay_out_tree
+from mcprl.learning import attention as layout_module
+from mcprl.learning.attention import Layout, Tree, lay_out_rows, lay_out_tree, tree_mask
 
 CPU = torch.device("cpu")
 LONGEST = 60

@@ -251,7 +251,7 @@ async def test_a_state_of_other_settings_is_refused_in_words_and_changes_nothing
 async def test_a_state_with_more_than_the_learner_has_is_refused(model, tmp_path):
     learner = small_learner(small_config(model, algorithm={"advantages": "gae"}, **LORA), tmp_path / "one")
     state = await saved(learner, tmp_path / "state")
-    with pytest.raises(OtherStateError, match=r"has policy/value_head\.bias, which the learner has not"):
+    with pytest.raises(OtherStateError, match=r"has policy/value_head\.bias, which the learner does not have"):
         await small_learner(small_config(model, **LORA), tmp_path / "two").load_state(state)
 
 
@@ -264,7 +264,7 @@ async def test_a_state_of_other_processes_is_refused_in_words(model, tmp_path):
     with pytest.raises(OtherStateError, match="saved by 2 processes with zero3, and is to be loaded by one process"):
         await learner.load_state(state)
     (state / "learner-0-of-2.json").unlink()
-    with pytest.raises(OtherStateError, match="holds no state of a learner"):
+    with pytest.raises(OtherStateError, match="has no state of a learner"):
         await learner.load_state(state)
 
 

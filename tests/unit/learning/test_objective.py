@@ -19,10 +19,10 @@ from torch import Tensor
 from mcprl.config import AlgorithmConfig
 from mcprl.learning import TorchLearner
 from mcprl.learning.algorithms import make_batch, sequence_weights
-from mcprl.learning.models import Scores
-from mcprl.learning.objective import Outcome, policy_outcome
+from mcprl.learning.algorithms.objective import Outcome, Scores, policy_outcome
+from mcprl.learning.attention import lay_out_rows
 from mcprl.learning.optimizer import learning_rate_share
-from mcprl.learning.packing import Example, Pack, lay_out_rows, make_examples, make_pack
+from mcprl.learning.packing import Example, Pack, make_examples, make_pack
 from mcprl.records import Batch, Readings, Trajectory
 
 CPU = torch.device("cpu")
@@ -90,6 +90,10 @@ def scored(columns: list[Tensor], chosen: Tensor | None = None) -> Scores:
     return Scores(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
 
 
+def outcome_in(pack: Pack, scores: Scores, weight_N: Tensor, algorithm: AlgorithmConfig, kl: float) -> Outcome:
+    return policy_outcome(scores, pack.columns, pack.sequence_N, weight_N, algorithm, kl)
+
+
 @given(st.data())
 def test_packs_of_any_size_and_order_add_up_to_the_same_loss_and_gradient(data):
     critic = data.draw(st.booleans(), "critic")
@@ -103,7 +107,7 @@ def test_packs_of_any_size_and_order_add_up_to_the_same_loss_and_gradient(data):
     sizes = [len(example.position_N) for example in examples]
     columns = leaves(sum(sizes), critic=critic)
     weight_S, whole = weights_of(examples, algorithm), made_pack(examples)
-    one = policy_outcome(scored(columns), whole, weight_S[whole.sequence_N], algorithm, 0.3).loss
+    one = outcome_in(whole, scored(columns), weight_S[whole.sequence_N], algorithm, 0.3).loss
     order = data.draw(st.permutations(range(len(examples))), "order")
     cuts = sorted(data.draw(st.sets(st.integers(1, 3)), "cuts"))
     place_of = torch.arange(sum(sizes)).split(sizes)
@@ -112,7 +116,7 @@ def test_packs_of_any_size_and_order_add_up_to_the_same_loss_and_gradient(data):
         chosen = order[low:high]
         pack = made_pack([examples[i] for i in chosen])
         scores = scored(columns, torch.cat([place_of[i] for i in chosen]))
-        total = total + policy_outcome(scores, pack, weight_S[chosen][pack.sequence_N], algorithm, 0.3).loss
+        total = total + outcome_in(pack, scores, weight_S[chosen][pack.sequence_N], algorithm, 0.3).loss
     torch.testing.assert_close(total, one, rtol=1e-10, atol=1e-12)
     for found, true in zip(torch.autograd.grad(total, columns), torch.autograd.grad(one, columns), strict=True):
         torch.testing.assert_close(found, true, rtol=1e-10, atol=1e-12)
@@ -123,7 +127,7 @@ def outcome_of(algorithm: AlgorithmConfig, *, critic: bool = False) -> tuple[lis
     pack = made_pack(examples)
     columns = leaves(len(pack.sequence_N), critic=critic)
     weight_N = weights_of(examples, algorithm)[pack.sequence_N]
-    return examples, columns, policy_outcome(scored(columns), pack, weight_N, algorithm, algorithm.kl.coefficient)
+    return examples, columns, outcome_in(pack, scored(columns), weight_N, algorithm, algorithm.kl.coefficient)
 
 
 def tokens_of(examples: list[Example], algorithm: AlgorithmConfig, columns: list[Tensor]) -> list[dict[str, float]]:
@@ -182,7 +186,7 @@ def test_a_gated_ratio_too_large_for_32_bits_leaves_the_other_tokens_their_gradi
     pack = made_pack(examples)
     columns = [column.detach().float().requires_grad_() for column in leaves(len(pack.sequence_N))]
     weight_N = weights_of(examples, algorithm)[pack.sequence_N].float()
-    outcome = policy_outcome(scored(columns), pack, weight_N, algorithm, 0.0)
+    outcome = outcome_in(pack, scored(columns), weight_N, algorithm, 0.0)
     (gradient,) = torch.autograd.grad(outcome.loss, columns[:1])
     assert bool(outcome.loss.isfinite())
     assert bool(gradient.isfinite().all())

@@ -10,7 +10,8 @@ from made_trajectories import make_config, make_trajectory, naive_logprobs, plai
 from torch import Tensor
 
 from mcprl.learning.algorithms import learnable_tokens
-from mcprl.learning.models import Policy, load_policy
+from mcprl.learning.models import load_policy
+from mcprl.learning.packing import Policy
 from mcprl.records import Trajectory
 
 CPU = torch.device("cpu")

@@ -17,9 +17,10 @@ from transformers import AutoTokenizer
 from mcprl.config import ModelConfig, RunConfig
 from mcprl.learning import attention as attention_module
 from mcprl.learning.algorithms import make_batch, sequence_weights
-from mcprl.learning.models import Policy, load_policy
-from mcprl.learning.objective import policy_outcome
-from mcprl.learning.packing import Example, Pack, Packer, Replayer, Tree, lay_out_tree, make_examples
+from mcprl.learning.algorithms.objective import policy_outcome
+from mcprl.learning.attention import Tree, lay_out_tree
+from mcprl.learning.models import load_policy
+from mcprl.learning.packing import Example, Pack, Packer, Policy, Replayer, make_examples
 from mcprl.records import Batch, Group, Readings, Trajectory
 
 CPU = torch.device("cpu")
@@ -150,7 +151,9 @@ def loss_and_gradients(policy: Policy, pack: Pack, examples: Sequence[Example], 
     policy.zero_grad()
     counts_S = torch.tensor([example.learnable_tokens for example in examples])
     weight_S = sequence_weights(counts_S, config.algorithm.aggregation, constant_tokens=5).float()
-    outcome = policy_outcome(policy(pack), pack, weight_S[pack.sequence_N], config.algorithm, 0.05)
+    outcome = policy_outcome(
+        policy(pack), pack.columns, pack.sequence_N, weight_S[pack.sequence_N], config.algorithm, 0.05
+    )
     outcome.loss.backward()
     gradients = {name: p.grad for name, p in policy.named_parameters() if p.requires_grad}
     assert all(gradient is not None for gradient in gradients.values())

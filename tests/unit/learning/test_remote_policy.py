@@ -223,5 +223,5 @@ async def test_an_update_beyond_the_cap_is_undone_on_the_server_and_the_rate_is_
     assert update.metrics["kl_update"] > 0.5
     assert (await asyncio.to_thread(there._read, trajectories)).logprobs == before.logprobs
     assert there.optimisation.learning_rate == 0.5
-    resume_point = there._standing()
+    resume_point = there._progress()
     assert (resume_point.steps, resume_point.rate_factor) == (0, 0.5)

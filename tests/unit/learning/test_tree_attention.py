@@ -32,9 +32,8 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3ForCausalLM
 
 from mcprl.errors import BadValueError, UnsharableError
 from mcprl.learning import attention as attention_module
-from mcprl.learning.attention import TREE_ATTENTION, require_sharable, tree_attention, tree_mask
+from mcprl.learning.attention import TREE_ATTENTION, Node, Tree, require_sharable, tree_attention, tree_mask
 from mcprl.learning.models import load_policy
-from mcprl.learning.packing import Node, Tree
 
 CPU = torch.device("cpu")
 TINY = {
@@ -233,5 +232,5 @@ def test_a_model_whose_text_part_caps_its_logits_is_refused(tmp_path: Path):
     text = TINY | {"final_logit_softcapping": 30.0}
     config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_id=60)
     Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
-    with pytest.raises(BadValueError, match=r"changes its logits behind the head.*final_logit_softcapping"):
+    with pytest.raises(BadValueError, match=r"changes its logits after the head.*final_logit_softcapping"):
         load_policy(small_config(tmp_path, share_prefix=False), CPU)

@@ -49,7 +49,7 @@ def test_beyond_the_cap_the_policy_rests_and_a_reference_that_moves_becomes_it(t
     far = tuple(tuple(p - 1.0 if p else 0.0 for p in column) for column in made.reference_logprobs)
     before = weights_hash(learner.policy)
     update = learner._update(replace(batch, readings=replace(made, reference_logprobs=far)))
-    assert update.skipped == "every optimiser step was beyond algorithm.kl.cap"
+    assert update.skipped == "every optimizer step was beyond algorithm.kl.cap"
     assert update.metrics["reference_synced"] == 1.0
     assert weights_hash(learner.policy) == before
 
@@ -95,7 +95,7 @@ def test_of_an_update_that_was_not_made_no_ratio_is_known(make_learner):
     [
         (MistralConfig(sliding_window=64), "a window of 64 tokens"),
         (Qwen2Config(use_sliding_window=True, sliding_window=64, max_window_layers=0), "sliding_attention"),
-        (FalconConfig(), "an attention of its own making"),
+        (FalconConfig(), "custom attention"),
     ],
 )
 def test_a_model_whose_attention_cannot_be_split_is_refused_by_name(config, why):

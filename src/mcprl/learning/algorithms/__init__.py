@@ -1,7 +1,7 @@
-"""The mathematics: pure functions on tensors, without model or logging. Only `make_batch` reads the configuration.
+"""The mathematics: pure functions on tensors, without model or logging. Batches and objective read the configuration.
 
-Tensors name their axes: B trajectories of a batch, T tokens, G members of a group, V vocabulary, W words of 32 bits, a
-bit for each token of the vocabulary, N a flat selection of tokens (most often the learnable ones), S the steps of one
+Tensors name their axes: B trajectories of a batch, T tokens, G members of a group, V vocabulary, W words of 32 bits
+with one bit per token of the vocabulary, N a flat selection of tokens (usually the learnable ones), S the steps of one
 episode or the sequences of a minibatch.
 """
 

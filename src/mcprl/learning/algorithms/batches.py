@@ -1,4 +1,4 @@
-"""From groups to a batch: rewards become advantages, spread over the tokens that carry loss."""
+"""From groups to a batch: rewards become advantages of the tokens that carry loss."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def make_batch(
     demonstrations: Sequence[Trajectory] = (),
     demonstration_weight: float = 0.0,
 ) -> Batch:
-    """A batch of whole groups with the advantages that `algorithm` asks for; 0 on tokens without loss.
+    """A batch of whole groups with the advantages that `algorithm` configures; 0 for tokens without loss.
 
     grpo, dr_grpo, rloo   an episode's advantage in its group, the same on each of its learnable tokens
-    gae                   the advantage of the token's step, and its return beside it
+    gae                   the advantage of the token's step, and its return
 
     With kl.estimator k1, each learnable token first costs `kl_coefficient` times its divergence from the reference. A
-    reward that is no number gives advantages that are none: the learner refuses them.
+    reward that is not finite gives such advantages, which the learner refuses.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     learnable = tuple(learnable_tokens(t, algorithm.masks) for t in trajectories)
@@ -84,7 +84,7 @@ def _check_readings(algorithm: AlgorithmConfig, readings: Readings, penalised: b
     }
     missing = [name for name, (is_needed, given) in needed.items() if is_needed and given is None]
     if missing:
-        raise ValueError(f"this objective needs readings of the learner that are missing: {', '.join(missing)}")
+        raise ValueError(f"this objective needs readings from the learner that are missing: {', '.join(missing)}")
 
 
 def _penalties(
@@ -94,7 +94,7 @@ def _penalties(
     readings: Readings,
     coefficient: float,
 ) -> list[list[float]]:
-    """What each token costs for its distance to the reference; nothing where it carries no loss."""
+    """The KL penalty of each token; 0 if it carries no loss."""
     if coefficient == 0.0 or readings.reference_logprobs is None:
         return [[0.0] * len(mask) for mask in learnable]
     costs: list[list[float]] = []
@@ -113,8 +113,8 @@ def _group_columns(
 ) -> Columns:
     """Each learnable token has its episode's advantage: that of the reward, minus that of the penalty.
 
-    Only the reward is scaled (grpo), by its own standard deviation. If the penalty were part of what is scaled, a group
-    of equal rewards would turn any difference in the penalty, however small, into advantages of about 1.
+    Only the reward is scaled (grpo), by its own standard deviation. If the penalty were scaled too, a group of equal
+    rewards would turn the smallest difference in the penalty into advantages of about 1.
     """
     of_reward = _GROUP_RELATIVE[kind]
     of_penalty = dr_grpo_advantages if kind == "grpo" else of_reward

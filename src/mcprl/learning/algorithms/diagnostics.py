@@ -1,4 +1,4 @@
-"""Figures that tell a healthy update from a broken one."""
+"""Metrics that tell a healthy update from a broken one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mcprl.records import Trajectory
 __all__ = ["explained_variance", "parity_metrics", "ratio_metrics", "staleness_metrics"]
 
 
-# Ratios outside of these, before any update, are counted one by one: sampler and learner disagree on that token.
+# Tokens with a ratio outside of these before any update are counted: sampler and learner disagree on them.
 _NEAR_ONE = (0.9, 1.1)
 
 
 def parity_metrics(logprob_N: Tensor, sampled_logprob_N: Tensor) -> dict[str, float]:
-    """How far learner and sampler disagree about tokens that no update has touched yet.
+    """How far learner and sampler disagree about tokens before any update.
 
     On-policy the mean ratio is 1 and everything else is 0. `parity_kl` is k3's estimate of KL(sampler ‖ learner).
     """
@@ -39,12 +39,11 @@ def parity_metrics(logprob_N: Tensor, sampled_logprob_N: Tensor) -> dict[str, fl
 def ratio_metrics(
     logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, *, clip_low: float, clip_high: float
 ) -> dict[str, float]:
-    """The ratios of the policy to the old one that the objective compares it with, over the tokens of an update.
+    """The ratios of the policy to the old policy, over the tokens of an update.
 
     `clipped_fraction` counts tokens whose gradient the clip cuts off: ρ > 1 + clip_high with A > 0, or ρ < 1 − clip_low
-    with A < 0. `active_fraction` counts tokens that move the weights at all: A ≠ 0 and not clipped. A healthy update
-    raises `ratio_mean_positive`, over tokens with A > 0, and lowers `ratio_mean_negative`; without such tokens they are
-    1.
+    with A < 0. `active_fraction` counts tokens that move the weights: A ≠ 0 and not clipped. A healthy update raises
+    `ratio_mean_positive`, over tokens with A > 0, and lowers `ratio_mean_negative`; without such tokens they are 1.
     """
     ratio_N = torch.exp(logprob_N - old_logprob_N)
     too_high_N = (ratio_N > 1.0 + clip_high) & (advantage_N > 0)
@@ -65,9 +64,9 @@ def ratio_metrics(
 
 
 def explained_variance(value_N: Tensor, return_N: Tensor) -> float:
-    """How much of the returns a value head foresees: 1 − Var(R − v) / Var(R).
+    """How much of the returns a value head predicts: 1 − Var(R − v) / Var(R).
 
-    1: all of it; 0: no more than a constant would; below: less than that. 0 where the returns have no variance.
+    1: all of it; 0: no more than a constant would; below 0: less than that. 0 if the returns have no variance.
     """
     if bool((return_N == return_N[:1]).all()):
         return 0.0
@@ -75,7 +74,7 @@ def explained_variance(value_N: Tensor, return_N: Tensor) -> float:
 
 
 def staleness_metrics(trajectories: Sequence[Trajectory], newest_version: int) -> dict[str, float]:
-    """By how many versions the weights that sampled a token are behind the newest; over all sampled tokens."""
+    """How many versions the weights that sampled a token are behind the newest, over all sampled tokens."""
     ages = [
         newest_version - version
         for trajectory in trajectories
@@ -89,7 +88,7 @@ def staleness_metrics(trajectories: Sequence[Trajectory], newest_version: int) -
 
 
 def _quantiles(number_N: Tensor, shares: Sequence[float]) -> list[float]:
-    """Linear between the two nearest numbers, as torch.quantile, which takes at most 2^24 numbers."""
+    """Linear interpolation, like torch.quantile, which is limited to 2^24 numbers."""
     sorted_N = number_N.sort().values
     found: list[float] = []
     for share in shares:

@@ -1,7 +1,7 @@
 """Losses on flat selections of tokens (axis N: the learnable tokens of a minibatch).
 
-Each gives a number for each token and takes no mean: the caller weighs tokens (`sequence_weights`) and adds them up.
-`old_logprob_N` is what ratios are against: ρ = exp(logp − logp_old).
+Each returns one number per token: the caller weights tokens (`sequence_weights`) and adds them up. `old_logprob_N` is
+the denominator of the ratio: ρ = exp(logp − logp_old).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ Estimator = Literal["k1", "k2", "k3"]
 
 
 def divergence(logprob_N: Tensor, reference_logprob_N: Tensor, estimator: Estimator) -> Tensor:
-    """Estimate of KL(policy ‖ reference) for each token, for tokens that were sampled from the policy.
+    """Estimate of KL(policy ‖ reference) per token, for tokens that were sampled from the policy.
 
     With d = logp − logp_ref:
 
-    k1   d                   unbiased. As a loss its expected gradient is 0; taken off the reward, it is right
+    k1   d                   unbiased. As a loss its expected gradient is 0; subtracted from the reward, it is right
     k2   d² / 2              biased, but as a loss it has the gradient of the divergence, on-policy
     k3   exp(−d) − 1 + d     unbiased and never negative. As a loss its gradient is that of KL(reference ‖ policy)
 
-    Tokens of a sampler and the learner's logprobs of them: KL(sampler ‖ learner) is divergence(sampled, learner, …).
+    For tokens of a sampler and the learner's logprobs, KL(sampler ‖ learner) is divergence(sampled, learner, …).
     """
     difference_N = logprob_N - reference_logprob_N
     match estimator:
@@ -56,17 +56,17 @@ def divergence(logprob_N: Tensor, reference_logprob_N: Tensor, estimator: Estima
         case "k2":
             return 0.5 * difference_N.square()
         case "k3":
-            # expm1 keeps the digits where the two policies are very near.
+            # expm1 keeps precision if the two policies are very close.
             return torch.expm1(-difference_N) + difference_N
 
 
 def next_coefficient(coefficient: float, kl: float, *, target: float, horizon: int) -> float:
     """The penalty's coefficient after one update: coefficient · (1 + clip(kl / target − 1, −0.2, 0.2) / horizon).
 
-    It rises where the measured divergence `kl` is above its target and falls where it is below.
+    It rises if the measured divergence `kl` is above its target, and falls if it is below.
     """
     if math.isnan(kl):
-        raise ValueError("a divergence that is no number steers nothing")
+        raise ValueError("the KL coefficient cannot be steered by a divergence of NaN")
     off_target = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * (1.0 + off_target / horizon)
 
@@ -75,13 +75,13 @@ Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 
 
 def sequence_weights(token_count_S: Tensor, how: Aggregation, *, constant_tokens: int) -> Tensor:
-    """The weight (float64) that every learnable token of each sequence has; the weighted losses add up to the loss.
+    """The weight (float64) of every learnable token of each sequence; the weighted losses add up to the loss.
 
     `token_count_S` counts the learnable tokens n_s of the S sequences of the minibatch.
 
     token_mean      1 / Σ n           all tokens weigh the same, so long sequences count for more
     sequence_mean   1 / (S' · n_s)    all S' sequences with learnable tokens weigh the same
-    constant        1 / (S · constant_tokens)   tokens weigh the same whatever the lengths in this minibatch are
+    constant        1 / (S · constant_tokens)   a token's weight does not depend on the lengths in this minibatch
 
     Sequences without learnable tokens get 0.
     """
@@ -97,7 +97,7 @@ def sequence_weights(token_count_S: Tensor, how: Aggregation, *, constant_tokens
 
 
 def inside_gate(ratio_N: Tensor, gate: tuple[float, float]) -> Tensor:
-    """True where low ≤ ρ ≤ high. A ratio that is no number is outside."""
+    """True if low ≤ ρ ≤ high. NaN is outside."""
     low, high = gate
     return (ratio_N >= low) & (ratio_N <= high)
 
@@ -105,8 +105,8 @@ def inside_gate(ratio_N: Tensor, gate: tuple[float, float]) -> Tensor:
 def importance_weights(old_logprob_N: Tensor, sampled_logprob_N: Tensor, *, cap: float) -> Tensor:
     """min(exp(logp_old − logp_sampled), cap), without gradient.
 
-    What a token weighs that the sampler drew by other odds than the learner has for it. The cap bounds how much one
-    token can weigh, at the price of a bias where it cuts.
+    Corrects for tokens that the sampler drew with a probability other than the learner's. The cap bounds the weight of
+    one token, at the price of a bias.
     """
     return torch.exp(old_logprob_N - sampled_logprob_N).clamp(max=cap).detach()
 
@@ -117,9 +117,9 @@ Masks = Literal["exact", "text", "none"]
 def learnable_tokens(trajectory: Trajectory, masks: Masks) -> tuple[bool, ...]:
     """The tokens of a trajectory that carry loss: never any that the policy did not sample.
 
-    exact   all but those where the grammar admitted one token: their logprob is 0 and their gradient with it
-    text    all but those where the grammar admitted one text, in one token or in several ways to cut it: what the
-            policy chose there is not learned from, so this is not the gradient of the expected reward
+    exact   all but those for which the grammar admitted one token: their logprob and their gradient are 0
+    text    all but those for which the grammar admitted one text, however it is cut into tokens: the choice between
+            the cuts is not learned, so this is not the gradient of the expected reward
     none    all that were sampled: the gradient of exact, divided by more tokens
     """
     columns = zip(trajectory.sampled, trajectory.forced, trajectory.fixed, strict=True)
@@ -133,7 +133,7 @@ def learnable_tokens(trajectory: Trajectory, masks: Masks) -> tuple[bool, ...]:
 
 
 def mask_shares(trajectories: Sequence[Trajectory], learnable: Sequence[Sequence[bool]]) -> dict[str, float]:
-    """`sampled_share` is of all tokens; the others are of those sampled. A forced token is not counted as fixed."""
+    """`sampled_share` is of all tokens, the others are of sampled tokens. A forced token is not counted as fixed."""
     tokens = sum(len(t.token_ids) for t in trajectories)
     sampled = sum(sum(t.sampled) for t in trajectories)
     fixed = sum(x and not f for t in trajectories for x, f in zip(t.fixed, t.forced, strict=True))
@@ -150,17 +150,17 @@ def mask_shares(trajectories: Sequence[Trajectory], learnable: Sequence[Sequence
 
 
 def inadmissible_tokens(admissible_NW: Tensor, vocab_size: int) -> Tensor:
-    """True [N, V] where a token could not have been sampled.
+    """True [N, V] for tokens that could not have been sampled.
 
-    `admissible_NW` packs 32 tokens into each int32, the first in the lowest bit; bits behind the last token mean
-    nothing. Logits set to −inf where this is true are renormalised over the rest by a softmax, get a gradient of
-    exactly 0 there, and of 0 everywhere in a row with one admissible token.
+    `admissible_NW` packs 32 tokens into each int32, the first in the lowest bit; bits after the last token are ignored.
+    With the logits of these tokens set to −inf, a softmax renormalises over the rest; the gradient is exactly 0 for
+    them, and 0 everywhere in a row with one admissible token.
     """
     if admissible_NW.dtype is not torch.int32 or admissible_NW.shape[1] != -(-vocab_size // 32):
         given = f"{admissible_NW.shape[1]} words of {admissible_NW.dtype}"
         raise ValueError(f"{given} do not fit a vocabulary of {vocab_size} tokens")
-    # A table from each byte to its eight bits, turned over and spread to eight bytes: one look-up for eight tokens, and
-    # nothing larger than the result. Torch runs on little-endian machines only: byte b holds the tokens from 8b on.
+    # A table from each byte to its eight inverted bits, spread to eight bytes: one look-up per eight tokens, and no
+    # tensor larger than the result. Torch runs on little-endian machines only: byte b holds the tokens from 8b on.
     byte_X = torch.arange(256, dtype=torch.uint8, device=admissible_NW.device)
     bit_8 = torch.arange(8, dtype=torch.uint8, device=admissible_NW.device)
     spread_X = ((byte_X[:, None] >> bit_8) & 1).eq(0).view(torch.int64).flatten()
@@ -179,8 +179,7 @@ def clipped_policy_loss(
 ) -> Tensor:
     """PPO's loss: −min(ρ·A, clip(ρ, 1 − clip_low, 1 + clip_high)·A).
 
-    With `dual_clip` c, the loss of a token with A < 0 is at most c·|A|: one that the policy has come to like far too
-    much pulls no harder, however large its ratio is.
+    With `dual_clip` c, the loss of a token with A < 0 is at most c·|A|, however large its ratio is.
     """
     ratio_N = torch.exp(logprob_N - old_logprob_N)
     loss_N = _pessimistic_loss(ratio_N, advantage_N, clip_low, clip_high)
@@ -198,20 +197,20 @@ def gspo_loss(
     clip_low: float,
     clip_high: float,
 ) -> Tensor:
-    """GSPO's loss, in its form for tokens: PPO's, with the ratio of the whole sequence in place of the token's.
+    """GSPO's loss in its token form: PPO's, with the ratio of the whole sequence instead of the token's.
 
     s = exp(mean of log ρ over the tokens of the sequence),   s_t = sg(s) · π_t / sg(π_t)   (sg: no gradient)
 
-    The value of s_t is s, its gradient that of the token. Where all tokens of a sequence have the same advantage, the
-    mean over them has value and gradient of GSPO's own objective, −min(s·A, clip(s)·A).
+    The value of s_t is s, its gradient that of the token. If all tokens of a sequence have the same advantage, their
+    mean has the value and gradient of GSPO's sequence objective, −min(s·A, clip(s)·A).
 
-    `sequence_N` (int64) says which sequence a token belongs to, in any order. All tokens of a sequence must be there.
+    `sequence_N` (int64) is the sequence of each token, in any order. All tokens of a sequence must be present.
     """
     sequence_count = int(sequence_N.max()) + 1 if len(sequence_N) else 0
     log_ratio_N = (logprob_N - old_logprob_N).detach()
     sum_S = log_ratio_N.new_zeros(sequence_count).index_add(0, sequence_N, log_ratio_N)
     mean_S = sum_S / sequence_N.bincount(minlength=sequence_count).clamp(min=1)
-    # The difference of the logprobs is 0 and comes first, so that it takes no digits off the mean.
+    # The difference of the logprobs is 0 and comes first, so that it costs the mean no precision.
     ratio_N = torch.exp((logprob_N - logprob_N.detach()) + mean_S[sequence_N])
     return _pessimistic_loss(ratio_N, advantage_N, clip_low, clip_high)
 
@@ -219,9 +218,9 @@ def gspo_loss(
 def cispo_loss(
     logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, *, clip_low: float, clip_high: float
 ) -> Tensor:
-    """CISPO's loss: −sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·logp, where sg lets no gradient through.
+    """CISPO's loss: −sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·logp   (sg: no gradient).
 
-    The clip bounds the weight of a token's gradient and never makes it 0: every token keeps teaching.
+    The clip bounds the weight of a token's gradient and never makes it 0.
     """
     weight_N = torch.exp(logprob_N.detach() - old_logprob_N).clamp(1.0 - clip_low, 1.0 + clip_high)
     return -weight_N * advantage_N * logprob_N
@@ -230,8 +229,8 @@ def cispo_loss(
 def value_loss(value_N: Tensor, old_value_N: Tensor, return_N: Tensor, *, clip: float | None) -> Tensor:
     """Half the squared error of a value head: ½·max((v − R)², (v_clipped − R)²).
 
-    v_clipped = v_old + clip(v − v_old, −clip, clip). The larger of the two is taken, so a value that has moved further
-    than `clip` towards its return gets no gradient. Without `clip`: ½·(v − R)².
+    v_clipped = v_old + clip(v − v_old, −clip, clip). Because of the maximum, a value that has moved further than `clip`
+    towards its return gets no gradient. Without `clip`: ½·(v − R)².
     """
     error_N = (value_N - return_N).square()
     if clip is not None:

@@ -1,0 +1,152 @@
+"""The objective: the formulas of this package, put together as the configuration says.
+
+    loss = Σ over learnable tokens of weight · (gate · importance · policy loss + β · divergence − entropy bonus
+                                                + critic coefficient · value loss)
+
+A token's weight is computed for its whole minibatch, so packs of any size add up to the same loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mcprl.config import AlgorithmConfig
+from mcprl.learning.algorithms.losses import (
+    cispo_loss,
+    clipped_policy_loss,
+    divergence,
+    gspo_loss,
+    importance_weights,
+    inside_gate,
+    value_loss,
+)
+
+__all__ = ["Outcome", "Scores", "TokenColumns", "policy_outcome"]
+
+_VALUE_WEIGHT = 0.5  # of the value loss
+_VALUE_CLIP = 0.2  # how far a value may move in one update
+
+
+class Scores(NamedTuple):
+    """The policy's logprob of each scored token, the entropy of the distribution there, and the value before it.
+
+    `value_N` is None without a value head.
+    """
+
+    logprob_N: Tensor
+    entropy_N: Tensor
+    value_N: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenColumns:
+    """What the objective needs per scored token; float32, except mask and version. None: not needed.
+
+    Two sampled tokens of a good episode, the second with one text to choose from (masks text):
+
+        sampled_logprob_N    [-0.3, -1.2]
+        old_logprob_N        [-0.3, -1.2]      the denominator of the ratio
+        advantage_N          [0.71, 0.0]
+        carries_loss_N       [True, False]
+        weights_version_N    [3, 4]            of the weights that sampled it
+        reference_logprob_N, old_value_N, return_N     None
+    """
+
+    sampled_logprob_N: Tensor
+    old_logprob_N: Tensor
+    advantage_N: Tensor
+    carries_loss_N: Tensor
+    weights_version_N: Tensor
+    reference_logprob_N: Tensor | None = None
+    old_value_N: Tensor | None = None
+    return_N: Tensor | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[TokenColumns], device: torch.device) -> TokenColumns:
+        """The columns of several examples, concatenated."""
+        found: dict[str, Any] = {}
+        for name, column in parts[0].named().items():
+            found[name] = None if column is None else torch.cat([getattr(part, name) for part in parts]).to(device)
+        return cls(**found)
+
+    def chosen(self, chosen_N: Tensor) -> TokenColumns:
+        """The columns of those tokens only."""
+        return replace(self, **{name: c[chosen_N] for name, c in self.named().items() if c is not None})
+
+    def named(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The loss of a pack, ready for `backward`, and its parts as each learnable token's weighted share, detached.
+
+    Outcome(loss=tensor(-0.02, grad_fn=…), parts={"policy_loss": tensor([-0.01, -0.03]), "kl_reference": tensor([…])})
+    """
+
+    loss: Tensor
+    parts: dict[str, Tensor]
+
+
+def policy_outcome(
+    scores: Scores,
+    columns: TokenColumns,
+    sequence_N: Tensor,
+    weight_N: Tensor,
+    algorithm: AlgorithmConfig,
+    kl_coefficient: float,
+) -> Outcome:
+    """The objective over those of the scored tokens that carry loss."""
+    carries_N = columns.carries_loss_N
+    logprob_N, weight_N, columns = scores.logprob_N[carries_N], weight_N[carries_N], columns.chosen(carries_N)
+    loss_N, parts = _policy_loss(logprob_N, columns, sequence_N[carries_N], algorithm)
+    parts = {"policy_loss": loss_N.detach() * weight_N} | parts
+    if columns.reference_logprob_N is not None:
+        kl_N = divergence(logprob_N, columns.reference_logprob_N, algorithm.kl.estimator)
+        parts["kl_reference"] = kl_N.detach()
+        if not algorithm.kl.in_reward:
+            loss_N = loss_N + kl_coefficient * kl_N
+            parts["kl_loss"] = kl_coefficient * kl_N.detach() * weight_N
+    if algorithm.entropy > 0:
+        loss_N = loss_N - algorithm.entropy * scores.entropy_N[carries_N]
+    if scores.value_N is not None and columns.old_value_N is not None and columns.return_N is not None:
+        value_N = scores.value_N[carries_N]
+        own_N = value_loss(value_N, columns.old_value_N, columns.return_N, clip=_VALUE_CLIP)
+        loss_N = loss_N + _VALUE_WEIGHT * own_N
+        parts |= {"value_loss": own_N.detach() * weight_N, "value": value_N.detach()}
+    return Outcome(loss=(loss_N * weight_N).sum(), parts=parts)
+
+
+def _policy_loss(
+    logprob_N: Tensor, columns: TokenColumns, sequence_N: Tensor, algorithm: AlgorithmConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The policy's loss per token, gated and weighted; and which tokens were gated, and the importance weights."""
+    old_N, advantage_N = columns.old_logprob_N, columns.advantage_N
+    low, high = algorithm.clip_low, algorithm.clip_high
+    kept_N, inside_N = logprob_N, None
+    if algorithm.ratio_gate is not None:
+        inside_N = inside_gate(torch.exp(logprob_N.detach() - old_N), algorithm.ratio_gate)
+        # A ratio that overflows would make the gradient NaN even if its loss is dropped.
+        kept_N = torch.where(inside_N, logprob_N, old_N)
+    match algorithm.loss:
+        case "ppo":
+            loss_N = clipped_policy_loss(
+                kept_N, old_N, advantage_N, clip_low=low, clip_high=high, dual_clip=algorithm.dual_clip
+            )
+        case "gspo":
+            loss_N = gspo_loss(logprob_N, old_N, advantage_N, sequence_N, clip_low=low, clip_high=high)
+        case "cispo":
+            loss_N = cispo_loss(logprob_N, old_N, advantage_N, clip_low=low, clip_high=high)
+    parts: dict[str, Tensor] = {}
+    if algorithm.old_logprobs == "recomputed":
+        parts["importance"] = importance_weights(old_N, columns.sampled_logprob_N, cap=algorithm.max_importance)
+        loss_N = loss_N * parts["importance"]
+    if inside_N is not None:
+        loss_N = torch.where(inside_N, loss_N, 0.0)
+        parts["gated"] = (~inside_N).float()
+    return loss_N, parts

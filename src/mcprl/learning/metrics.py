@@ -1,0 +1,195 @@
+"""The metrics of an update, gathered pack by pack, and the check that sampler and learner agree."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from mcprl.config import AlgorithmConfig
+from mcprl.errors import ParityError
+from mcprl.learning.algorithms import divergence, explained_variance, parity_metrics, ratio_metrics
+from mcprl.learning.algorithms.advantages import floats
+from mcprl.learning.algorithms.objective import Outcome, Scores
+from mcprl.learning.packing import Example, Pack, check_alignment
+from mcprl.records import Columns, Trajectory
+
+__all__ = ["Seen", "UpdateMetrics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What is kept of one scored pack: detached and on the CPU, so that processes can exchange it.
+
+    `sampled_tokens` counts all that the policy sampled in the pack, forced tokens included. `ratios` has an entry per
+    token of each trajectory, by the trajectory's task and member.
+
+    Seen(loss=-0.02, alignment=1.0, sampled_tokens=3,
+         columns={"logprob": tensor([-0.3, -1.2]), "policy_loss": tensor([-0.01, -0.01]), …},
+         ratios={("meet-ana", 0): tensor([0.0, 1.0, 0.97])})
+    """
+
+    loss: float
+    alignment: float
+    sampled_tokens: int
+    columns: Mapping[str, Tensor]
+    ratios: Mapping[tuple[str, int], Tensor]
+
+    @classmethod
+    def of(cls, examples: Sequence[Example], scores: Scores, pack: Pack, outcome: Outcome) -> Seen:
+        columns, carries_N = pack.columns, pack.columns.carries_loss_N
+        seen = {
+            "logprob": scores.logprob_N,
+            "sampled": columns.sampled_logprob_N,
+            "carries": carries_N,
+            "version": columns.weights_version_N,
+            "old": columns.old_logprob_N[carries_N],
+            "advantage": columns.advantage_N[carries_N],
+            "entropy": scores.entropy_N[carries_N],
+            **outcome.parts,
+        }
+        if columns.return_N is not None:
+            seen["return"] = columns.return_N[carries_N]
+        change_N = scores.logprob_N.detach() - columns.old_logprob_N
+        ratio_N = torch.where(carries_N, change_N.exp(), 0.0)
+        return cls(
+            loss=float(outcome.loss.detach()),
+            alignment=check_alignment(pack, examples),
+            sampled_tokens=sum(sum(example.trajectory.sampled) for example in examples),
+            columns={name: column_N.detach().cpu() for name, column_N in seen.items()},
+            ratios={
+                (e.trajectory.task_id, e.trajectory.member): e.on_tokens(ratio_N[pack.sequence_N == place])
+                for place, e in enumerate(examples)
+            },
+        )
+
+
+@dataclass(slots=True)
+class UpdateMetrics:
+    """Grows pack by pack during an update, and is the same on every process.
+
+    `version` is that of the learner's weights before the update. With a cap, `moved` is how far the update moved the
+    policy from the old one, and `distance` how far it is from the reference then, in nats per token that carries loss.
+    """
+
+    version: int
+    minibatches_without_signal: int = 0
+    steps_over_cap: int = 0
+    steps_made: int = 0
+    moved: float = 0.0
+    distance: float = 0.0
+    undone: bool = False
+    losses: list[float] = field(default_factory=list[float])
+    imitation_losses: list[float] = field(default_factory=list[float])
+    _grad_norms: list[float] = field(default_factory=list[float])
+    _seen: list[Seen] = field(default_factory=list[Seen])
+    _columns: defaultdict[str, list[Tensor]] = field(default_factory=lambda: defaultdict[str, list[Tensor]](list))
+    _parity: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def looked_at_parity(self) -> bool:
+        """Whether tokens were scored before any step; they may all have been stale."""
+        return bool(self._parity)
+
+    def add(self, seen: Seen) -> None:
+        self._seen.append(seen)
+        for name, column_N in seen.columns.items():
+            self._columns[name].append(column_N)
+
+    def add_step(self, grad_norm: float | None) -> None:
+        self.steps_made += 1
+        if grad_norm is not None:
+            self._grad_norms.append(grad_norm)
+
+    def is_beyond(self, cap: float) -> bool:
+        return max(self.moved, self.distance) > cap
+
+    def check_parity(self, max_parity_error: float) -> None:
+        """After a minibatch, until one had fresh tokens or a step was made: sampler and learner must agree about tokens
+        that the learner's present weights sampled. About tokens of older weights they rightly do not.
+
+        The mean over tokens decides. Rounding leaves it small however many tokens there are, and any real fault raises
+        it: all tokens a little, or a few tokens a lot. The largest difference grows with the number of tokens even if
+        nothing is wrong, so it is only a verdict of health.
+        """
+        if self._parity.get("parity_tokens") or self.steps_made:
+            return
+        fresh_N = self._column("version") == self.version
+        self._parity = {"parity_tokens": float(fresh_N.sum())}
+        if not fresh_N.any():
+            return
+        logprob_N, sampled_N = self._column("logprob")[fresh_N], self._column("sampled")[fresh_N]
+        self._parity |= parity_metrics(logprob_N, sampled_N)
+        mean = self._parity["parity_logprob_mean_abs_error"]
+        if not mean <= max_parity_error:
+            raise ParityError(
+                f"before any update, sampler and learner differ by {mean:.3g} nats per token on the same "
+                f"{len(sampled_N)} tokens (at most {self._parity['parity_logprob_max_abs_error']:.3g}); "
+                f"learner.max_parity_error is {max_parity_error:g}",
+                fix="use the same model and dtype in both, or raise learner.max_parity_error for bfloat16",
+            )
+
+    def ratios_of(self, trajectories: Sequence[Trajectory]) -> Columns:
+        """The ratio of each token when it was last scored; 0 if it was not."""
+        found = {(t.task_id, t.member): torch.zeros(len(t.token_ids)) for t in trajectories}
+        for seen in self._seen:
+            found |= seen.ratios
+        return tuple(tuple(floats(ratio_T)) for ratio_T in found.values())
+
+    def metrics(self, algorithm: AlgorithmConfig) -> dict[str, float]:
+        """Of an update that scored at least one token."""
+        carries_N = self._column("carries")
+        logprob_N, sampled_N = self._column("logprob"), self._column("sampled")
+        moved_N = divergence(sampled_N, logprob_N, "k3")
+        found = {
+            "loss": fmean(self.losses) if self.losses else 0.0,
+            "optimiser_steps": 0.0 if self.undone else float(self.steps_made),
+            "optimiser_steps_over_cap": float(self.steps_over_cap),
+            "minibatches_without_signal": float(self.minibatches_without_signal),
+            "alignment": min(seen.alignment for seen in self._seen),
+            "entropy": float(self._column("entropy").mean()),
+            **self._parity,
+            **ratio_metrics(
+                logprob_N[carries_N],
+                self._column("old"),
+                self._column("advantage"),
+                clip_low=algorithm.clip_low,
+                clip_high=algorithm.clip_high,
+            ),
+            "kl": float(moved_N[carries_N].mean()),
+            # A forced token has probability 1 under any policy: it only counts in the number of tokens.
+            "kl_unmasked": float(moved_N.sum()) / sum(seen.sampled_tokens for seen in self._seen),
+            **self._parts(algorithm),
+        }
+        if self._grad_norms or not self.steps_made:  # else the engine did not report the norms
+            found["grad_norm"] = fmean(self._grad_norms) if self._grad_norms else 0.0
+        return found
+
+    def _parts(self, algorithm: AlgorithmConfig) -> dict[str, float]:
+        """Metrics of the parts of the objective that are in use."""
+        found: dict[str, float] = {}
+        if algorithm.kl.cap is not None:
+            found |= {"kl_update": self.moved, "update_undone": float(self.undone)}
+        minibatches = max(1, len(self.losses))
+        for name in ("policy_loss", "kl_loss", "value_loss"):
+            if name in self._columns:
+                found[name] = float(self._column(name).sum()) / minibatches  # each token's share, already weighted
+        if "kl_reference" in self._columns:
+            found["kl_reference"] = float(self._column("kl_reference").mean())
+        found["gated_fraction"] = float(self._column("gated").mean()) if "gated" in self._columns else 0.0
+        if "importance" in self._columns:
+            weight_N = self._column("importance")
+            found["importance_mean"] = float(weight_N.mean())
+            found["importance_cut_fraction"] = float((weight_N >= algorithm.max_importance).float().mean())
+        if "value" in self._columns:
+            found["explained_variance"] = explained_variance(self._column("value"), self._column("return"))
+        if self.imitation_losses:
+            found["imitation_loss"] = fmean(self.imitation_losses)
+        return found
+
+    def _column(self, name: str) -> Tensor:
+        return torch.cat(self._columns[name])
