@@ -206,10 +206,8 @@ _CLIPPED_WARN, _CLIPPED_BAD = 0.3, 0.6
 _GATED_WARN, _GATED_BAD = 0.1, 0.3
 # Norms vary two- or threefold between batches; ten times the usual norm is an unusual batch.
 _SPIKE, _SPIKE_NEEDS = 10.0, 5
-_ALWAYS_CLIPPED_STEPS = 10
 # Adaptive control moves the coefficient by tens of percent; at ten times its start, it cannot hold its target.
 _RUNAWAY_WARN, _RUNAWAY_BAD = 10.0, 100.0
-_IDLE_MINIBATCHES = 0.5
 
 
 def kl(view: StepView) -> Verdict | None:
@@ -356,18 +354,6 @@ def inactive(view: StepView) -> Verdict | None:
     )
 
 
-def idle_minibatches(view: StepView) -> Verdict | None:
-    idle, made = view.now("minibatches_without_signal"), view.now("optimiser_steps")
-    if idle is None or idle < 0 or made is None or made <= 0 or dead_groups(view) is not None:
-        return None
-    if idle / (idle + made) < _IDLE_MINIBATCHES:
-        return None
-    return warn(
-        f"{idle:.0f} of {idle + made:.0f} minibatches had nothing to learn: too few episodes in each",
-        f"lower algorithm.minibatches (now {view.config.algorithm.minibatches}), or raise training.tasks_per_step",
-    )
-
-
 def gradient_spike(view: StepView) -> Verdict | None:
     norm, earlier = view.now("grad_norm"), view.past.last("grad_norm", WINDOW)[:-1]
     if norm is None or len(earlier) < _SPIKE_NEEDS or norm <= _SPIKE * median(earlier):
@@ -376,17 +362,6 @@ def gradient_spike(view: StepView) -> Verdict | None:
         f"the gradient norm is {norm:.2g}, {norm / median(earlier):.0f} times its median so far: an unusual batch, or "
         "the start of an instability",
         f"look at this step's episodes; if it happens again, {gentler(view.config)}, or {_norm_setting(view)}",
-    )
-
-
-def gradient_clipped(view: StepView) -> Verdict | None:
-    norms, most = view.past.last("grad_norm", _ALWAYS_CLIPPED_STEPS), view.config.learner.max_grad_norm
-    if most is None or view.now("grad_norm") is None or len(norms) < _ALWAYS_CLIPPED_STEPS or min(norms) <= most:
-        return None
-    return warn(
-        f"the gradient was scaled down in each of the last {_ALWAYS_CLIPPED_STEPS} updates, from about "
-        f"{median(norms):.2g} to {most:g}: the size of a step no longer follows its gradient",
-        f"raise learner.max_grad_norm to {2 * median(norms):.1g} and watch KL, or {gentler(view.config)}",
     )
 
 
@@ -407,7 +382,5 @@ STEP_RULES: Rules = {
     "masked drift": masked_drift,
     "KL cap": kl_cap,
     "gradient spike": gradient_spike,
-    "gradient clipped": gradient_clipped,
     "inactive": inactive,
-    "idle minibatches": idle_minibatches,
 }
