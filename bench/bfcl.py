@@ -27,11 +27,10 @@ from typing import Any
 from mcprl.evaluation.harness import Wishes, evaluate, make_request
 from mcprl.evaluation.results import Evaluation
 from mcprl.evaluation.statistics import Estimate
-from mcprl.records import LostEpisode, Task, ToolCall, Trajectory
+from mcprl.records import LostEpisode, StopReason, Task, ToolCall, Trajectory, Turn
 from mcprl.tools import ServerSpec, Toolbox
-from mcprl_suites.bfcl.scripted import play_calls
 from mcprl_suites.bfcl.simulators import Simulators
-from mcprl_suites.bfcl.suite import BfclMultiTurn, gold_calls, make_suite, server_settings
+from mcprl_suites.bfcl.suite import gold_calls, judge_turns, make_suite, play_calls, server_settings
 from mcprl_suites.bfcl.wheel import Entry, entry_of, gold_answers, wheel_module
 from servers.harness import say
 
@@ -59,30 +58,29 @@ def official_verdict(entry: Entry, calls: Sequence[Sequence[ToolCall]], run: str
     return bool(checker(made, [list(texts) for texts in gold], row, entry.category, run)["valid"])
 
 
-def other_texts(entry: Entry, trajectory: Trajectory) -> int:
+def other_texts(entry: Entry, turns: Sequence[Turn]) -> int:
     """Results that are not those of direct execution."""
     simulators = Simulators(entry)
     direct = [simulators.call(call.name, call.arguments).text for calls in gold_calls(entry) for call in calls]
-    seen = [observation.text for turn in trajectory.turns for observation in turn.observations]
+    seen = [observation.text for turn in turns for observation in turn.observations]
     return sum(one != other for one, other in zip(direct, seen, strict=True))
 
 
-async def play_script(suite: BfclMultiTurn, task: Task, toolbox: Toolbox, *, gold: bool) -> dict[str, int]:
+async def play_script(task: Task, toolbox: Toolbox, *, gold: bool) -> dict[str, int]:
     entry = entry_of(task.id)
     calls = gold_calls(entry) if gold else [()] * len(entry.messages)
-    trajectory = await play_calls(task, toolbox, calls)
-    solved = (await suite.judge(task, trajectory)).success
+    played = await play_calls(task, toolbox, calls)
+    solved = judge_turns(entry, StopReason.ANSWERED, played.turns).success
     return {
         "solved": solved,
         "checker_differs": solved != official_verdict(entry, calls, "gold" if gold else "none"),
-        "other_states": gold and trajectory.reward_parts["state"] != 1.0,
-        "other_texts": other_texts(entry, trajectory) if gold else 0,
+        "other_states": gold and played.parts["state"] != 1.0,
+        "other_texts": other_texts(entry, played.turns) if gold else 0,
     }
 
 
 async def measure_gold(ci: bool, folder: Path) -> dict[str, Any]:
-    suite = make_suite()
-    every = suite.tasks()
+    every = make_suite().tasks()
     tasks = every[:: len(every) // CI_TASKS] if ci else every
     spec = ServerSpec(
         name="bfcl", command=sys.executable, args=("-m", "mcprl", "serve", "bfcl"), settings=server_settings()
@@ -93,7 +91,7 @@ async def measure_gold(ci: bool, folder: Path) -> dict[str, Any]:
 
         async def one(task: Task, *, gold: bool) -> dict[str, int]:
             async with places:
-                return await play_script(suite, task, toolbox, gold=gold)
+                return await play_script(task, toolbox, gold=gold)
 
         for name, gold in (("gold", True), ("none", False)):
             played = await asyncio.gather(*(one(task, gold=gold) for task in tasks))

@@ -57,8 +57,8 @@ def test_the_hello_recipe_is_examined_whole(time_server, shared_vllm, record_pro
     assert of(report, "bad", "skipped") == []
     assert status == 0
     measured = {finding["check"]: finding["measured"] for finding in report["findings"]}
-    assert "vllm is up after" in measured["sampler"]
+    assert "vllm started in" in measured["sampler"]
     assert "exact: sampler and learner agree on every token" in measured["parity"]
-    assert "as in the episodes played" in measured["forecast"]
+    assert "based on the sample" in measured["forecast"]
     # The untrained model hardly calls anything; that is what the recipe's warm start is for.
     assert "valid calls" not in {finding["check"] for finding in of(report, "warn")}

@@ -1,8 +1,12 @@
-"""Do sampler and learner give the same tokens the same probability? Asked before a step is spent.
+"""Do sampler and learner give the same tokens the same probability? Checked before a step is spent.
 
 A policy gradient compares two logprobs of each sampled token: the sampler's, recorded when it drew the token, and the
-learner's. Before any update both are the same policy, so every ratio must be 1. `check_parity` compares what was
-sampled with what the learner says of it; `run_parity` has a few episodes sampled for that.
+learner's. Before any update both are the same policy, so every ratio must be 1. `check_parity` compares the two;
+`run_parity` samples a few episodes for that.
+
+A verdict names a cause only if the figures prove it: a token without an alternative whose logprob is not 0 proves that
+one side ignores the grammar; agreement at temperature 1 proves that the sampler ignores the temperature. Other
+differences are judged by their size.
 """
 
 from __future__ import annotations
@@ -18,25 +22,54 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from heapq import nlargest
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
 
-from mcprl.checks.parity_verdict import Dtype, Evidence, ParityFigures, judge_parity
 from mcprl.concurrency import run_all
 from mcprl.config import RewardsConfig, RunConfig
-from mcprl.episodes.stage import Stage, open_stage
 from mcprl.errors import NonFiniteError
 from mcprl.goals import AnyText, Goal
-from mcprl.learning import Learner, open_learner
 from mcprl.progress import Watcher
 from mcprl.records import Task, Trajectory
 from mcprl.seeds import derive_seed
-from mcprl.verdicts import Verdict
+from mcprl.verdicts import Severity, Verdict
 
-__all__ = ["ParityReport", "ScoredToken", "check_parity", "measure_parity", "pick_tasks", "run_parity"]
+if TYPE_CHECKING:
+    from mcprl.episodes.stage import Stage
+    from mcprl.learning import Learner
+
+__all__ = [
+    "EXACT_MAX",
+    "EXACT_MEAN",
+    "OUTLIER",
+    "ROUNDING_MEAN",
+    "ROUNDING_OUTSIDE",
+    "ParityFigures",
+    "ParityReport",
+    "ScoredToken",
+    "check_parity",
+    "measure_parity",
+    "pick_tasks",
+    "run_parity",
+]
 
 
+Dtype = Literal["float32", "bfloat16"]
 Scores = Sequence[Sequence[float]]
 
+# Nats. Two float32 engines stay an order of magnitude below these; any real fault is orders of magnitude above.
+EXACT_MEAN = 5e-5
+EXACT_MAX = 1e-3
+# What rounding to bfloat16 explains, with a margin: SmolLM2 gives means of 0.01 to 0.06 and shares of 5% to 14%.
+ROUNDING_MEAN = 0.1
+ROUNDING_OUTSIDE = 0.3
+# A single token this far off is rare in bfloat16. Among 100,000 tokens, and with mixtures of experts, there are some.
+OUTLIER = 2.0
+_RATIO_BAND = (0.9, 1.1)
+# With one admissible token the logprob is 0 in any number format.
+_FORCED_TOLERANCE = 1e-3
+# Far beyond every bar already, and its exponential is still finite.
+_LARGEST_LOG_RATIO = 50.0
 _WORST = 5
 
 
@@ -63,14 +96,56 @@ class ScoredToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParityFigures:
+    """How far two logprobs of the same tokens are apart, in nats, and the ratios ρ that follow.
+
+    `kl` is the mean of k3 = ρ − 1 − log ρ, `outside_share` the share of ratios outside [0.9, 1.1]. Two tokens, one of
+    which the learner finds twice as likely as the sampler did:
+
+    ParityFigures(logprob_mean_abs_error=0.35, logprob_max_abs_error=0.69, ratio_mean=1.5, ratio_mean_abs_error=0.5,
+                  kl=0.15, outside_share=0.5)
+    """
+
+    logprob_mean_abs_error: float
+    logprob_max_abs_error: float
+    ratio_mean: float
+    ratio_mean_abs_error: float
+    kl: float
+    outside_share: float
+
+    @classmethod
+    def of(cls, tokens: Sequence[ScoredToken]) -> ParityFigures:
+        differences = [token.difference for token in tokens]
+        log_ratios = [min(difference, _LARGEST_LOG_RATIO) for difference in differences]
+        ratios = [math.exp(log_ratio) for log_ratio in log_ratios]
+        low, high = _RATIO_BAND
+        return cls(
+            logprob_mean_abs_error=fmean(map(abs, differences)),
+            logprob_max_abs_error=max(map(abs, differences)),
+            ratio_mean=fmean(ratios),
+            ratio_mean_abs_error=fmean(abs(math.expm1(log_ratio)) for log_ratio in log_ratios),
+            kl=fmean(math.expm1(log_ratio) - log_ratio for log_ratio in log_ratios),
+            outside_share=fmean(not low <= ratio <= high for ratio in ratios),
+        )
+
+    @property
+    def exact(self) -> bool:
+        return self.logprob_mean_abs_error <= EXACT_MEAN and self.logprob_max_abs_error <= EXACT_MAX
+
+    @property
+    def like_rounding(self) -> bool:
+        return self.logprob_mean_abs_error <= ROUNDING_MEAN and self.outside_share <= ROUNDING_OUTSIDE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParityReport:
-    """How far sampler and learner differ over all sampled tokens, the tokens where most, and what that means.
+    """How far sampler and learner differ over all sampled tokens, the tokens that differ most, and a verdict.
 
     ParityReport(dtype="float32", prompts=16, turns=29, tokens=1034, forced_tokens=62, alignment=1.0,
                  figures=ParityFigures(logprob_mean_abs_error=3.1e-06, …), worst=(ScoredToken(…), …),
                  verdict=Verdict(severity=Severity.OK, …))
 
-    `alignment` is the share of the scored tokens that are the tokens which the sampler returned.
+    `alignment` is the share of the scored tokens that are the tokens the sampler returned.
     """
 
     dtype: Dtype
@@ -98,29 +173,19 @@ def check_parity(
     decode: Callable[[Sequence[int]], str] | None = None,
     scores_at_1: Scores | None = None,
 ) -> ParityReport:
-    """Hold the learner's logprobs of sampled tokens against those that the sampler recorded.
+    """Compare the learner's logprobs of sampled tokens with those that the sampler recorded.
 
-    `scores` has a column for each trajectory, with an entry for each of its tokens, as TorchLearner.score gives it.
-    `max_error` is the setting learner.max_parity_error: training stops if the mean is above it. `scores_at_1` are the
-    learner's logprobs at temperature 1: with them, a sampler that leaves the temperature out can be told from other
-    faults.
+    `scores` has a column per trajectory, with an entry per token, as TorchLearner.score returns it. `max_error` is the
+    setting learner.max_parity_error: training stops if the mean is above it. `scores_at_1` are the learner's logprobs
+    at temperature 1: they tell a sampler that ignores the temperature from other faults.
     """
     tokens = list(_tokens(trajectories, scores))
     if not tokens:
         raise ValueError("there is no sampled token to compare")
     forced = [token for token in tokens if token.forced]
-    at_1 = None
-    if scores_at_1 is not None:
-        at_1 = ParityFigures.of([token.difference for token in _tokens(trajectories, scores_at_1)])
-    evidence = Evidence(
-        dtype=dtype,
-        max_error=max_error,
-        alignment=_alignment(trajectories),
-        figures=ParityFigures.of([token.difference for token in tokens]),
-        at_temperature_1=at_1,
-        forced_by_sampler=min((token.sampled_logprob for token in forced), default=0.0),
-        forced_by_learner=min((token.learner_logprob for token in forced), default=0.0),
-    )
+    figures, alignment = ParityFigures.of(tokens), _alignment(trajectories)
+    at_1 = None if scores_at_1 is None else ParityFigures.of(list(_tokens(trajectories, scores_at_1)))
+    verdict = _cause(forced, figures, at_1, alignment) or _by_size(figures, dtype)
     worst = nlargest(_WORST, tokens, key=lambda token: abs(token.difference))
     return ParityReport(
         dtype=dtype,
@@ -128,10 +193,10 @@ def check_parity(
         turns=sum(len(t.turns) for t in trajectories),
         tokens=len(tokens),
         forced_tokens=len(forced),
-        alignment=evidence.alignment,
-        figures=evidence.figures,
+        alignment=alignment,
+        figures=figures,
         worst=tuple(replace(token, text=decode([token.id])) for token in worst) if decode else tuple(worst),
-        verdict=judge_parity(evidence),
+        verdict=_against_limit(verdict, figures.logprob_mean_abs_error, max_error),
     )
 
 
@@ -147,7 +212,7 @@ def _tokens(trajectories: Sequence[Trajectory], scores: Scores) -> Iterator[Scor
                 raise NonFiniteError(
                     f"the learner gives token {in_turn[turn]} in turn {turn} of task {trajectory.task_id} "
                     f"the logprob {score}",
-                    fix="use model.dtype float32, and weights that are whole",
+                    fix="set model.dtype to float32, and check that the weights are complete",
                 )
             yield ScoredToken(
                 task_id=trajectory.task_id,
@@ -173,8 +238,63 @@ def _alignment(trajectories: Sequence[Trajectory]) -> float:
     return same / total
 
 
+def _cause(
+    forced: Sequence[ScoredToken], figures: ParityFigures, at_1: ParityFigures | None, alignment: float
+) -> Verdict | None:
+    """A fault whose cause is proven. `at_1` are the figures against the learner's logprobs at temperature 1."""
+    at_temperature_1 = at_1 is not None and (at_1.exact or (at_1.like_rounding and not figures.like_rounding))
+    if alignment < 1.0:
+        what = f"only {alignment:.2%} of the tokens that the learner scores are those that were sampled"
+        fix = "report this with the recipe: it is a fault in mcprl"
+    elif any(token.sampled_logprob < -_FORCED_TOLERANCE for token in forced):
+        what = "the sampler's logprobs ignore the grammar: tokens without an alternative do not have logprob 0"
+        fix = "use a sampler that reports logprobs after the grammar's mask (vLLM: processed_logprobs)"
+    elif any(token.learner_logprob < -_FORCED_TOLERANCE for token in forced):
+        what = "the learner does not replay the grammar: tokens without an alternative do not have logprob 0"
+        fix = "report this with the recipe: it is a fault in mcprl; until then, set sampling.constrain to off"
+    elif not figures.exact and at_temperature_1:
+        what = "the sampler's logprobs ignore the temperature: at temperature 1 the two agree"
+        fix = "use a sampler that reports logprobs at its temperature (vLLM: processed_logprobs), or temperature 1"
+    else:
+        return None
+    return Verdict(severity=Severity.BAD, what=what, fix=fix)
+
+
+def _by_size(figures: ParityFigures, dtype: Dtype) -> Verdict:
+    if figures.exact:
+        return Verdict(severity=Severity.OK, what="exact: sampler and learner agree on every token", fix="")
+    if not figures.like_rounding:
+        return Verdict(
+            severity=Severity.BAD,
+            what=f"sampler and learner disagree by {figures.logprob_mean_abs_error:.2g} nats per token: more than "
+            "rounding explains, so they have different weights or see different contexts",
+            fix="check that both load the current weights of model.path; the worst tokens show where it starts",
+        )
+    if dtype == "float32":
+        what = "close but not exact: the differences look as if one of the two rounded to less than float32"
+        fix = "check that both compute in float32 and, on a GPU, that neither uses TF32"
+    else:
+        what = "close, as is usual in bfloat16: ratios start near 1, not at 1"
+        fix = "set model.dtype to float32 if exact ratios are worth the memory"
+    return Verdict(severity=Severity.WARN, what=what, fix=fix)
+
+
+def _against_limit(verdict: Verdict, mean: float, max_error: float) -> Verdict:
+    """The verdict, and whether training would stop."""
+    if mean <= max_error:
+        return verdict
+    what = (
+        f"{verdict.what}; training would stop, since tokens differ by {mean:.2g} nats on average and "
+        f"learner.max_parity_error is {max_error:g}"
+    )
+    fix = verdict.fix
+    if verdict.severity is not Severity.BAD:
+        fix = " or ".join(filter(None, ["raise that setting", verdict.fix]))
+    return Verdict(severity=Severity.BAD, what=what, fix=fix)
+
+
 def pick_tasks(tasks: Sequence[Task], number: int, seed: int) -> list[Task]:
-    """So many tasks, evenly spread over all of them from where the seed says; too few tasks are taken several times."""
+    """`number` tasks, evenly spread from a start that the seed chooses; tasks repeat if there are too few."""
     start = random.Random(derive_seed(seed, "parity")).randrange(len(tasks))
     return [tasks[(start + place * len(tasks) // number) % len(tasks)] for place in range(number)]
 
@@ -182,9 +302,12 @@ def pick_tasks(tasks: Sequence[Task], number: int, seed: int) -> list[Task]:
 async def run_parity(config: RunConfig, tasks: Sequence[Task], watcher: Watcher, *, prompts: int = 16) -> ParityReport:
     """Play some tasks with the recipe's own servers and sampler, score what was sampled, and compare.
 
-    Episodes end after two turns: enough to have an observation and the joint after it among what is compared. What
-    they are worth is not asked, so no judge is.
+    Episodes end after two turns: enough to include an observation and the turn after it. They are not scored, so no
+    judge is needed.
     """
+    from mcprl.episodes.stage import open_stage
+    from mcprl.learning import open_learner
+
     config = config.model_copy(update={"rewards": RewardsConfig()})
     picked = pick_tasks(tasks, prompts, config.seed)
     short = [replace(task, max_turns=2, goal=Goal(answer=AnyText())) for task in picked]
@@ -194,7 +317,7 @@ async def run_parity(config: RunConfig, tasks: Sequence[Task], watcher: Watcher,
             watcher.stage(f"playing {prompts} episodes")
             trajectories = await _play(config, short, stage, watcher)
             if stage.engine is None:
-                await stack.aclose()  # sampler and learner need not have the machine's memory at once
+                await stack.aclose()  # sampler and learner need not be in memory at once
             watcher.stage("loading the learner")
             learner = await stack.enter_async_context(
                 open_learner(config, folder=Path(folder) / "weights", grammars=stage.grammars, engine=stage.engine)
@@ -208,10 +331,10 @@ async def measure_parity(
     learner: Learner,
     watcher: Watcher,
     *,
-    decode: Callable[[Sequence[int]], str] | None = None,
+    decode: Callable[[Sequence[int]], str],
 ) -> ParityReport:
-    """Have the learner score what was sampled before any update, and compare; again at temperature 1 where it helps."""
-    watcher.stage("scoring what was sampled")
+    """Score sampled episodes with the learner before any update, and compare; again at temperature 1 if that helps."""
+    watcher.stage("scoring the sampled tokens")
     report = partial(
         check_parity,
         trajectories,
@@ -222,14 +345,14 @@ async def measure_parity(
     )
     found = report()
     if not found.figures.exact and config.sampling.temperature != 1.0:
-        watcher.stage("scoring it again at temperature 1")
+        watcher.stage("scoring them again at temperature 1")
         found = report(scores_at_1=await learner.score([replace(t, temperature=1.0) for t in trajectories]))
     return found
 
 
 async def _play(config: RunConfig, tasks: Sequence[Task], stage: Stage, watcher: Watcher) -> tuple[Trajectory, ...]:
     places = asyncio.Semaphore(config.episodes.max_concurrent)
-    taken = Counter[str]()
+    members = Counter[str]()
 
     async def play(task: Task, member: int) -> Trajectory:
         async with places:
@@ -239,6 +362,6 @@ async def _play(config: RunConfig, tasks: Sequence[Task], stage: Stage, watcher:
 
     episodes: list[tuple[Task, int]] = []
     for task in tasks:
-        episodes.append((task, taken[task.id]))
-        taken[task.id] += 1
+        episodes.append((task, members[task.id]))
+        members[task.id] += 1
     return await run_all(play(task, member) for task, member in episodes)

@@ -1,6 +1,5 @@
-"""What a run will take, before it is started: time, tokens, calls, money, disk, memory, and what it waits for.
+"""A forecast of a run: time, tokens, calls, money, disk, memory, and its bottleneck. Nothing is loaded or started.
 
-`mcprl plan` prints it, and the doctor compares it with the machine. No model is loaded and no server is started.
 docs/scaling.md explains the formulas; `bench/scaling.py --write` measures the constants in measured.json.
 """
 
@@ -36,7 +35,7 @@ __all__ = [
 ]
 
 MEASURED_FILE = Path(__file__).parent / "measured.json"
-FORWARD_SHARE = 1 / 3  # of the work of a pass with gradients: a backward pass costs twice a forward pass
+FORWARD_SHARE = 1 / 3  # of a pass with gradients: a backward pass costs twice a forward pass
 
 FIGURES: Mapping[str, float] = {
     "turns": 1.0,
@@ -50,27 +49,22 @@ FIGURES: Mapping[str, float] = {
     "learner_tokens_per_s": 0.001,
     "parameters": 1.0,
 }
-"""The figures of a run that may be known, each with its minimum."""
+"""The figures of a run that may be given, each with its minimum."""
 
 _CHARACTERS_PER_TOKEN = 4
 _TOOL_S = 1.0
 _GIB = 1024**3
 _NAMED_SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bm])(?![A-Za-z0-9])", re.IGNORECASE)
 _MODEL_KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-# AdamW: the weight itself, its gradient and two moments, all in 32 bits. A checkpoint has no gradients.
-_TRAINED_BYTES = 16
-_CHECKPOINT_BYTES = 12
+# AdamW: the weight, its gradient and two moments, all in 32 bits. A checkpoint has no gradients.
+_TRAINED_BYTES, _CHECKPOINT_BYTES = 16, 12
 _FOUR_BIT_BYTES = 0.6  # with its scales
 _SKYRL_GPUS = "GPUs behind skyrl.url"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A number that the recipe does not hold, and its source.
-
-    Figure(value=3.2, source="given")
-    Figure(value=1.0, source="nothing is known of the tools", assumed=True)
-    """
+    """A number that is not in the recipe, and its source: Figure(value=3.2, source="given")"""
 
     value: float
     source: str
@@ -79,10 +73,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """Measured costs. Seconds are those of one core of `machine`.
+    """Measured costs, in seconds of one core of `machine`.
 
-    The driver is the process that trains; a worker is a Ray worker with its tool servers. Each holds `…_base_bytes`,
-    and `…_episode_bytes` more per live episode. The two rates are those of a CPU with a model of `cpu_parameters`.
+    The driver is the process that trains; a worker is a Ray worker with its tool servers. Each takes `…_base_bytes`,
+    and `…_episode_bytes` per live episode. The two rates are those of a CPU with a model of `cpu_parameters`.
     """
 
     machine: str
@@ -111,7 +105,7 @@ def read_constants() -> Constants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Parameters of a model, and of a rank-1 adapter on all its linear layers; None if they are not known.
+    """Parameters of a model, and of a rank-1 adapter on all its linear layers; None if unknown.
 
     ModelSize(parameters=134_515_008, rank_parameters=305_280, source="config.json")
     """
@@ -132,27 +126,23 @@ class ModelSize:
         return None if trained is None else trained * _CHECKPOINT_BYTES
 
     def memory_bytes(self, config: RunConfig, *, on_gpu: bool) -> dict[str, float] | None:
-        """Bytes held by "sampler" and "learner": weights, gradients, moments and the sampler's cache, not activations.
+        """Bytes of "sampler" and "learner": weights, gradients, moments and the sampler's cache, without activations.
 
-        On a GPU vLLM takes a fixed share of it whatever the model, so the sampler's part is 0. None if the model's size
-        is not known.
+        On a GPU vLLM takes a fixed share, so the sampler's part is 0. None if the model's size is unknown.
         """
         if self.parameters is None:
             return None
+        width = 4 if config.model.dtype == "float32" else 2
         if config.learner.tuning == "full":
             reference = 4 if config.algorithm.kl.needs_reference else 0
             learner = self.parameters * (_TRAINED_BYTES + reference)
         else:
-            base = _FOUR_BIT_BYTES if config.learner.tuning == "lora_4bit" else _width(config)
+            base = _FOUR_BIT_BYTES if config.learner.tuning == "lora_4bit" else width
             learner = self.parameters * base + (self.trained_parameters(config) or 0) * _TRAINED_BYTES
         if config.engine == "skyrl" or on_gpu:
             return {"sampler": 0.0, "learner": learner}
         cache = config.sampling.vllm.cpu_cache_gib * _GIB if config.engine == "vllm" else 0
-        return {"sampler": self.parameters * _width(config) + cache, "learner": learner}
-
-
-def _width(config: RunConfig) -> int:
-    return 4 if config.model.dtype == "float32" else 2
+        return {"sampler": self.parameters * width + cache, "learner": learner}
 
 
 def model_size(path: str, given: float | None = None) -> ModelSize:
@@ -164,7 +154,7 @@ def model_size(path: str, given: float | None = None) -> ModelSize:
         return ModelSize(parameters=counted, rank_parameters=rank_parameters, source="config.json")
     named = _NAMED_SIZE.search(Path(path).name)
     if named is None:
-        return ModelSize(parameters=None, rank_parameters=None, source="not known")
+        return ModelSize(parameters=None, rank_parameters=None, source="unknown")
     scale = 1e9 if named[2].lower() == "b" else 1e6
     return ModelSize(parameters=float(named[1]) * scale, rank_parameters=None, source="its name")
 
@@ -176,7 +166,7 @@ def _count_parameters(path: Path) -> tuple[float | None, float | None]:
     except FileNotFoundError:
         return None, None
     except (OSError, ValueError) as error:
-        raise BadValueError(f"cannot read {path}: {error}", fix="fetch the model again") from error
+        raise BadValueError(f"cannot read {path}: {error}", fix="download the model again") from error
     shape = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
     if not all(isinstance(shape.get(name), int) for name in _MODEL_KEYS):
         return None, None
@@ -195,7 +185,7 @@ def _count_parameters(path: Path) -> tuple[float | None, float | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeShape:
-    """A typical episode, in means. `tool_s` is what a call takes.
+    """A typical episode, in means. `tool_s` is the duration of a call.
 
     EpisodeShape(turns=3, prompt_tokens=400, turn_tokens=40, observation_tokens=60, calls=2, tool_s=0.5)
     """
@@ -220,7 +210,7 @@ class EpisodeShape:
 def _episode_figures(
     config: RunConfig, tasks: Sequence[Task], preamble: Sequence[Message], known: Mapping[str, Figure]
 ) -> dict[str, Figure]:
-    """The figures of an episode, each known or assumed. Limits are assumed, so turns and tokens are upper bounds."""
+    """The figures of an episode, known or assumed. Assumptions are the recipe's limits, so they are upper bounds."""
 
     def value(name: str, otherwise: float) -> float:
         return known[name].value if name in known else otherwise
@@ -239,7 +229,7 @@ def _episode_figures(
         "turn_tokens": (turn, "every turn is as long as sampling.max_tokens, or model.context_tokens, allows"),
         "observation_tokens": (rest / (turns - 1) if turns > 1 else 0.0, f"the rest of {filled}"),
         "calls": (max(0.0, turns - 1), "every turn but the last makes one call"),
-        "tool_s": (_TOOL_S, "nothing is known of the tools"),
+        "tool_s": (_TOOL_S, "nothing is known about the tools"),
     }
     return {
         name: known[name] if name in known else Figure(value=number, source=why, assumed=True)
@@ -252,7 +242,7 @@ def _characters(messages: Sequence[Message]) -> int:
 
 
 def _cpu_rate(tokens_per_s: float, constants: Constants, size: ModelSize, gpus: int) -> Figure:
-    """The rate of the CPU that was measured, for a model of this size: time grows with the parameters."""
+    """The rate of the measured CPU, scaled to a model of this size."""
     source = f"a CPU, measured at {constants.cpu_parameters / 1e6:.0f}M parameters"
     if size.parameters is None:
         source += ", which this model is assumed to have"
@@ -266,7 +256,7 @@ def _cpu_rate(tokens_per_s: float, constants: Constants, size: ModelSize, gpus: 
 
 
 def learned_tokens(config: RunConfig, shape: EpisodeShape) -> float:
-    """Tokens that the update of a step computes, in passes with gradients.
+    """Tokens that an update computes, in passes with gradients.
 
     tasks · (⌈G / min(G, m)⌉ · P + G · (L − P)) · (1 + f / 3), with groups of G, m trajectories per microbatch, a prompt
     of P tokens, conversations of L, and f passes without gradients. Without a shared prefix P is computed G times.
@@ -280,7 +270,7 @@ def learned_tokens(config: RunConfig, shape: EpisodeShape) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """What a step, or a run, amounts to. `prompt_tokens` are those that are new in each turn.
+    """The totals of a step or a run. `prompt_tokens` are those that are new in each turn.
 
     Amounts(seconds=121.2, episodes=32, turns=96, calls=64, prompt_tokens=16640, sampled_tokens=3840,
             learned_tokens=8480, trajectory_bytes=1.2e6, usd=0.5)
@@ -302,7 +292,7 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Something that a step needs: its units, how long they are busy in a step, and the setting that changes it.
+    """A resource of a step: its units, how long they are busy per step, and the setting that changes it.
 
     Part(name="workers", units=4, busy_s=0.64, setting="workers.count")
     """
@@ -313,16 +303,11 @@ class Part:
     setting: str
 
 
-def _episodes(config: RunConfig) -> int:
-    return config.training.tasks_per_step * config.episodes.group_size
-
-
-def _steps_ahead(config: RunConfig) -> int:
-    return config.training.max_staleness
-
-
-def _alive(config: RunConfig) -> int:
-    return min(config.episodes.max_concurrent, _episodes(config) * (1 + _steps_ahead(config)))
+def _counts(config: RunConfig) -> tuple[int, int, int]:
+    """Episodes per step, steps that the pipeline is ahead, and episodes alive at once."""
+    episodes = config.training.tasks_per_step * config.episodes.group_size
+    ahead = config.training.max_staleness
+    return episodes, ahead, min(config.episodes.max_concurrent, episodes * (1 + ahead))
 
 
 def _units(config: RunConfig, gpus: int) -> tuple[int, int]:
@@ -347,19 +332,19 @@ def _parts(
     constants: Constants,
 ) -> tuple[list[Part], float]:
     """The parts of a step, the learner last, and the seconds that an episode takes if it never queues."""
-    episodes, alive, torch = _episodes(config), _alive(config), config.engine != "skyrl"
+    (episodes, ahead, alive), torch = _counts(config), config.engine != "skyrl"
     (sampler_rate, learner_rate), (sampler_units, learner_units) = tokens_per_s, _units(config, gpus)
     parts: list[Part] = []
 
     def add(name: str, units: int, demand_s: float, setting: str) -> None:
-        """A part that an episode asks for `demand_s` of one unit."""
+        """A part of which an episode needs `demand_s` of one unit."""
         parts.append(Part(name=name, units=units, busy_s=episodes * demand_s / units, setting=setting))
 
     driver_s, worker_s = shape.turns * constants.driver_turn_s, shape.turns * constants.worker_turn_s
     # A sequence gets its share of a full batch.
     stream_s = shape.sampled_tokens * config.sampling.vllm.max_sequences / sampler_rate
     path_s = shape.calls * shape.tool_s + stream_s + driver_s + worker_s
-    limited = alive < episodes * (1 + _steps_ahead(config))
+    limited = alive < episodes * (1 + ahead)
     setting = "episodes.max_concurrent" if limited else "training.max_staleness 1, faster tools, fewer turns"
     add("episodes alive", alive, path_s, setting)
     if config.workers.count:
@@ -383,11 +368,11 @@ def _parts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run will take. `parts` has the busiest first: the bottleneck.
+    """The forecast of a run. `parts` has the busiest first: the bottleneck.
 
-    `memory_bytes` is what "driver", "workers" (all of them), "sampler" and each process of the "learner" hold, without
-    activations; the last two only if the model's size is known. `warnings` name budgets that stop the run early.
-    `machine` is the one that the constants were measured on.
+    `memory_bytes` is the memory of "driver", "workers" (all of them), "sampler" and each process of the "learner",
+    without activations; the last two only if the model's size is known. `warnings` name budgets that stop the run
+    early. The constants were measured on `machine`.
     """
 
     model: ModelSize
@@ -412,7 +397,7 @@ def make_plan(
     known: Mapping[str, Figure],
     constants: Constants | None = None,
 ) -> Plan:
-    """The plan of a recipe on so many GPUs; with 0, a CPU samples and learns. Figures not in `known` are assumed.
+    """The plan of a recipe. With 0 GPUs, a CPU samples and learns. Figures not in `known` are assumed.
 
     collect   max(⌈episodes / alive⌉ · seconds of an episode, the busiest part): the lower bound of a closed queue
     sync      collect + update
@@ -430,12 +415,12 @@ def make_plan(
         figures["server_share"] = Figure(value=1 / len(servers), source=even, assumed=True)
     rates = figures["sampler_tokens_per_s"].value, figures["learner_tokens_per_s"].value
     parts, path_s = _parts(config, shape, rates, gpus=gpus, servers=servers, constants=constants)
-    episodes, update_s = _episodes(config), parts[-1].busy_s
-    waves = math.ceil(episodes / min(_alive(config), episodes))
+    (episodes, ahead, alive), update_s = _counts(config), parts[-1].busy_s
+    waves = math.ceil(episodes / min(alive, episodes))
     collect_s = max(waves * path_s, *(part.busy_s for part in parts[1:-1]))
     step_s = collect_s + update_s
-    if _steps_ahead(config):
-        step_s = max(step_s / (1 + _steps_ahead(config)), *(part.busy_s for part in parts))
+    if ahead:
+        step_s = max(step_s / (1 + ahead), *(part.busy_s for part in parts))
     step = _amounts(config, shape, servers, constants, step_s)
     return Plan(
         model=size,
@@ -459,7 +444,7 @@ def _amounts(
     constants: Constants,
     step_s: float,
 ) -> Amounts:
-    episodes = _episodes(config)
+    episodes, _, _ = _counts(config)
     prices = [settings.budget.usd_per_call for settings in servers.values()]
     return Amounts(
         seconds=step_s,
@@ -475,7 +460,7 @@ def _amounts(
 
 
 def _memory_bytes(config: RunConfig, size: ModelSize, constants: Constants, gpus: int) -> dict[str, float]:
-    alive = _alive(config)
+    _, _, alive = _counts(config)
     held = size.memory_bytes(config, on_gpu=gpus > 0) or {}
     if "learner" in held:
         held["learner"] /= config.learner.processes
@@ -486,7 +471,7 @@ def _memory_bytes(config: RunConfig, size: ModelSize, constants: Constants, gpus
 
 
 def _budget_warnings(servers: Mapping[str, ServerSettings], calls: float, steps: int) -> tuple[str, ...]:
-    """Budgets that end the run before its last step, which makes so many calls per step."""
+    """Budgets that end the run before its last step."""
     found: list[str] = []
     for name, settings in servers.items():
         budget, needed = settings.budget, calls * steps / len(servers)
@@ -507,13 +492,12 @@ def server_names(config: ServersConfig) -> tuple[str, ...]:
     path = config.file
     if path is None:
         return tuple(sorted(config.settings))
+    fix = 'correct servers.file: it needs {"mcpServers": {"NAME": {…}}}'
     try:
-        read: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise ServerFileError(f"cannot read {path}: {reason}", fix="correct servers.file") from error
-    entries = cast("dict[str, Any]", read).get("mcpServers") if isinstance(read, dict) else None
-    if not isinstance(entries, dict) or not entries:
-        raise ServerFileError(f"{path} names no server", fix='write {"mcpServers": {"NAME": {…}}}')
-    named = cast("dict[str, Any]", entries)
-    return tuple(name for name, entry in named.items() if not (isinstance(entry, dict) and entry.get("disabled")))  # pyright: ignore[reportUnknownMemberType]
+        entries: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["mcpServers"]
+        named = tuple(name for name, entry in entries.items() if not entry.get("disabled"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ServerFileError(f"cannot read the servers of {path}: {error}", fix=fix) from error
+    if not entries:
+        raise ServerFileError(f"{path} names no server", fix=fix)
+    return named

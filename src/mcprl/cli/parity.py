@@ -22,7 +22,7 @@ __all__ = ["command", "print_parity"]
 
 def print_parity(console: Console, report: ParityReport) -> None:
     """The figures, the verdict and, unless all is exact, the tokens that differ most."""
-    from mcprl.checks.parity_verdict import EXACT_MAX, EXACT_MEAN
+    from mcprl.checks.parity import EXACT_MAX, EXACT_MEAN
 
     verdict, figures = report.verdict, report.figures
     forced = f", {report.forced_tokens:,} of them forced" if report.forced_tokens else ""

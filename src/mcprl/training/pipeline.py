@@ -64,7 +64,7 @@ async def collect_step(
     algorithm: AlgorithmConfig,
     on_finished: Callable[[Trajectory | LostEpisode], None],
 ) -> CollectedStep:
-    """Collect a step as it was dealt, and refill it if `algorithm.dead_groups` is refill.
+    """Collect a step as it was dealt, and refill it if `algorithm.refill_rounds` is set.
 
     The batch is never larger than the deal. It is smaller if rounds or tasks run out, but never empty: if no group has
     variance, the batch is the deal, and the learner reports that there was no signal.

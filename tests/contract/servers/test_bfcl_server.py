@@ -11,15 +11,14 @@ from mcp import Client
 from mcprl.config import ServerSettings
 from mcprl.episodes.loop import lease_for
 from mcprl.errors import BadValueError
-from mcprl.records import ToolCall
+from mcprl.records import StopReason, ToolCall
 from mcprl.tools import ServerSpec, Toolbox
 
 pytest.importorskip("bfcl_eval", reason="needs the wheel: pip install --no-deps bfcl-eval==2026.3.23 mpmath")
 
-from mcprl_suites.bfcl.scripted import play_calls
 from mcprl_suites.bfcl.server import BEGIN, STATE, make_server
 from mcprl_suites.bfcl.simulators import Simulators, all_tools
-from mcprl_suites.bfcl.suite import gold_calls, make_suite, server_settings
+from mcprl_suites.bfcl.suite import gold_calls, judge_turns, make_suite, play_calls, server_settings
 from mcprl_suites.bfcl.wheel import entry_of
 
 SUITE = make_suite()
@@ -44,8 +43,8 @@ def direct_texts(entry):
     return [simulators.call(call.name, call.arguments).text for calls in gold_calls(entry) for call in calls]
 
 
-def seen_texts(trajectory):
-    return [seen.text for turn in trajectory.turns for seen in turn.observations]
+def seen_texts(turns):
+    return [seen.text for turn in turns for seen in turn.observations]
 
 
 async def assert_gold_solves(toolbox, tasks, *, at_once):
@@ -54,11 +53,11 @@ async def assert_gold_solves(toolbox, tasks, *, at_once):
     async def one(task):
         entry = entry_of(task.id)
         async with places:
-            trajectory = await play_calls(task, toolbox, gold_calls(entry))
-        judged = await SUITE.judge(task, trajectory)
+            played = await play_calls(task, toolbox, gold_calls(entry))
+        judged = judge_turns(entry, StopReason.ANSWERED, played.turns)
         # The world behind the server is the one that the answers leave behind, and no text was changed on its way.
-        same_texts = seen_texts(trajectory) == direct_texts(entry)
-        return task.id, judged.success, trajectory.reward_parts["state"] == 1.0, same_texts
+        same_texts = seen_texts(played.turns) == direct_texts(entry)
+        return task.id, judged.success, played.parts["state"] == 1.0, same_texts
 
     played = await asyncio.gather(*map(one, tasks))
     assert [found for found in played if not all(found[1:])] == []
@@ -83,8 +82,8 @@ async def test_gold_calls_solve_all_800_tasks_through_one_server_that_keeps_epis
 async def test_without_a_call_no_task_is_solved(tmp_path):
     async with in_memory(tmp_path) as toolbox:
         for task in TASKS[::160]:
-            trajectory = await play_calls(task, toolbox, [()] * (1 + len(task.follow_ups)))
-            judged = await SUITE.judge(task, trajectory)
+            played = await play_calls(task, toolbox, [()] * (1 + len(task.follow_ups)))
+            judged = judge_turns(entry_of(task.id), StopReason.ANSWERED, played.turns)
             assert not judged.success
             assert judged.failure == "no call where one is needed"
 

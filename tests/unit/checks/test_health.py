@@ -1,4 +1,4 @@
-"""Verdicts on a step: each rule finds the symptom that is planted for it, and nothing else; a healthy run is OK."""
+"""Verdicts on a step: each rule finds its planted symptom and nothing else; a healthy run is OK."""
 
 # R9, R30
 
@@ -27,7 +27,7 @@ WARN, BAD = Severity.WARN, Severity.BAD
 
 @dataclass
 class Planted:
-    """A symptom: the steps that lead to it, each as a change of a healthy one, and what must be said of the last."""
+    """A symptom: the steps that lead to it, as changes to a healthy step, and the expected verdict on the last."""
 
     rule: str
     severity: Severity
@@ -60,7 +60,6 @@ PLANTED = [
         "model.dtype",
         skipped="reward of t7/2 is nan",
     ),
-    Planted("misaligned", BAD, [{"alignment": 0.9987}], "99.87%", "report"),
     Planted("parity", BAD, [{"parity_logprob_mean_abs_error": 0.4}], "0.4 nats", "`mcprl parity RECIPE`"),
     Planted("parity", BAD, [{"parity_outside_share": 0.5}], "sampler and learner disagree", "old_logprobs recomputed"),
     Planted(
@@ -72,7 +71,7 @@ PLANTED = [
         config={"algorithm": {"old_logprobs": "recomputed"}},
     ),
     Planted("parity", WARN, [{}], "one of them rounds", "TF32", config={"model": {"dtype": "float32"}}),
-    Planted("parity", WARN, [{"parity_logprob_max_abs_error": 5.0}], "by 5 on one of them", "recomputed bounds"),
+    Planted("parity", WARN, [{"parity_logprob_max_abs_error": 5.0}], "by 5 on one of them", "recomputed limits"),
     Planted("reference", BAD, [{"reference_tensors_differing": 3.0}], "3 of its tensors", "algorithm.kl.reference"),
     Planted("no gradient", BAD, [{"grad_norm": 0.0}], "no trained weight", "learner.tuning"),
     Planted(
@@ -140,7 +139,7 @@ PLANTED = [
         "lost episodes",
         WARN,
         [{"episodes_lost_to_infrastructure": 16.0, "lost_E-TOOL-011": 4.0, "lost_E-SAMP-011": 12.0}],
-        "20% of episodes were lost to the infrastructure and run again: mostly (75%) to E-SAMP-011",
+        "20% of episodes were lost to infrastructure faults and run again: mostly (75%) to E-SAMP-011",
         "mcprl explain E-SAMP-011",
     ),
     Planted(
@@ -150,10 +149,10 @@ PLANTED = [
         "50%",
         "mcprl explain E-TOOL-011",
     ),
-    Planted("caused faults", WARN, [{"stop_caused_fault": 0.02}], "2% of episodes", "let the tool refuse"),
-    Planted("caused faults", BAD, [{"stop_caused_fault": 0.2}], "20% of episodes", "let the tool refuse"),
+    Planted("caused faults", WARN, [{"stop_caused_fault": 0.02}], "2% of episodes", "make the tool reject"),
+    Planted("caused faults", BAD, [{"stop_caused_fault": 0.2}], "20% of episodes", "make the tool reject"),
     Planted("dead groups", BAD, [DEAD | FAILED], "88% of groups have zero variance", "sampling.temperature"),
-    Planted("dead groups", BAD, [DEAD | SOLVED], "solved by every member", "harder tasks"),
+    Planted("dead groups", BAD, [DEAD | SOLVED], "every member solves", "harder tasks"),
     Planted("dead groups", WARN, [{"groups_without_variance": 4.0} | MIXED], "50%", "algorithm.refill_rounds to 2"),
     Planted(
         "dead groups",
@@ -174,9 +173,9 @@ PLANTED = [
         config={"sampling": {"constrain": "act"}},
     ),
     Planted("unanswered", WARN, [{"stop_cut_by_length": 0.6}], "60%) turns are cut", "sampling.max_tokens"),
-    Planted("unanswered", BAD, [{"stop_turn_limit": 0.9}], "95% of episodes end", "episodes.max_turns"),
+    Planted("unanswered", BAD, [{"stop_turn_limit": 0.9}], "95% of episodes hit a limit", "episodes.max_turns"),
     Planted("unanswered", WARN, [{"stop_context_limit": 0.5}], "outgrow the context", "model.context_tokens"),
-    Planted("reward collapse", BAD, [{"reward": 0.6}] * 5 + [{"reward": 0.1}] * 3, "best at step 4", "--from 4"),
+    Planted("reward collapse", BAD, [{"reward": 0.6}] * 5 + [{"reward": 0.1}] * 3, "at step 4", "--from 4"),
     Planted(
         "reward collapse",
         WARN,
@@ -198,7 +197,7 @@ PLANTED = [
     Planted("KL", BAD, after(4, kl_update=3.5), "KL is 3.5", "--from 4 --set learner.learning_rate=2e-06`"),
     Planted("entropy collapse", WARN, after(3, entropy=0.15), "to 0.15 from 0.8", "algorithm.entropy (now 0)"),
     Planted("entropy collapse", BAD, after(3, entropy=0.05), "to 0.05 from 0.8", "algorithm.clip_high"),
-    Planted("entropy explosion", WARN, after(3, entropy=2.0), "comes apart", "learner.learning_rate"),
+    Planted("entropy explosion", WARN, after(3, entropy=2.0), "falls apart", "learner.learning_rate"),
     Planted(
         "entropy explosion",
         BAD,
@@ -211,7 +210,7 @@ PLANTED = [
     Planted("value loss", WARN, [{}] * 8 + [{"value_loss": 0.5}] * 3, "0.5", "algorithm.critic.learning_rate"),
     Planted("KL", WARN, after(4, kl=0.7, kl_unmasked=0.7), "KL is 0.7", "go back to step 4"),
     Planted("KL", WARN, [{"kl": 0.7, "kl_unmasked": 0.7}], "KL is 0.7", "lower learner.learning_rate (now 2e-05)"),
-    Planted("KL", BAD, after(4, kl=3.5), "KL is 3.5", "go back to step 4, the last sound one"),
+    Planted("KL", BAD, after(4, kl=3.5), "KL is 3.5", "go back to step 4, the last healthy one"),
     Planted("KL", BAD, [{"kl": 3.5}], "KL is 3.5", "start again"),
     Planted("ratio", WARN, [{"ratio_mean": 1.3}], "1.3, outside 0.8 to 1.2", "learner.max_grad_norm"),
     Planted("ratio", BAD, [{"ratio_mean": 0.4}], "0.4, outside", "learner.learning_rate"),
@@ -225,9 +224,9 @@ PLANTED = [
         "by 0.1 in the ratio",
         "algorithm.kl.coefficient",
     ),
-    Planted("KL coefficient", WARN, [{"kl_coefficient": 0.5}], "0.5 after 0.02", "kl.target", config=KL_STEERED),
+    Planted("KL coefficient", WARN, [{"kl_coefficient": 0.5}], "from 0.02 to 0.5", "kl.target", config=KL_STEERED),
     Planted("KL coefficient", BAD, [{"kl_coefficient": 5.0}], "moving away", "learning_rate", config=KL_STEERED),
-    Planted("KL coefficient", WARN, [{"kl_coefficient": 0.001}], "never gets that far", "lower", config=KL_STEERED),
+    Planted("KL coefficient", WARN, [{"kl_coefficient": 0.001}], "never moves that far", "lower", config=KL_STEERED),
     Planted("clipping", WARN, [{"clipped_fraction": 0.41, "active_fraction": 0.5}], "41%", "algorithm.minibatches"),
     Planted(
         "clipping",
@@ -251,9 +250,7 @@ PLANTED = [
     ),
     Planted("KL cap", WARN, [{"optimiser_steps_over_cap": 1.0}], "1 optimiser steps", "algorithm.kl.reference to sync"),
     Planted("gradient spike", WARN, after(5, grad_norm=8.0), "16 times", "learner.max_grad_norm"),
-    Planted("gradient clipped", WARN, [{"grad_norm": 4.0}] * 10, "from about 4 to 1", "learner.max_grad_norm to 8"),
     Planted("inactive", WARN, [{"active_fraction": 0.4}], "only 40%", "algorithm.refill_rounds"),
-    Planted("idle minibatches", WARN, [{"minibatches_without_signal": 2.0}], "2 of 4", "algorithm.minibatches"),
 ]
 
 
@@ -293,19 +290,19 @@ def test_the_page_on_health_names_every_rule():
     assert set(RULES) <= rows
 
 
-def test_a_healthy_run_gets_one_ok_verdict_a_step():
+def test_a_healthy_run_gets_one_ok_verdict_per_step():
     health = Health(make_config())
     for step in range(60):
         found = health.judge({**HEALTHY, "reward": 0.2 + 0.01 * step})
         assert [verdict.severity for verdict in found] == [Severity.OK]
 
 
-def test_the_most_severe_verdict_stands_first():
+def test_the_most_severe_verdict_comes_first():
     found = Health(make_config()).judge({**HEALTHY, "staleness_mean": 1.5, "kl": 4.0, "clipped_fraction": 0.4})
     assert [(verdict.name, verdict.severity) for verdict in found] == [("KL", BAD), ("stale", WARN), ("clipping", WARN)]
 
 
-def test_few_groups_are_counted_over_several_steps_and_are_no_catastrophe_before():
+def test_few_groups_are_counted_over_several_steps_and_only_warn_until_then():
     health = Health(make_config(training={"tasks_per_step": 2}))
     dead, alive = ({**HEALTHY, **FAILED, "groups": 2.0, "groups_without_variance": n} for n in (2.0, 0.0))
 
@@ -318,22 +315,22 @@ def test_few_groups_are_counted_over_several_steps_and_are_no_catastrophe_before
     assert severities([alive, dead, dead, dead, dead]) == [Severity.OK, Severity.OK, WARN, WARN, BAD]
 
 
-def test_groups_are_not_dead_where_a_value_head_judges_each_episode():
+def test_groups_are_never_dead_with_a_value_head():
     health = Health(make_config(algorithm={"advantages": "gae"}))
     assert health.judge({**HEALTHY, "groups_without_variance": 8.0})[0].severity is Severity.OK
 
 
-def test_an_answer_that_nobody_wants_is_not_missed():
+def test_missing_answers_are_fine_if_they_cost_nothing():
     cut = Planted("unanswered", BAD, [{"stop_turn_limit": 1.0}], "", "", config={"rewards": {"unanswered": 0.0}})
     assert [verdict.severity for verdict in judged(cut)] == [Severity.OK]
 
 
-def test_where_all_tokens_are_stale_nothing_is_known_of_parity():
+def test_parity_is_unknown_if_all_tokens_are_stale():
     stale = {name: value for name, value in HEALTHY.items() if not name.startswith("parity_")}
     assert Health(make_config()).judge({**stale, "staleness_mean": 1.0})[0].severity is Severity.OK
 
 
-def test_entropy_is_compared_with_what_it_was_after_the_warm_start():
+def test_entropy_is_compared_with_its_value_after_the_warm_start():
     health = Health(make_config())
     for weight, entropy in ((1.0, 4.0), (0.7, 3.0), (0.3, 2.0)):
         health.judge({**HEALTHY, "demonstration_weight": weight, "entropy": entropy})
@@ -341,7 +338,7 @@ def test_entropy_is_compared_with_what_it_was_after_the_warm_start():
     assert [[verdict.name for verdict in verdicts] for verdicts in later] == [["healthy"]] * 4 + [["entropy collapse"]]
 
 
-def test_a_collapsed_policy_never_reads_healthy_and_none_of_its_steps_is_one_to_go_back_to():
+def test_a_collapsed_policy_is_never_healthy_and_advice_goes_back_before_it():
     health = Health(make_config())
     for _ in range(6):
         health.judge(HEALTHY)
@@ -354,7 +351,7 @@ def test_a_collapsed_policy_never_reads_healthy_and_none_of_its_steps_is_one_to_
     assert health.state()["healthy_step"] == health.state()["best_reward_step"] == 5
 
 
-def test_weights_are_sound_once_all_episodes_of_a_step_come_from_them_or_newer_ones():
+def test_weights_are_healthy_once_they_or_newer_ones_sampled_a_whole_step():
     health = Health(make_config(training={"max_staleness": 2}, algorithm={"old_logprobs": "recomputed"}))
     for _ in range(6):
         health.judge({**HEALTHY, "staleness_max": 2.0})
@@ -362,14 +359,14 @@ def test_weights_are_sound_once_all_episodes_of_a_step_come_from_them_or_newer_o
     assert health.steps_to_return_to == {4, 5, 6}  # the last two are kept until they are judged
 
 
-def test_only_steps_that_a_checkpoint_has_are_named():
+def test_advice_names_only_steps_with_a_checkpoint():
     health = Health(make_config(training={"checkpoint_every": 5}))
     for _ in range(13):
         health.judge(HEALTHY)
     assert "--from 10 " in health.judge({**HEALTHY, "kl": 5.0})[0].fix
 
 
-def test_a_step_whose_update_was_undone_is_as_sound_as_the_one_before():
+def test_a_step_whose_update_was_undone_is_as_healthy_as_the_one_before():
     health = Health(make_config(algorithm={"kl": {"cap": 0.5}}))
     for _ in range(3):
         health.judge(HEALTHY)
@@ -397,15 +394,16 @@ CAPPED = {"coefficient": 0.02, "cap": 0.5, "reference": "sync"}
         ({**DEAD, **FAILED}, {"tasks": {"order": "curriculum"}}, "tasks.order"),
         ({**DEAD, **MIXED}, {"tasks": {"order": "curriculum"}}, "tasks.order"),
         ({"learnable_share": 0.2}, {"sampling": {"constrain": "calls"}}, "to calls"),
+        ({"calls": 0.0}, {"algorithm": {"warm_start": {"weight": 0.5}}}, "algorithm.warm_start.weight"),
     ],
 )
-def test_no_advice_is_to_set_what_is_set(step, config, said):
+def test_advice_never_names_a_setting_that_is_already_set(step, config, said):
     fixes = [verdict.fix for verdict in Health(make_config(**config)).judge({**HEALTHY, **step})]
     assert fixes
     assert not any(said in fix for fix in fixes)
 
 
-def test_a_bad_step_is_no_step_to_go_back_to():
+def test_advice_never_goes_back_to_a_bad_step():
     health = Health(make_config())
     for change in ({}, {}, {"ratio_mean": 3.0}):
         health.judge({**HEALTHY, **change})
@@ -425,7 +423,7 @@ def test_a_bad_step_is_no_step_to_go_back_to():
     ),
     st.sampled_from([{}, KL_STEERED, {"model": {"dtype": "float32"}}, {"algorithm": {"entropy": 0.1}}]),
 )
-def test_whatever_is_missing_or_no_number_there_are_verdicts_and_no_exception(steps, config):
+def test_missing_or_non_finite_figures_give_verdicts_and_no_exception(steps, config):
     health = Health(make_config(**config))
     for metrics, skipped in steps:
         found = health.judge(metrics, skipped)
@@ -447,7 +445,7 @@ def test_a_figure_that_is_missing_raises_no_alarm(missing):
 REMEMBERED = {
     "critic": "explained_variance",
     "value loss": "value_loss",
-    "gradient clipped": "grad_norm",
+    "gradient spike": "grad_norm",
     "wrong way": "ratio_mean_positive",
     "reward collapse": "reward",
     "invalid calls": "valid_call_rate",
@@ -456,7 +454,7 @@ REMEMBERED = {
 
 
 @pytest.mark.parametrize("rule", REMEMBERED)
-def test_a_rule_is_silent_about_a_step_that_does_not_know_its_figure_whatever_came_before(rule):
+def test_a_rule_is_silent_about_a_step_without_its_figure(rule):
     planted = next(planted for planted in PLANTED if planted.rule == rule)
     health = Health(make_config(**planted.config))
     for change in planted.steps:

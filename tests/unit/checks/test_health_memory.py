@@ -1,4 +1,4 @@
-"""What verdicts remember: it survives a stop, and stays small."""
+"""The memory behind verdicts survives a stop, and stays small."""
 
 # R9, R30
 
@@ -14,7 +14,7 @@ from mcprl.checks.health.view import WINDOW
 
 
 def long_run() -> list[dict[str, float]]:
-    """Sixty steps in which much goes wrong."""
+    """Sixty steps in which many things go wrong."""
     return [
         {
             **HEALTHY,
@@ -30,7 +30,7 @@ def long_run() -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("stop", [1, 9, 33])
-def test_a_run_that_stops_and_goes_on_judges_as_one_that_never_stopped(stop):
+def test_a_resumed_run_is_judged_like_one_that_never_stopped(stop):
     whole, before, beyond = (Health(make_config()) for _ in range(3))
     expected = [whole.judge(metrics) for metrics in long_run()]
     for metrics in long_run()[:stop]:
@@ -41,7 +41,7 @@ def test_a_run_that_stops_and_goes_on_judges_as_one_that_never_stopped(stop):
     assert kept == before.state()
 
 
-def test_what_is_remembered_does_not_grow_with_the_run():
+def test_the_memory_does_not_grow_with_the_run():
     health = Health(make_config())
     for _ in range(10):
         for metrics in long_run():

@@ -172,15 +172,15 @@ def test_a_learner_that_scores_what_was_sampled_is_exact(played, learner, record
     assert report.figures.ratio_mean == pytest.approx(1.0, abs=1e-4)
 
 
-def test_a_sampler_that_leaves_the_temperature_out_is_named(played, learner):
+def test_a_sampler_that_ignores_the_temperature_is_named(played, learner):
     at_1 = played.scores(learner, temperature=1.0)
     report = check(played.recorded_as(at_1), played.scores(learner), scores_at_1=at_1)
     assert report.verdict.severity is Severity.BAD
-    assert "leave the temperature out" in report.verdict.what
+    assert "ignore the temperature" in report.verdict.what
     assert "processed_logprobs" in report.verdict.fix
 
 
-def test_a_sampler_that_leaves_the_temperature_out_is_named_in_bfloat16_too(played, learner, rounded):
+def test_a_sampler_that_ignores_the_temperature_is_named_in_bfloat16_too(played, learner, rounded):
     at_1 = played.scores(learner, temperature=1.0)
     report = check(
         played.recorded_as(at_1),
@@ -188,7 +188,7 @@ def test_a_sampler_that_leaves_the_temperature_out_is_named_in_bfloat16_too(play
         dtype="bfloat16",
         scores_at_1=played.scores(rounded, temperature=1.0),
     )
-    assert "leave the temperature out" in report.verdict.what
+    assert "ignore the temperature" in report.verdict.what
 
 
 def test_a_learner_that_does_not_replay_the_grammar_is_named(played, learner):
@@ -198,14 +198,14 @@ def test_a_learner_that_does_not_replay_the_grammar_is_named(played, learner):
     assert report.verdict.what.startswith("the learner does not replay the grammar")
 
 
-def test_a_sampler_that_leaves_the_grammar_out_is_named(played, learner):
+def test_a_sampler_that_ignores_the_grammar_is_named(played, learner):
     unmasked = played.recorded_as(played.scores(learner, masked=False))
     report = check(unmasked, played.scores(learner))
     assert report.verdict.severity is Severity.BAD
-    assert report.verdict.what.startswith("the sampler's logprobs leave the grammar out")
+    assert report.verdict.what.startswith("the sampler's logprobs ignore the grammar")
 
 
-def test_a_grammar_that_both_leave_out_is_named_though_they_agree(played, learner):
+def test_a_grammar_that_both_ignore_is_named_although_they_agree(played, learner):
     unmasked = played.scores(learner, masked=False)
     report = check(played.recorded_as(unmasked), unmasked)
     assert report.figures.exact
@@ -213,14 +213,14 @@ def test_a_grammar_that_both_leave_out_is_named_though_they_agree(played, learne
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_other_weights_are_more_than_rounding_and_no_fault_of_the_temperature(played, other_weights, dtype):
+def test_different_weights_are_not_taken_for_rounding_or_temperature(played, other_weights, dtype):
     at_1 = played.scores(other_weights, temperature=1.0)
     report = check(played.trajectories, played.scores(other_weights), dtype=dtype, scores_at_1=at_1)
     assert report.verdict.severity is Severity.BAD
-    assert "they hold other weights or see other contexts" in report.verdict.what
+    assert "they have different weights or see different contexts" in report.verdict.what
 
 
-def test_tokens_in_other_places_than_those_sampled_are_a_fault_of_mcprl(played, learner):
+def test_shifted_tokens_are_reported_as_a_fault_of_mcprl(played, learner):
     first, *others = played.trajectories
     moved = replace(first, token_ids=(*first.token_ids[1:], first.token_ids[0]))
     report = check([moved, *others], played.scores(learner))
@@ -230,14 +230,14 @@ def test_tokens_in_other_places_than_those_sampled_are_a_fault_of_mcprl(played, 
     assert "a fault in mcprl" in report.verdict.fix
 
 
-def test_a_token_that_the_trajectory_lost_counts_against_alignment(played, learner):
+def test_a_token_missing_from_the_trajectory_lowers_alignment(played, learner):
     first = played.trajectories[0]
     longer = replace(first.turns[-1], sampled_ids=(*first.turns[-1].sampled_ids, 5))
     report = check([replace(first, turns=(first.turns[0], longer))], played.scores(learner)[:1])
     assert report.alignment == pytest.approx(32 / 33)
 
 
-def test_bfloat16_rounds_as_it_usually_does_and_float32_should_not(played, rounded, record_property):
+def test_rounding_is_usual_in_bfloat16_and_not_in_float32(played, rounded, record_property):
     scores = played.scores(rounded)
     at_1 = played.scores(rounded, temperature=1.0)
     usual = check(played.trajectories, scores, dtype="bfloat16", scores_at_1=at_1)
@@ -250,7 +250,7 @@ def test_bfloat16_rounds_as_it_usually_does_and_float32_should_not(played, round
     assert "as if one of the two rounded to less than float32" in unusual.verdict.what
 
 
-def test_where_training_would_stop_the_verdict_says_so(played, rounded):
+def test_the_verdict_says_if_training_would_stop(played, rounded):
     scores = played.scores(rounded)
     report = check(played.trajectories, scores, dtype="bfloat16", max_error=1e-3)
     assert report.verdict.severity is Severity.BAD
@@ -260,13 +260,13 @@ def test_where_training_would_stop_the_verdict_says_so(played, rounded):
     assert report.verdict.fix.startswith("raise that setting or set model.dtype to float32")
 
 
-def test_a_limit_below_what_is_exact_is_the_one_thing_to_mend(played, learner):
+def test_if_only_the_limit_is_too_strict_the_fix_is_to_raise_it(played, learner):
     report = check(played.trajectories, played.scores(learner), max_error=1e-9)
     assert report.verdict.severity is Severity.BAD
     assert report.verdict.fix == "raise that setting"
 
 
-def test_a_fault_that_would_stop_training_is_mended_and_not_let_through(played, other_weights):
+def test_raising_the_limit_is_never_the_fix_for_a_real_fault(played, other_weights):
     report = check(played.trajectories, played.scores(other_weights), max_error=1e-3)
     assert "training would stop" in report.verdict.what
     assert "max_parity_error" not in report.verdict.fix
@@ -289,7 +289,7 @@ def test_the_worst_tokens_are_named_with_their_place_and_text(played, learner):
 
 
 @pytest.mark.parametrize("broken", [float("nan"), -float("inf")])
-def test_a_logprob_that_is_no_number_is_an_error_with_its_place(played, learner, broken):
+def test_a_logprob_that_is_not_finite_is_an_error_with_its_place(played, learner, broken):
     scores = played.scores(learner)
     place = played.trajectories[1].sampled.index(True)
     scores[1][place] = broken
@@ -319,7 +319,7 @@ def test_figures_are_those_that_an_update_reports(pairs):
         assert got[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
-def test_a_difference_beyond_all_bounds_gives_figures_all_the_same():
+def test_a_huge_difference_still_gives_finite_figures():
     columns = [(1, False, False, 0.0, -1), (2, True, False, -2000.0, 0)]
     report = check([make_trajectory("made", columns)], [[0.0, -1.0]])
     assert report.figures.logprob_max_abs_error == 1999.0

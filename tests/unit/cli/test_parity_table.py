@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mcprl.checks.parity import ParityReport, ScoredToken
-from mcprl.checks.parity_verdict import ParityFigures
+from mcprl.checks.parity import ParityFigures, ParityReport, ScoredToken
 from mcprl.cli.parity import print_parity
 from mcprl.verdicts import Severity, Verdict
 

@@ -113,7 +113,7 @@ def test_losses_that_go_together_with_a_tool_are_named():
     health.note_losses([made_group("a", *kept, lost=lost)])
     [verdict] = health.judge({})
     assert (verdict.name, verdict.severity) == ("caused faults", Severity.WARN)
-    assert verdict.what == "lost turns go together with tool run (8 of 8 turns lost, 0 of 40 without it)"
+    assert verdict.what == "lost turns coincide with tool run (8 of 8 turns lost, 0 of 40 without it)"
 
 
 def test_a_turn_that_caused_a_fault_counts_as_lost():

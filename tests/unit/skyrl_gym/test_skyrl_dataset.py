@@ -57,7 +57,7 @@ def test_the_registered_environment_is_made_by_its_id(recipe, tasks, registry):
     env = skyrl_gym.make("mcprl", env_config={}, extras=extras)
     assert isinstance(env, McpTextEnv)
     assert env.max_turns == 3
-    with pytest.raises(BadValueError, match="registered already"):
+    with pytest.raises(BadValueError, match="already registered"):
         register(recipe, strict=False)
 
 

@@ -34,7 +34,7 @@ def prompt_of(line):
 
 
 @pytest.mark.process
-def test_an_episode_goes_from_its_prompt_over_a_call_to_its_answer(recipe, tasks):
+def test_an_episode_runs_from_prompt_to_call_to_answer(recipe, tasks):
     env = make(recipe, tasks["note"])
     conversation, info = env.init(prompt_of(tasks["note"]))
     assert info == {"task_id": "note"}
@@ -68,7 +68,7 @@ def test_the_recipes_limit_of_turns_ends_an_episode(recipe, tasks):
 
 
 @pytest.mark.process
-def test_a_lost_episode_gives_back_what_its_turns_had_earned_and_tells_why(recipe, tasks):
+def test_a_lost_episode_returns_the_reward_of_its_turns_and_says_why(recipe, tasks):
     env = make(recipe, tasks["crash"])
     env.init(prompt_of(tasks["crash"]))
     earned = env.step(call("note", text="tea"))
@@ -91,7 +91,7 @@ def test_strict_raises_the_fault(recipe, tasks):
 
 
 @pytest.mark.process
-def test_tools_that_cannot_be_leased_cost_the_episode_its_first_turn(recipe, tasks, monkeypatch):
+def test_an_episode_whose_tools_cannot_be_leased_ends_at_its_first_turn(recipe, tasks, monkeypatch):
     env = make(recipe, tasks["greet"])
 
     async def fail():
@@ -119,7 +119,7 @@ def test_a_call_without_an_answer_ends_at_the_episodes_deadline(recipe, tasks):
 
 
 @pytest.mark.process
-def test_a_policy_whose_own_turns_took_the_time_is_scored_and_not_lost(recipe, tasks, monkeypatch):
+def test_an_episode_whose_own_turns_took_too_long_is_scored_and_not_lost(recipe, tasks, monkeypatch):
     env = make(recipe, tasks["note"])
     env.init(prompt_of(tasks["note"]))
     env.step(call("note", text="tea"))
@@ -157,13 +157,11 @@ def test_many_threads_play_at_once(recipe, tasks):
         ({"tools": ["fax"]}, {}, UnknownToolError, "fax"),
         ({"answer": None}, {}, TaskFileError, "nothing is checked"),
         ({}, {"max_turns": 1}, BadValueError, "generator.max_turns is 1"),
-        ({}, {"overrides": ("sampling.constrain=calls",)}, BadValueError, "turns held to a grammar"),
-        ({}, {"overrides": ("episodes.injected_errors=0.1",)}, BadValueError, "failures on purpose"),
+        ({}, {"overrides": ("sampling.constrain=calls",)}, BadValueError, "turns constrained by a grammar"),
+        ({}, {"overrides": ("episodes.injected_errors=0.1",)}, BadValueError, "injected errors"),
     ],
 )
-def test_what_is_wrong_with_recipe_or_row_is_raised_when_the_environment_is_made(
-    recipe, tasks, line, settings, error, said
-):
+def test_faults_of_recipe_or_row_are_raised_when_the_environment_is_made(recipe, tasks, line, settings, error, said):
     with pytest.raises(error, match=said):
         make(recipe, {**tasks["greet"], **line}, **settings)
 

@@ -1,4 +1,4 @@
-"""The suite bfcl-multi-turn: its 800 tasks, what it makes of a configuration, and how it judges what limits ended."""
+"""The suite bfcl-multi-turn: its 800 tasks, its configuration, and how it judges episodes that hit a limit."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ pytest.importorskip("bfcl_eval", reason="needs the wheel: pip install --no-deps 
 from mcprl.config import EpisodesConfig, ModelConfig, RunConfig, SamplingConfig, ServersConfig, TasksConfig
 from mcprl.errors import BadValueError, MissingExtraError
 from mcprl.evaluation.outcomes import named_suite
-from mcprl.records import FinishReason, StopReason, Trajectory, Turn
+from mcprl.records import FinishReason, StopReason, Turn
 from mcprl.tasks.formats import line_of
 from mcprl.tools.arguments import ArgumentCheck
 from mcprl.tools.specs import load_server_specs
 from mcprl_suites.bfcl import make_suite, wheel
 from mcprl_suites.bfcl.server import BEGIN, STATE
 from mcprl_suites.bfcl.simulators import Simulators, all_tools, json_schema, public_state
+from mcprl_suites.bfcl.suite import judge_turns
 from mcprl_suites.bfcl.wheel import entry_of
 
 SUITE = make_suite()
@@ -34,27 +35,6 @@ def make_config(**sections):
         tasks=TasksConfig(train=Path("unused.jsonl")),
         servers=ServersConfig(file=Path("unused.json")),
         **sections,
-    )
-
-
-def ended(task_id, stop, *turns):
-    return Trajectory(
-        task_id=task_id,
-        step=0,
-        member=0,
-        attempt=0,
-        temperature=1.0,
-        token_ids=(),
-        sampled=(),
-        forced=(),
-        fixed=(),
-        logprobs=(),
-        turn_index=(),
-        weights_version=(),
-        turns=turns,
-        stop=stop,
-        reward=0.0,
-        reward_parts={},
     )
 
 
@@ -94,7 +74,7 @@ def test_the_function_that_an_answer_calls_too_early_is_on_offer_from_the_start(
     assert [follow_up.tools for follow_up in task.follow_ups] == [(), (), ("wc", "cat"), ()]
 
 
-def test_a_task_that_no_line_of_a_task_file_can_say_is_not_written_without_half_of_it():
+def test_a_task_that_a_task_file_cannot_express_is_not_written():
     with pytest.raises(ValidationError, match="follow_ups"):
         line_of(TASKS["multi_turn_miss_func_0"])
 
@@ -122,7 +102,7 @@ def test_types_of_python_become_types_of_json():
     }
 
 
-def test_the_configuration_gets_the_server_and_loses_failures_on_purpose():
+def test_the_configuration_gets_the_server_and_loses_injected_errors():
     config = SUITE.adapt(make_config(episodes=EpisodesConfig(injected_errors=0.3, deadline_s=5.0)))
     (spec,) = load_server_specs(config.servers.file, config.servers.settings)
     assert (spec.name, spec.args) == ("bfcl", ("serve", "bfcl"))
@@ -132,7 +112,7 @@ def test_the_configuration_gets_the_server_and_loses_failures_on_purpose():
     assert config.model.path == "nowhere"
 
 
-def test_turns_held_to_a_grammar_are_refused_before_anything_starts():
+def test_turns_constrained_by_a_grammar_are_refused_before_anything_starts():
     with pytest.raises(BadValueError, match="in the middle of an episode"):
         SUITE.adapt(make_config(sampling=SamplingConfig(constrain="calls")))
 
@@ -145,15 +125,15 @@ def test_turns_held_to_a_grammar_are_refused_before_anything_starts():
         (StopReason.TURN_LIMIT, "turn limit"),
     ],
 )
-async def test_what_a_limit_ended_has_failed_and_is_counted(stop, failure):
-    judged = await SUITE.judge(TASKS["multi_turn_base_0"], ended("multi_turn_base_0", stop))
+def test_an_episode_ended_by_a_limit_fails_and_names_it(stop, failure):
+    judged = judge_turns(entry_of("multi_turn_base_0"), stop, ())
     assert (judged.success, judged.failure) == (False, failure)
 
 
-async def test_a_conversation_without_calls_has_failed_for_that():
+def test_a_conversation_without_calls_fails():
     turn = Turn(text="Hm.", sampled_ids=(), finish=FinishReason.STOP, weights_version=0)
-    task = TASKS["multi_turn_base_0"]
-    judged = await SUITE.judge(task, ended(task.id, StopReason.ANSWERED, *[turn] * (1 + len(task.follow_ups))))
+    entry = entry_of("multi_turn_base_0")
+    judged = judge_turns(entry, StopReason.ANSWERED, [turn] * len(entry.messages))
     assert judged.failure == "no call where one is needed"
 
 
@@ -171,7 +151,7 @@ def test_without_the_wheel_the_suite_says_how_to_get_it(monkeypatch):
         make_suite()
 
 
-def test_numbers_that_would_take_hours_are_refused():
+def test_numbers_that_would_take_hours_are_rejected():
     entry = next(e for e in wheel.entries("base").values() if "MathAPI" in e.simulators)
     simulators = Simulators(entry)
     assert simulators.call("power", {"base": 10, "exponent": 10**9}).is_error
@@ -179,14 +159,14 @@ def test_numbers_that_would_take_hours_are_refused():
     assert simulators.call("power", {"base": 2, "exponent": 10}).text == '{"result": 1024}'
 
 
-def test_arguments_that_a_simulator_does_not_expect_are_an_answer_and_no_crash():
+def test_unexpected_arguments_give_an_error_result_and_no_crash():
     simulators = Simulators(entry_of("multi_turn_base_0"))
     for arguments in ({"folder": None}, {"folder": {"a": []}}, {}, {"nonsense": 1}):
         assert simulators.call("cd", arguments).is_error
     assert simulators.call("_load_scenario", {"scenario": {}}).is_error
 
 
-def test_a_state_is_json_without_what_is_private():
+def test_a_state_is_json_without_private_attributes():
     simulators = Simulators(entry_of("multi_turn_base_0"))
     state = simulators.state()
     assert set(state) == {"TwitterAPI", "GorillaFileSystem"}

@@ -1,4 +1,4 @@
-"""The face towards skyrl-gym: mcprl's tools, tasks and rewards inside SkyRL's own trainer.
+"""mcprl's tools, tasks and rewards inside SkyRL's own trainer.
 
     register("recipe.yaml")                        # then `env_class: mcprl` plays with the recipe's servers
     write_dataset(config, Path("train.parquet"))   # its tasks, as SkyRL reads them
@@ -13,10 +13,9 @@ import importlib.util
 from mcprl.errors import MissingExtraError
 
 if importlib.util.find_spec("skyrl_gym") is None:
-    raise MissingExtraError("skyrl-gym is not installed", fix="pip install 'mcprl[skyrl-gym]' where SkyRL is")
+    raise MissingExtraError("skyrl-gym is not installed", fix="pip install 'mcprl[skyrl-gym]' in SkyRL's environment")
 
-from mcprl_skyrl_gym.env import McpTextEnv
-from mcprl_skyrl_gym.registration import register
+from mcprl_skyrl_gym.env import McpTextEnv, register
 from mcprl_skyrl_gym.rows import write_dataset
 from mcprl_skyrl_gym.stages import close_stages
 

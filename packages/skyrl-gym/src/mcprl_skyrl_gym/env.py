@@ -1,8 +1,8 @@
 """`McpTextEnv`: mcprl's tools, tasks and rewards as an environment of skyrl-gym, for SkyRL's own trainer.
 
-SkyRL makes one for each episode, calls it from a pool of threads, and gives up a whole batch where one raises. So a
-fault of the infrastructure ends the episode that it befell, and says so; only what is wrong with the recipe, the
-dataset or what is installed is raised, when the environment is made.
+SkyRL makes one per episode, calls it from a pool of threads, and gives up a whole batch if one raises. So an
+infrastructure fault only ends its episode and is reported in its metadata. Faults of the recipe, the dataset or the
+installation are raised when the environment is made.
 """
 
 from __future__ import annotations
@@ -13,27 +13,49 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
+import skyrl_gym
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 from mcprl.episodes import StepResult, succeeded
 from mcprl.errors import BadValueError, InfrastructureError
 from mcprl.records import StopReason
-from mcprl_skyrl_gym.rows import task_of_extras
-from mcprl_skyrl_gym.stages import StageKey, stage_of
+from mcprl_skyrl_gym.rows import ENV_ID, task_of_extras
+from mcprl_skyrl_gym.stages import StageKey, load_config, stage_of
 
-__all__ = ["McpTextEnv"]
+__all__ = ["McpTextEnv", "register"]
 
 
 _logger = logging.getLogger(__name__)
 
 _FAULT = "infrastructure_fault"
 _FAULT_CODE = "infrastructure_fault_code"
+# By name: skyrl-gym imports it when the first environment is made.
+_ENTRY_POINT = "mcprl_skyrl_gym.env:McpTextEnv"
+
+
+def register(recipe: Path | str, *, overrides: Sequence[str] = (), strict: bool = False) -> None:
+    """Make `env_class: mcprl` play the tasks of a dataset with the servers, rewards and limits of a recipe.
+
+    Call it in the process that generates, once or again with the same values. With `strict`, infrastructure faults are
+    raised, which ends SkyRL's whole batch; otherwise they only end their episode.
+    """
+    key = StageKey(recipe=Path(recipe).resolve(), overrides=tuple(overrides))
+    load_config(key)
+    wanted: dict[str, Any] = {"recipe": str(key.recipe), "overrides": list(key.overrides), "strict": strict}
+    registry = cast("dict[str, Any]", skyrl_gym.registry)
+    if ENV_ID not in registry:
+        skyrl_gym.register(id=ENV_ID, entry_point=_ENTRY_POINT, kwargs=wanted)
+    elif registry[ENV_ID].entry_point != _ENTRY_POINT or registry[ENV_ID].kwargs != wanted:
+        raise BadValueError(
+            f"an environment {ENV_ID!r} is already registered, with {registry[ENV_ID].kwargs}",
+            fix="use one recipe per process",
+        )
 
 
 class McpTextEnv(BaseTextEnv):
     """One episode of one task. `recipe`, `overrides` and `strict` come from `register`, the rest from SkyRL.
 
-    Making the first one of a process starts the tool servers of the recipe; all others share them.
+    The first one of a process starts the recipe's tool servers; all others share them.
     """
 
     def __init__(
@@ -60,21 +82,21 @@ class McpTextEnv(BaseTextEnv):
         self._episode = self._stage.episode(self._task)
         self._fault: InfrastructureError | None = None
         self._stop: StopReason | None = None
-        self._given = 0.0  # what the turns so far were rewarded with
+        self._given = 0.0  # the reward of the turns so far
 
     def init(self, prompt: Sequence[Mapping[str, Any]]) -> tuple[Any, dict[str, Any]]:
-        """Begin: the conversation with the tools in it. `prompt` is the row's, which must be the task's own."""
+        """Start: return the conversation with the tools in it. `prompt`, from the row, must be the task's own."""
         shown = [(message["role"], message["content"]) for message in prompt]
         if shown != [(message["role"], message["content"]) for message in self._task.prompt]:
             raise BadValueError(
-                f"the prompt of a row is another than that of its task {self._task.id}",
+                f"the prompt of a row differs from that of its task {self._task.id}",
                 fix="write the dataset again with mcprl_skyrl_gym.write_dataset",
             )
         try:
-            self._stage.loop.run(self._episode.open())
+            self._stage.portal.call(self._episode.open)
         except InfrastructureError as error:
-            # There is no way to say here that the episode is over: its first turn will say it.
-            self._bear(error)
+            # SkyRL cannot end an episode here: its first turn will.
+            self._note_fault(error)
         return self._conversation, {"task_id": self._task.id}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
@@ -83,9 +105,9 @@ class McpTextEnv(BaseTextEnv):
             return self._lost(self._fault)
         prose, calls = self._stage.wording.read(action)
         try:
-            result = self._stage.loop.run(self._episode.step(action, prose, calls))
+            result = self._stage.portal.call(self._episode.step, action, prose, calls)
         except InfrastructureError as error:
-            self._bear(error)
+            self._note_fault(error)
             return self._lost(error)
         self.turns += 1
         self._stop = result.stop
@@ -93,11 +115,11 @@ class McpTextEnv(BaseTextEnv):
         return self._output(result)
 
     def close(self) -> None:
-        """Give the tools back."""
-        self._stage.loop.run(self._episode.close())
+        """Return the tools."""
+        self._stage.portal.call(self._episode.close)
 
     def get_metrics(self) -> dict[str, Any]:
-        """What the episode came to. One that was lost has nothing but the code of what befell it."""
+        """The episode's figures. A lost one has only the code of its fault."""
         if self._fault is not None:
             return {_FAULT: 1.0, _FAULT_CODE: self._fault.code}
         environment = self._episode.environment
@@ -115,7 +137,7 @@ class McpTextEnv(BaseTextEnv):
 
     @staticmethod
     def aggregate_metrics(metrics: list[dict[str, Any]]) -> dict[str, float]:
-        """Means over the episodes that were played. Those lost are counted, by what befell them, never averaged."""
+        """Means over the episodes that were played. Lost ones are counted by their fault, never averaged."""
         played = [of_episode for of_episode in metrics if not of_episode.get(_FAULT)]
         names = dict.fromkeys(name for of_episode in played for name in of_episode)
         means = {name: fmean(float(one[name]) for one in played if name in one) for name in names if name != _FAULT}
@@ -124,21 +146,21 @@ class McpTextEnv(BaseTextEnv):
         return {**means, _FAULT: len(codes) / max(len(metrics), 1), **lost}
 
     def _require_turns(self, given: object) -> None:
-        """SkyRL's limit is only told to environments. A lower one than the recipe's would be one that nobody keeps."""
+        """SkyRL leaves its limit to environments, and this one keeps the recipe's: a lower one would be ignored."""
         if isinstance(given, int) and given < self.max_turns:
             raise BadValueError(
                 f"generator.max_turns is {given}, but the recipe gives task {self._task.id} {self.max_turns} turns",
                 fix=f"set generator.max_turns to {self.max_turns} or more, or lower episodes.max_turns in the recipe",
             )
 
-    def _bear(self, error: InfrastructureError) -> None:
+    def _note_fault(self, error: InfrastructureError) -> None:
         if self._strict:
             raise error
         _logger.warning("an episode of task %s is lost: %s", self._task.id, error)
         self._fault = error
 
     def _lost(self, error: InfrastructureError) -> BaseTextEnvStepOutput:
-        """The end of a lost episode: what its turns were rewarded with is taken back, so that all of it is worth 0."""
+        """The end of a lost episode: the reward of its turns is taken back, so that it is worth 0."""
         taken_back, self._given = -self._given, 0.0
         metadata = {"task_id": self._task.id, _FAULT: error.code, "reason": error.what}
         return _step_output(reward=taken_back, done=True, metadata=metadata)
@@ -159,7 +181,7 @@ class McpTextEnv(BaseTextEnv):
 def _step_output(
     *, reward: float, done: bool, metadata: dict[str, Any], observations: Sequence[Any] = ()
 ) -> BaseTextEnvStepOutput:
-    # The text of the action stays as it is: SkyRL would tokenise a changed one anew.
+    # The action's text stays unchanged: SkyRL would tokenise a changed one again.
     return cast(
         "BaseTextEnvStepOutput",
         {

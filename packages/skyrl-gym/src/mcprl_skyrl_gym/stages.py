@@ -1,6 +1,6 @@
-"""What all environments of a recipe share in a process: the tool servers, the model's wording, the judge.
+"""What all environments of a recipe share in a process: the tool servers, the model's chat format, the judge.
 
-A stage is opened by the first environment that needs it and stays open until the process ends.
+The first environment that needs a stage opens it; it stays open until the process ends.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from jinja2.exceptions import TemplateError
 
 from mcprl.chat import Chat, load_chat
@@ -40,37 +41,8 @@ __all__ = ["Stage", "StageKey", "Wording", "close_stages", "load_config", "stage
 T = TypeVar("T")
 
 
-class BackgroundLoop:
-    """An event loop that runs until it is closed."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        # A daemon: at the end of a process, Python waits for all other threads before anyone is told to close.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mcprl-tools", daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns, or what it raises. To be called from any thread but the loop's own."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def close(self) -> None:
-        """End the loop. What is still under way there is cancelled."""
-        self.run(_cancel_all_others())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
-
-
-async def _cancel_all_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
 class Held(Generic[T]):
-    """A context that one task enters, holds and leaves, whichever tasks ask for it: time-outs inside need that."""
+    """A context that one task enters and leaves, whichever tasks ask for it: timeouts inside need that."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
         self._context = context
@@ -78,7 +50,7 @@ class Held(Generic[T]):
         self._holder: asyncio.Task[None] | None = None
 
     async def enter(self) -> T:
-        """The context's value, or what entering it raises. Whoever is cancelled here leaves nothing entered."""
+        """The context's value. If the caller is cancelled here, the context is left again."""
         entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._holder = holder = asyncio.create_task(self._hold(entered))
         try:
@@ -92,11 +64,11 @@ class Held(Generic[T]):
         return entered.result()
 
     def let_go(self) -> None:
-        """Leave soon, without anyone waiting for it."""
+        """Leave soon, without waiting for it."""
         self._leaving.set()
 
     async def leave(self) -> None:
-        """Leave, and wait until that is done. A second time does nothing."""
+        """Leave and wait for it. A second call does nothing."""
         self._leaving.set()
         if self._holder is not None:
             holder, self._holder = self._holder, None
@@ -119,20 +91,20 @@ _FIX = "set model.renderer to template, or use a model whose family is one of qw
 
 
 class Wording:
-    """Conversations, results and turns of one model as texts."""
+    """Conversations, tool results and turns of one model as texts."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._stops = [chat.decode([token_id]) for token_id in chat.stop_token_ids]
         self._require_readable()
-        # Texts of tool servers must not close a turn or open another: the template encodes what spells a control token
-        # as that token.
+        # Texts of tool servers must not close a turn or open another: the template encodes text that spells a control
+        # token as that token.
         tags = set(_TAG.findall(self._template(_BASE) or ""))
         self._control_text = ControlText(chat.tokenizer, tags)
         self._results_are_spoken_by_user = self._who_speaks_results()
 
     def conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
-        """The messages, the system's among them, which also says what mcprl's own prompt says about the tools."""
+        """The messages, with a system message that describes the tools as mcprl's own prompt does."""
         wanted = self._chat.decode(self._chat.open(messages, tools))
         has_system = bool(messages) and messages[0]["role"] == "system"
         rest = list(messages[1:] if has_system else messages)
@@ -143,20 +115,20 @@ class Wording:
             if wanted.startswith(self._template(found) or place):
                 return found
         raise BadValueError(
-            f"the tokenizer's chat template cannot be made to write what model.renderer {self._chat.family} writes",
+            f"the tokenizer's chat template cannot write what model.renderer {self._chat.family} writes",
             fix=_FIX,
         )
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """The tokens that mcprl's own trainer would sample the first turn after."""
+        """The prompt of the first turn in tokens, as in mcprl's own trainer."""
         return self._chat.open(messages, tools)
 
     def results(self, observations: Sequence[Observation]) -> list[Message]:
-        """What the calls of a turn gave back, as messages."""
+        """The results of a turn's calls, as messages."""
         return self._as_messages(observations, by_user=self._results_are_spoken_by_user)
 
     def read(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-        """The prose and the calls of a turn. What cannot be read is a call with a problem."""
+        """The prose and the calls of a turn. An unreadable call has a `problem`."""
         for stop in self._stops:
             text = text.removesuffix(stop)
         return read_text(text, self._chat.family, self._chat.thinking)
@@ -169,19 +141,18 @@ class Wording:
         return [_said("user", "\n\n".join(framed))] if framed else []
 
     def _who_speaks_results(self) -> bool:
-        """Whether the user speaks results, by what mcprl's own chat writes after a turn."""
+        """Whether results are messages of the user, judged by what mcprl's own chat writes after a turn."""
         prompt_ids = self._chat.open(_BASE[1:], [_TOOL])
         word_ids = self._chat.tokenizer.encode("Word", add_special_tokens=False)
         shown: list[Message] = [{"role": "tool", "name": seen.tool, "content": seen.text} for seen in _RESULTS]
         wanted = self._chat.decode(self._chat.extend(prompt_ids, word_ids, shown, [_TOOL]))
         for by_user in (False, True):
-            # As SkyRL does it: after a conversation that is always the same, whose own text is then cut off.
+            # As in SkyRL: after a fixed conversation, whose own text is then cut off.
             base, whole = self._template(_BASE), self._template([*_BASE, *self._as_messages(_RESULTS, by_user=by_user)])
             if base and whole and whole.startswith(base) and whole.removeprefix(base).strip() in wanted:
                 return by_user
         raise BadValueError(
-            f"the tokenizer's chat template shows results of tools in another way than model.renderer "
-            f"{self._chat.family} does",
+            f"the tokenizer's chat template shows tool results differently from model.renderer {self._chat.family}",
             fix=_FIX,
         )
 
@@ -193,13 +164,13 @@ class Wording:
             if opening in str(cast("Any", self._chat.tokenizer).decode(ids, skip_special_tokens=True)):
                 return
         raise BadValueError(
-            f"SkyRL hands turns on as text without control tokens, and calls of the family {self._chat.family} are "
+            f"SkyRL passes turns on as text without control tokens, but calls of the family {self._chat.family} are "
             "written with such tokens",
             fix=_FIX,
         )
 
     def _template(self, messages: Sequence[Message]) -> str | None:
-        """What the template makes of messages; None where it refuses their roles."""
+        """The messages as the template renders them; None if it rejects their roles."""
         tokenizer = cast("Any", self._chat.tokenizer)
         try:
             return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=False))
@@ -212,7 +183,7 @@ def _said(role: str, content: str) -> Message:
 
 
 class LiveEpisode:
-    """An episode from the lease of its tools to their return. All of it runs on one event loop."""
+    """An episode, from leasing its tools to returning them, on one event loop."""
 
     def __init__(
         self, task: Task, config: RunConfig, *, leases: Leases, preamble: Sequence[Message], judge: Grader | None
@@ -235,7 +206,7 @@ class LiveEpisode:
         return self._environment
 
     async def open(self) -> None:
-        """Lease the task's tools. They go back on their own when the episode is certainly over."""
+        """Lease the task's tools. They are returned automatically when the episode must be over."""
         self._started = time.monotonic()
         lives_s = longest_life_s(self._config.episodes.deadline_s)
         self._held = Held(lease_for(self._task, self._leases, lives_s=lives_s))
@@ -255,11 +226,11 @@ class LiveEpisode:
         )
 
     async def step(self, text: str, prose: str, calls: tuple[ToolCall, ...]) -> StepResult:
-        """Carry out one turn. Raises an InfrastructureError where the world failed it."""
+        """Carry out one turn. Raises an InfrastructureError if the infrastructure failed."""
         left_s = self._config.episodes.deadline_s - self._age_s()
         if left_s <= 0:
             return await self._end_late()
-        # What was sampled stays with the trainer that sampled it, and so does why a turn ended.
+        # The sampled tokens, and why the turn ended, stay with SkyRL's trainer.
         action = Action(
             text=text, prose=prose, calls=calls, sampled_ids=(), finish=FinishReason.STOP, weights_version=0
         )
@@ -272,14 +243,14 @@ class LiveEpisode:
         return result
 
     async def close(self) -> None:
-        """Give the tools back. A second time does nothing."""
+        """Return the tools. A second call does nothing."""
         if self._end_of_life is not None:
             self._end_of_life.cancel()
         if self._held is not None:
             await self._held.leave()
 
     async def _end_late(self) -> StepResult:
-        """At the deadline, as in mcprl's own loop."""
+        """End at the deadline, as mcprl's own loop does."""
         environment, before = self.environment, self.environment.reward
         deadline_s = self._config.episodes.deadline_s
         await end_at_deadline(environment, played_s=self._played_s, deadline_s=deadline_s, late=self._late())
@@ -292,7 +263,7 @@ class LiveEpisode:
         return EpisodeDeadlineError(
             f"an episode of task {self._task.id} took longer than {deadline_s:g} s, "
             f"{self._age_s() - self._played_s:.3g} s of it waiting for one answer",
-            fix="look at what answers so slowly, a tool server or the trainer's engine; or raise episodes.deadline_s",
+            fix="find out what is so slow, a tool server or the trainer's engine, or raise episodes.deadline_s",
         )
 
     def _age_s(self) -> float:
@@ -301,20 +272,20 @@ class LiveEpisode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageKey:
-    """Which recipe, as a process may have several. StageKey(recipe=Path("/…/recipe.yaml"), overrides=("seed=3",))"""
+    """Names a stage of this process: StageKey(recipe=Path("/…/recipe.yaml"), overrides=("seed=3",))"""
 
     recipe: Path
     overrides: tuple[str, ...] = ()
 
 
 class Stage:
-    """A recipe's tools and wording, open, for any number of episodes at once."""
+    """A recipe's tools and wording, open, for any number of episodes at once. Episodes run in `portal`'s event loop."""
 
     def __init__(
-        self, config: RunConfig, loop: BackgroundLoop, *, toolbox: Toolbox, wording: Wording, judge: Judge | None
+        self, config: RunConfig, portal: BlockingPortal, *, toolbox: Toolbox, wording: Wording, judge: Judge | None
     ) -> None:
         self.config = config
-        self.loop = loop
+        self.portal = portal
         self.toolbox = toolbox
         self.wording = wording
         self._judge = judge
@@ -322,22 +293,22 @@ class Stage:
         self._conversations: dict[str, tuple[Message, ...]] = {}
 
     def conversation(self, task: Task) -> list[Message]:
-        """What the policy sees first. Raises a ConfigurationError where the task cannot be played or scored here."""
+        """The first prompt. Raises a ConfigurationError if the task cannot be played or scored here."""
         key = canonical_json(line_of(task))
         if key not in self._conversations:
             require_scorable([task], self.config.rewards)
             require_tools([task], self.toolbox.catalog)
             require_worlds([task], self.toolbox)
             self._conversations[key] = tuple(self.wording.conversation(*self._opening(task)))
-        # SkyRL appends to the list and keeps the messages.
+        # A copy: SkyRL appends to the list and keeps the messages.
         return [message.copy() for message in self._conversations[key]]
 
     def prompt_ids(self, task: Task) -> tuple[int, ...]:
-        """The same in tokens, as mcprl's own trainer has it."""
+        """The same in tokens, as in mcprl's own trainer."""
         return self.wording.prompt_ids(*self._opening(task))
 
     def episode(self, task: Task) -> LiveEpisode:
-        """An episode that has not begun."""
+        """An episode that is not open yet."""
         return LiveEpisode(task, self.config, leases=self.toolbox, preamble=self._preamble, judge=self._judge)
 
     def _opening(self, task: Task) -> tuple[list[Message], list[dict[str, Any]]]:
@@ -346,87 +317,82 @@ class Stage:
 
 
 def load_config(key: StageKey) -> RunConfig:
-    """The recipe's configuration. Raises a ConfigurationError where it asks for what SkyRL's trainer cannot do."""
+    """The recipe's configuration. Raises a ConfigurationError if it needs something that SkyRL's trainer cannot do."""
     config = load_recipe(key.recipe, key.overrides)
     for holds, what, override in (
-        (config.sampling.constrain != "off", "turns held to a grammar", "sampling.constrain=off"),
-        (config.episodes.injected_errors > 0, "failures on purpose", "episodes.injected_errors=0"),
+        (config.sampling.constrain != "off", "turns constrained by a grammar", "sampling.constrain=off"),
+        (config.episodes.injected_errors > 0, "injected errors", "episodes.injected_errors=0"),
     ):
         if holds:
             raise BadValueError(
-                f"{key.recipe} asks for {what}, which there is not in SkyRL's trainer",
+                f"{key.recipe} asks for {what}, which SkyRL's trainer does not support",
                 fix=f"change the recipe, or give the override {override}",
             )
     return config
 
 
 @asynccontextmanager
-async def _open_stage(config: RunConfig, loop: BackgroundLoop) -> AsyncGenerator[Stage]:
+async def _open_stage(config: RunConfig, portal: BlockingPortal) -> AsyncGenerator[Stage]:
     async with AsyncExitStack() as stack:
         model = config.model
         chat = await asyncio.to_thread(load_chat, model.path, model.renderer, thinking=model.thinking)
-        wording = Wording(chat)
         logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="mcprl-skyrl-gym-"))
+        wording = Wording(chat)
         toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=Path(logs)))
         judge = None
         if config.rewards.judge is not None:
             judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
-        yield Stage(config, loop, toolbox=toolbox, wording=wording, judge=judge)
+        yield Stage(config, portal, toolbox=toolbox, wording=wording, judge=judge)
 
 
 class _Stages:
-    """The stages of this process, and the loop they live on."""
+    """The stages of this process, and the event loop they run in."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loop: BackgroundLoop | None = None
-        self._open: dict[StageKey, tuple[Held[Stage], Stage]] = {}
+        self._exits = ExitStack()
+        self._portal: BlockingPortal | None = None
+        self._open: dict[StageKey, Stage] = {}
         self._closes_at_exit = False
 
     def get(self, key: StageKey) -> Stage:
         with self._lock:
             if key not in self._open:
                 config = load_config(key)
-                loop = self._loop = self._loop or BackgroundLoop()
-                self._close_at_exit()
-                self._open[key] = loop.run(self._enter(config, loop))
-            return self._open[key][1]
+                portal = self._portal = self._portal or self._start_portal()
+                opening = portal.wrap_async_context_manager(_open_stage(config, portal))
+                self._open[key] = self._exits.enter_context(opening)
+            return self._open[key]
 
     def close(self) -> None:
         with self._lock:
-            loop, self._loop = self._loop, None
-            if loop is None:
-                return
-            stages, self._open = self._open, {}
-            for held, _ in stages.values():
-                loop.run(held.leave())
-            loop.close()
+            self._portal = None
+            self._open.clear()
+            self._exits.close()
 
-    @staticmethod
-    async def _enter(config: RunConfig, loop: BackgroundLoop) -> tuple[Held[Stage], Stage]:
-        held = Held(_open_stage(config, loop))
-        return held, await held.enter()
-
-    def _close_at_exit(self) -> None:
+    def _start_portal(self) -> BlockingPortal:
+        portal = self._exits.enter_context(start_blocking_portal(name="mcprl-tools"))
+        self._exits.callback(portal.call, portal.stop, True)  # after the stages: cancels what is still running
         if not self._closes_at_exit:
-            # What `atexit` runs comes too late: no thread can be started any more, and ending a server takes one. This
-            # is how the executors of the standard library end theirs.
+            # `atexit` runs too late: no thread can be started any more, and ending a server takes one. The executors
+            # of the standard library end theirs in this way.
             register: Any = vars(threading)["_register_atexit"]
             register(self.close)
             self._closes_at_exit = True
+        return portal
 
 
 _STAGES = _Stages()
 
 
 def stage_of(key: StageKey) -> Stage:
-    """The stage of a recipe in this process; the first to ask waits until its servers are up.
+    """The stage of a recipe in this process; the first call waits until its servers are up.
 
-    Raises what is wrong with the recipe or its servers; whoever asks again has it opened again.
+    If opening it fails, the error is raised, and the next call tries again.
     """
     return _STAGES.get(key)
 
 
 def close_stages() -> None:
-    """End all tool servers of this process now, and not only when it ends. Episodes under way lose their tools."""
+    """Stop all tool servers of this process now, not only when it ends. Running episodes lose their tools."""
     _STAGES.close()

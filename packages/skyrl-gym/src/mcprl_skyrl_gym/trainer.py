@@ -3,8 +3,8 @@
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=mcprl_skyrl_gym.trainer \\
         mcprl.recipe=recipe.yaml data.train_data="['train.parquet']" generator.max_turns=10 …
 
-What begins with `mcprl.` is ours, all else is SkyRL's own. Before anything is trained, every prompt is rendered as
-SkyRL will render it and compared with what mcprl's own trainer would sample from.
+Arguments that begin with `mcprl.` are ours, all others SkyRL's. Before training, every prompt is rendered as SkyRL
+renders it and compared with the prompt of mcprl's own trainer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mcprl.errors import BadValueError, MissingExtraError
-from mcprl_skyrl_gym.registration import register
+from mcprl_skyrl_gym.env import register
 from mcprl_skyrl_gym.rows import TASK_COLUMN, task_of_extras
 from mcprl_skyrl_gym.stages import Stage, StageKey, close_stages, stage_of
 
@@ -29,7 +29,7 @@ _LOST = "infrastructure_fault"
 
 
 def _module(name: str) -> Any:
-    """Typed as Any: SkyRL is not installed where mcprl is checked."""
+    """Typed as Any: SkyRL is not installed in the environment of the type checker."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -45,7 +45,7 @@ _BASE_GENERATOR: Any = _module("skyrl.train.generators.skyrl_gym_generator").Sky
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the entry point is told besides SkyRL's configuration. Settings(recipe=Path("/…/recipe.yaml"))"""
+    """The entry point's own settings: Settings(recipe=Path("/…/recipe.yaml"))"""
 
     recipe: Path
     overrides: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Settings:
 
 
 class McpGymGenerator(_BASE_GENERATOR):
-    """SkyRL's generator. An episode that the infrastructure failed stays in its batch, but no token of it has loss."""
+    """SkyRL's generator. An episode lost to an infrastructure fault stays in its batch, but without loss."""
 
     def _post_process_agent_loop_output(self, agent_loop_output: Any, _env_extras: Any, _trajectory_id: Any) -> Any:
         outputs: Sequence[Any] = getattr(agent_loop_output, "step_outputs", [agent_loop_output])
@@ -74,7 +74,7 @@ class McpPPOExp(_BASE_EXPERIMENT):
         super().__init__(cfg)  # pyright: ignore[reportUnknownMemberType]
 
     def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Any:
-        """SkyRL's own generator for our environment. The tool servers are up, and the prompts fit, when it is there."""
+        """SkyRL's generator for our environment, after the tool servers are up and the prompts are checked."""
         stage = stage_of(StageKey(recipe=self.settings.recipe, overrides=self.settings.overrides))
         for dataset in (self.train_dataset, self.eval_dataset):
             for written in dataset.dataframe[TASK_COLUMN] if dataset is not None else ():
@@ -89,7 +89,7 @@ class McpPPOExp(_BASE_EXPERIMENT):
 
 
 def require_fit(cfg: Any) -> None:
-    """Stop here where SkyRL's configuration would cut episodes short or rewrite them."""
+    """Raise BadValueError if SkyRL's configuration would cut episodes short or rewrite them."""
     generator = cfg.generator
     for holds, what, fix in (
         (generator.batched, "generator.batched plays one turn only", "generator.batched=false"),
@@ -114,7 +114,7 @@ def require_fit(cfg: Any) -> None:
 
 
 def require_same_prompt(extras: Mapping[str, Any], stage: Stage, generator_cfg: Any, tokenizer: Any) -> None:
-    """Stop here where SkyRL would sample after other tokens than mcprl, or where a prompt leaves no room for a turn."""
+    """Raise BadValueError if SkyRL's prompt differs from mcprl's, or leaves no room for a turn."""
     task = task_of_extras(extras)
     rendered: Sequence[int] = tokenizer.apply_chat_template(
         stage.conversation(task),
@@ -125,22 +125,21 @@ def require_same_prompt(extras: Mapping[str, Any], stage: Stage, generator_cfg: 
     )
     if tuple(rendered) != stage.prompt_ids(task):
         raise BadValueError(
-            f"SkyRL renders the prompt of task {task.id} as other tokens than the recipe's model does",
-            fix="set trainer.policy.model.path to the recipe's model.path, and in generator.chat_template_kwargs "
-            "enable_thinking as model.thinking has it",
+            f"SkyRL renders the prompt of task {task.id} to other tokens than mcprl does",
+            fix="set trainer.policy.model.path to the recipe's model.path, and enable_thinking in "
+            "generator.chat_template_kwargs to its model.thinking",
         )
     limit = generator_cfg.max_input_length
     if limit is not None and len(rendered) > limit:
         # SkyRL's loop fails on an episode without any turn, and the whole batch with it.
         raise BadValueError(
-            f"the prompt of task {task.id} has {len(rendered)} tokens with its tools, generator.max_input_length is "
-            f"{limit}",
+            f"the prompt of task {task.id} has {len(rendered)} tokens, but generator.max_input_length is {limit}",
             fix="raise generator.max_input_length, or offer fewer tools",
         )
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Our settings, and the arguments that are SkyRL's.
+    """Our settings, and SkyRL's arguments.
 
     >>> read_arguments(["mcprl.recipe=/r.yaml", "mcprl.set=seed=3", "trainer.epochs=1"])
     (Settings(recipe=PosixPath('/r.yaml'), overrides=('seed=3',), strict=False), ['trainer.epochs=1'])
@@ -160,18 +159,18 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
                 strict = value == "true"
             case _:
                 raise BadValueError(
-                    f"{argument} is none of mcprl.recipe=FILE, mcprl.set=KEY=VALUE, mcprl.strict=true|false",
+                    f"{argument} is not mcprl.recipe=FILE, mcprl.set=KEY=VALUE or mcprl.strict=true|false",
                     fix="correct it",
                 )
     if len(recipes) != 1:
-        raise BadValueError("there is not just one mcprl.recipe", fix="add mcprl.recipe=FILE once")
+        raise BadValueError(f"mcprl.recipe is given {len(recipes)} times", fix="give mcprl.recipe=FILE once")
     theirs = [argument for argument in arguments if not argument.startswith(_PREFIX)]
-    # Absolute: Ray's workers have working folders of their own.
+    # Absolute: Ray's workers have other working folders.
     return Settings(recipe=Path(recipes[0]).resolve(), overrides=tuple(overrides), strict=strict), theirs
 
 
 def _train(cfg: Any, settings: Settings) -> None:
-    """The whole run, in a worker of Ray."""
+    """The whole run, in a Ray worker."""
     try:
         McpPPOExp(cfg, settings).run()
     finally:
@@ -179,7 +178,7 @@ def _train(cfg: Any, settings: Settings) -> None:
 
 
 def main() -> None:
-    """Train with SkyRL, by the arguments of this process."""
+    """Train with SkyRL, with the arguments of this process."""
     settings, arguments = read_arguments(sys.argv[1:])
     cfg = _MAIN.SkyRLTrainConfig.from_cli_overrides(arguments)
     require_fit(cfg)

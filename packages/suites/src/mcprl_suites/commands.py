@@ -8,5 +8,5 @@ __all__ = ["bfcl"]
 
 
 def bfcl(http: Http = False, port: Port = 8000) -> None:
-    """The simulators of one task of BFCL multi-turn, told which by its first call."""
+    """The simulators of one task of BFCL multi-turn; the first call names the task."""
     serve_by_name("bfcl", http, port)

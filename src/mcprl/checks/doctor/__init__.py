@@ -1,4 +1,4 @@
-"""The doctor: everything that can be known of a recipe before a step is spent, found by name and with its fix."""
+"""The doctor: finds what is wrong with a recipe before a step is spent, and says how to fix it."""
 
 from mcprl.checks.doctor.examination import Check, Examination, Finding, Opened, examine, passed
 

@@ -1,4 +1,4 @@
-"""All checks of an examination, in the order in which they are made: what is cheap comes before what is dear."""
+"""All checks of an examination in order, the cheapest first."""
 
 from __future__ import annotations
 
@@ -13,17 +13,9 @@ from mcprl.checks.doctor.task_checks import check_against_tools, check_leaks, ch
 __all__ = ["CHECKS"]
 
 
-# What would stop a run before its first episode, found by checks before that of the sampler.
-_BEFORE_PLAY = (
-    "installed",
-    "keys",
-    "scoring",
-    "warm start",
-    "pins",
-    "tasks and tools",
-    "worlds",
-    "grammar",
-    "prompt length",
+# Findings that would stop a run before its first episode.
+_BEFORE_PLAY = frozenset(
+    {"installed", "keys", "scoring", "warm start", "pins", "tasks and tools", "worlds", "grammar", "prompt length"}
 )
 
 CHECKS = (
@@ -39,21 +31,27 @@ CHECKS = (
     Check(name="worlds", run=check_worlds, needs=lambda e: (e.tasks, e.catalog)),
     Check(name="leaks", run=check_leaks, needs=lambda e: (e.config, e.tasks)),
     Check(name="model", run=check_model, needs=lambda e: (e.config,)),
-    Check(name="template", run=check_template, needs=lambda e: (e.config, e.model), after=("installed",), dear=True),
-    Check(name="grammar", run=check_grammar, needs=lambda e: (e.config, e.chat, e.catalog), dear=True),
+    Check(
+        name="template",
+        run=check_template,
+        needs=lambda e: (e.config, e.model),
+        after=("installed", "renderer"),
+        loads_model=True,
+    ),
+    Check(name="grammar", run=check_grammar, needs=lambda e: (e.config, e.chat, e.catalog), loads_model=True),
     Check(name="prompt length", run=check_prompts, needs=lambda e: (e.config, e.preamble, e.tasks, e.catalog)),
     Check(
         name="sampler",
         run=check_sampler,
         needs=lambda e: (e.config, e.model, e.chat, e.preamble, e.tasks, e.catalog),
         after=_BEFORE_PLAY,
-        dear=True,
+        loads_model=True,
     ),
-    Check(name="parity", run=check_parity, needs=lambda e: (e.sample,), dear=True),
-    Check(name="episodes", run=check_episodes, needs=lambda e: (e.sample,), dear=True),
+    Check(name="parity", run=check_parity, needs=lambda e: (e.sample,), loads_model=True),
+    Check(name="episodes", run=check_episodes, needs=lambda e: (e.sample,), loads_model=True),
     Check(name="forecast", run=check_forecast, needs=lambda e: (e.config, e.preamble, e.tasks)),
     Check(name="memory", run=check_memory, needs=lambda e: (e.config,)),
     Check(name="disk", run=check_disk, needs=lambda e: (e.config,)),
     Check(name="trackers", run=check_trackers, needs=lambda e: (e.config,)),
 )
-"""What `mcprl doctor` looks at. Each line names what it needs of those before it."""
+"""The checks of `mcprl doctor`. Each line names what it needs from those before it."""

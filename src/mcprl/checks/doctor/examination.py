@@ -1,16 +1,15 @@
-"""The examination of a recipe: what is open of it, and the checks, run one after the other.
+"""The examination of a recipe: what has been opened so far, and the checks, run one after the other.
 
-A check is a small async function that looks at one thing and yields findings. What it opens on the way (the
-configuration, the tools, the chat, trajectories) it puts where later checks find it; a check whose needs are not there
-is shown as skipped, and all others run: one fault does not hide the next.
+A check is a small async function that looks at one thing and yields findings. What it opens (the configuration, the
+tools, the chat, trajectories) it stores for later checks. A check whose needs are missing is skipped and all others
+run, so one fault does not hide the next.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -38,7 +37,6 @@ __all__ = [
     "fine",
     "gpu_memories",
     "hub_folder",
-    "in_words",
     "needed_gpus",
     "passed",
     "skipped",
@@ -50,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check measured. `severity` is None where it could not be made; `fix` is empty where all is well.
+    """The result of a check. `severity` is None if the check was skipped; `fix` is empty if all is well.
 
     Finding(check="server directory", severity=Severity.OK, measured="2 tools; find_person answered in 4 ms")
     Finding(check="tasks and tools", severity=Severity.BAD, code="E-TOOL-003",
@@ -82,7 +80,7 @@ def wrong(check: str, measured: str, fix: str, code: str = "") -> Finding:
 
 
 def wrong_by(check: str, error: McprlError) -> Finding:
-    """What an error says of itself, in the place of what it would have stopped."""
+    """A finding with the words, fix and code of an error."""
     return Finding(check=check, severity=Severity.BAD, measured=error.what, fix=error.fix, code=error.code)
 
 
@@ -96,27 +94,24 @@ _NVIDIA_SMI_S = 10.0
 
 @lru_cache(maxsize=1)
 def gpu_memories() -> tuple[int, ...]:
-    """The bytes of each NVIDIA GPU, by the driver's own tool; none where there is no driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    asked = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    """The bytes of each NVIDIA GPU, as nvidia-smi reports them; empty without a driver that answers."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True)
     except (OSError, subprocess.SubprocessError):
-        return ()  # a driver that does not answer has no GPU to offer
+        return ()
     return tuple(int(line) * _MIB for line in answer.stdout.split() if line.isdigit())
 
 
 def needed_gpus(config: RunConfig) -> int:
-    """The GPUs that a recipe counts on in this machine; a server of the Tinker API has its own."""
+    """The GPUs that a recipe needs in this machine; a server of the Tinker API has its own."""
     if config.engine == "skyrl":
         return 0
     return config.learner.processes if config.learner.processes > 1 else int(config.learner.tuning == "lora_4bit")
 
 
 def hub_folder(name: str) -> Path | None:
-    """The newest snapshot of a hub's model in the local cache; None where there is none."""
+    """The newest snapshot of a hub model in the local cache, if there is one."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
@@ -124,30 +119,11 @@ def hub_folder(name: str) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def in_words(size: float) -> str:
-    """Bytes for a person.
-
-    >>> in_words(1_612_000_000)
-    '1.6 GB'
-    """
-    for unit in ("bytes", "kB", "MB"):
-        if size < 999.5:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
-
-
 T = TypeVar("T")
 
 
 class Opened(Generic[T]):
-    """Something that later checks need, there once an earlier one has put it there.
-
-    config = Opened[RunConfig]("a recipe that loads")
-    config.there    # False
-    config.put(load_recipe(path))
-    config.value.name
-    """
+    """Something that later checks need, put there by an earlier one: Opened[RunConfig]("a recipe that loads")"""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -160,7 +136,7 @@ class Opened(Generic[T]):
     @property
     def value(self) -> T:
         if self._value is None:
-            raise RuntimeError(f"the examination has not come to {self.words} yet")
+            raise RuntimeError(f"the examination has not opened {self.words} yet")
         return self._value
 
     def put(self, value: T) -> None:
@@ -169,11 +145,11 @@ class Opened(Generic[T]):
 
 @dataclass(slots=True, kw_only=True)
 class Examination:
-    """A recipe under examination. `folder` takes logs and weights, and is thrown away by whoever made it.
+    """A recipe under examination. `folder` is for logs and weights; the caller deletes it.
 
-    What is opened is ended with `stack`, at the end; the servers that were opened one by one with `servers_stack`,
-    before a stage starts them together: two of one server may want the same port. `memory_bytes` is what parts of a run
-    were seen to hold, `state_bytes` what a checkpoint will take: both are known only after a model was loaded.
+    `stack` closes what is open at the end. `servers_stack` closes the servers that were started one by one, before a
+    stage starts them together: two copies of a server may want the same port. `memory_bytes` is the measured memory of
+    parts of a run, `state_bytes` the size of a checkpoint: both are known only after a model was loaded.
     """
 
     recipe: Path
@@ -191,8 +167,8 @@ class Examination:
     )
     toolboxes: Opened[dict[str, Toolbox]] = field(default_factory=lambda: Opened("servers that start"))
     catalog: Opened[Catalog] = field(default_factory=lambda: Opened("servers that all start and list their tools"))
-    model: Opened[str] = field(default_factory=lambda: Opened("a whole model on this machine"))
-    chat: Opened[Chat] = field(default_factory=lambda: Opened("a chat template that can be used"))
+    model: Opened[str] = field(default_factory=lambda: Opened("a complete model on this machine"))
+    chat: Opened[Chat] = field(default_factory=lambda: Opened("a chat template that works"))
     sample: Opened[PlayedSample] = field(default_factory=lambda: Opened("episodes that were played"))
     memory_bytes: dict[str, int] = field(default_factory=dict[str, int])
     state_bytes: int | None = None
@@ -203,21 +179,21 @@ class Examination:
 class Check:
     """One thing to look at: Check(name="keys", run=check_keys, needs=lambda e: (e.config,))
 
-    `after` names findings that must not be bad: it would only meet the same fault again. `dear`: it loads a model or
-    its libraries, so --fast leaves it out.
+    `after` names findings that must not be bad, since the check would only hit the same fault again. `loads_model`: it
+    loads a model or its libraries, so --fast skips it.
     """
 
     name: str
     run: Callable[[Examination], AsyncIterator[Finding]]
     needs: Callable[[Examination], tuple[Opened[Any], ...]] = lambda _: ()
-    after: tuple[str, ...] = ()
-    dear: bool = False
+    after: Collection[str] = ()
+    loads_model: bool = False
 
 
 async def examine(
     examination: Examination, checks: Iterable[Check], tell: Callable[[Finding], None] = lambda _: None
 ) -> tuple[Finding, ...]:
-    """Run the checks in their order; `tell` hears of each finding as it is made. Nothing is left open afterwards."""
+    """Run the checks in order and close everything. `tell` gets each finding as it is made."""
     found: list[Finding] = []
 
     def add(finding: Finding) -> None:
@@ -226,13 +202,10 @@ async def examine(
 
     async with examination.stack, examination.servers_stack:
         for check in checks:
+            faults = [other.check for other in found if other.severity is Severity.BAD and other.check in check.after]
             missing = [need.words for need in check.needs(examination) if not need.there]
-            missing += [
-                f"{other.check!r} mended first"
-                for other in found
-                if other.severity is Severity.BAD and other.check in check.after
-            ]
-            if check.dear and examination.fast:
+            missing += [f"{name!r} fixed first" for name in faults]
+            if check.loads_model and examination.fast:
                 add(skipped(check.name, "--fast loads no model"))
             elif missing:
                 add(skipped(check.name, f"needs {missing[0]}"))
@@ -247,5 +220,5 @@ async def examine(
 
 
 def passed(findings: Iterable[Finding]) -> bool:
-    """Whether a run could be started: nothing was found wrong."""
+    """Whether a run could be started: there are no errors."""
     return all(finding.severity is not Severity.BAD for finding in findings)

@@ -1,7 +1,7 @@
 """The model of a recipe before it is loaded: its files, its chat template, the length of prompts, the tools' grammar.
 
-The length of prompts is asked twice: --fast counts the tokens of the texts alone, which no template makes fewer; with
-the model's libraries at hand, prompts are rendered as the run will render them.
+The length of prompts is measured in one of two ways: --fast counts the tokens of the texts alone, which is a lower
+bound; with the model's libraries, prompts are rendered as the run renders them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from mcprl.checks.doctor.examination import Examination, Finding, fine, hub_folder, in_words, warning, wrong
+from rich.filesize import decimal
+
+from mcprl.checks.doctor.examination import Examination, Finding, fine, hub_folder, warning, wrong
+from mcprl.config import ModelConfig, RunConfig
 from mcprl.episodes.environment import tool_specs
 from mcprl.errors import BadValueError
 from mcprl.records import Message, Solution, Task
@@ -29,71 +32,78 @@ __all__ = ["check_grammar", "check_model", "check_prompts", "check_template"]
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _CHARACTERS_PER_TOKEN = 4
-# Prompts that are rendered to know their length: the longest by their characters are among them.
+# Prompts that are rendered to measure their length: those with the most characters.
 _RENDERED = 64
+_AGAIN = "download or copy the whole model again"
+
+Count = Callable[[str], int]
+Length = Callable[[Task], int]
 
 
 async def check_model(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether the folder of the model is there and whole, or the hub's model in this machine's cache."""
-    path = examination.config.value.model.path
-    folder = _folder(path)
+    """Whether the model's files are complete, or in the cache if it is from the hub, and whether its renderer fits."""
+    model = examination.config.value.model
+    for finding in _renderer(model):
+        yield finding
+    is_folder = _is_folder(model.path)
+    folder = Path(model.path) if is_folder else hub_folder(model.path)
     if folder is None:
         yield warning(
             "model",
-            f"this machine: {path} is not in its cache; the recipe may be right, and the hub would be asked at the "
-            "first use",
-            fix=f"fetch it once with `hf download {path}`, then examine the recipe again",
+            f"{model.path} is not in this machine's cache; it would be downloaded from the hub at first use",
+            fix=f"download it with `hf download {model.path}`, then run doctor again",
         )
         return
-    weights = await asyncio.to_thread(_look_at, folder)
+    if not folder.is_dir():
+        raise BadValueError(
+            f"model.path is {folder}, but there is no such folder",
+            fix="correct model.path; scripts/setup builds the models of the shipped recipes",
+        )
+    weights = await asyncio.to_thread(_weight_bytes, folder)
     examination.model.put(str(folder))
-    name = folder.name if _is_folder(path) else path
-    yield fine("model", f"{name}: {in_words(weights)} of weights, and a tokenizer")
+    yield fine("model", f"{folder.name if is_folder else model.path}: {decimal(weights)} of weights, and a tokenizer")
 
 
 def _is_folder(path: str) -> bool:
     return path.startswith((".", "/"))
 
 
-def _folder(path: str) -> Path | None:
-    """Where the model's files are; None where the hub would have to be asked for them."""
-    if not _is_folder(path):
-        return hub_folder(path)
-    folder = Path(path)
-    if not folder.is_dir():
-        raise BadValueError(
-            f"model.path is {path}, and there is no such folder",
-            fix="correct model.path; scripts/setup builds the models of the shipped recipes",
+def _renderer(model: ModelConfig) -> Iterator[Finding]:
+    """A renderer that cannot work, as far as that is known without the libraries that render."""
+    if model.renderer == "auto" and _is_folder(model.path):
+        also = "" if model.thinking is None else "; for chatml and template, also remove model.thinking"
+        yield wrong(
+            "renderer",
+            f"model.renderer is auto, which needs a model's name on the hub, but model.path is the folder {model.path}",
+            fix=f"set model.renderer to the model's family (such as qwen3), to chatml or to template{also}",
+            code=BadValueError.code,
         )
-    return folder
+    elif model.renderer in ("chatml", "template") and model.thinking is not None:
+        what = f"model.thinking is {str(model.thinking).lower()}, but {model.renderer} has no switch for it"
+        yield wrong("renderer", what, fix="remove model.thinking", code=BadValueError.code)
 
 
-def _look_at(folder: Path) -> int:
-    """The bytes of the weights. Raises where something of a model is missing in the folder."""
+def _weight_bytes(folder: Path) -> int:
+    """The bytes of the weights. Raises BadValueError if a part of the model is missing or cut off."""
     try:
         check_files(folder)
     except BadValueError as error:
-        raise BadValueError(error.what, fix="fetch or copy the whole model again") from error
+        raise BadValueError(error.what, fix=_AGAIN) from error
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise BadValueError(
-            f"{folder} holds a model without a tokenizer: none of {', '.join(_TOKENIZERS)} is there",
+            f"{folder} has no tokenizer: none of {', '.join(_TOKENIZERS)} is there",
             fix="copy the tokenizer's files of the same model into the folder",
         )
-    _look_at_tokenizer(folder / "tokenizer.json")
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        written = file.read_bytes().strip()  # not parsed: that takes a second with a large vocabulary
+        if not (written.startswith(b"{") and written.endswith(b"}") and b'"added_tokens"' in written):
+            raise BadValueError(f"{file} is not a tokenizer, or was cut off", fix=_AGAIN)
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _look_at_tokenizer(file: Path) -> None:
-    """Refuse a file that is cut off or something else: the libraries that read it say that in words of their own."""
-    if not file.is_file():
-        return
-    written = file.read_bytes().strip()  # not parsed: that takes a second where the vocabulary is large
-    if not (written.startswith(b"{") and written.endswith(b"}") and b'"added_tokens"' in written):
-        raise BadValueError(f"{file} is no tokenizer, or was cut off", fix="fetch or copy the whole model again")
-
-
 async def check_template(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether a conversation can be continued without changing a token of it, and what a server would render later."""
+    """Whether a conversation that is continued turn by turn has the tokens of one that is rendered as a whole."""
     from mcprl.chat import load_chat
 
     model = examination.config.value.model
@@ -101,19 +111,21 @@ async def check_template(examination: Examination) -> AsyncIterator[Finding]:
     examination.chat.put(chat)
     joined, rendered = _two_ways(chat)
     if joined == rendered:
-        yield fine("template", f"{chat.family}: a conversation that is continued and one rendered anew are the same")
+        yield fine(
+            "template", f"{chat.family}: a conversation has the same tokens whether it is continued or rendered again"
+        )
         return
     yield warning(
         "template",
-        f"{chat.family}: rendered anew, a conversation is not what it was when it was continued turn by turn; training "
-        "is right, since it never renders anew, but a server that does shows the policy other prompts than it knows",
-        fix="serve the trained model through a client that continues conversations token by token, or try "
-        "model.renderer template or chatml",
+        f"{chat.family}: a conversation rendered again has other tokens than one continued turn by turn; training is "
+        "correct, since it never renders again, but a server that does shows the policy unfamiliar prompts",
+        fix="serve the trained model with a client that continues conversations token by token, or try model.renderer "
+        "template or chatml",
     )
 
 
 def _two_ways(chat: Chat) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A conversation continued by the chat's own bridge, and the same rendered as a whole."""
+    """A conversation continued by the chat, and the same rendered as a whole."""
     asked: list[Message] = [{"role": "user", "content": "Where is Ana?"}]
     said: Message = {"role": "assistant", "content": "In which town?"}
     answered: Message = {"role": "user", "content": "In Lima."}
@@ -124,28 +136,22 @@ def _two_ways(chat: Chat) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 async def check_prompts(examination: Examination) -> AsyncIterator[Finding]:
-    """How long prompts are, in tokens, against the longest conversation that the recipe allows."""
-    config, tasks, catalog = examination.config.value, examination.tasks.value.tasks, examination.catalog.value
-    preamble = examination.preamble.value
+    """The length of prompts in tokens, compared with the context that the recipe allows."""
+    config, tasks = examination.config.value, examination.tasks.value.tasks
+    preamble, catalog = examination.preamble.value, examination.catalog.value
     room, turn = config.model.context_tokens, config.sampling.max_tokens
-    if examination.chat.there:
-        chat, exact = examination.chat.value, "rendered as the run will"
-        count = _encoded_length(chat)
-        length = _rendered_length(chat, preamble, catalog)
-    else:
-        count, exact = _counter(examination)
-        length = _least_length(count, preamble, catalog)
+    count, length, how = _measures(examination, preamble, catalog)
     chosen = sorted(tasks, key=_characters, reverse=True)[:_RENDERED]
     lengths = await asyncio.to_thread(lambda: {task.id: length(task) for task in chosen})
     longest = max(lengths, key=lambda task_id: lengths[task_id])
-    figures = f"median {median(lengths.values()):,.0f}, longest {lengths[longest]:,} tokens ({longest}), {exact}"
+    figures = f"median {median(lengths.values()):,.0f}, longest {lengths[longest]:,} tokens ({longest}), {how}"
     too_long = [task_id for task_id, tokens in lengths.items() if tokens >= room]
     if too_long:
         yield wrong(
             "prompt length",
             f"the prompts of {len(too_long)} tasks fill model.context_tokens ({room:,}): {figures}",
-            fix=f"raise model.context_tokens above {lengths[longest] + turn:,}, shorten the preamble, or let tasks "
-            "offer fewer tools",
+            fix=f"raise model.context_tokens above {lengths[longest] + turn:,}, shorten the preamble, or offer fewer "
+            "tools per task",
             code=BadValueError.code,
         )
     elif lengths[longest] + turn > room:
@@ -157,45 +163,54 @@ async def check_prompts(examination: Examination) -> AsyncIterator[Finding]:
     else:
         yield fine("prompt length", f"{figures}; {room - lengths[longest]:,} are left for turns")
     if config.algorithm.warm_start.weight > 0:
-        found = await asyncio.to_thread(_solution_lengths, tasks, length, count, room)
-        if found is not None:
-            yield found
+        for finding in await asyncio.to_thread(list, _solution_lengths(tasks, length, count, config)):
+            yield finding
 
 
-def _solution_lengths(
-    tasks: Sequence[Task], length: Callable[[Task], int], count: Callable[[str], int], room: int
-) -> Finding | None:
-    """A finding if a solution is longer than the context, even without what tools answer."""
-    texts = {task.id: _solution_text(task.solution) for task in tasks if task.solution is not None}
-    chosen = sorted((task for task in tasks if task.id in texts), key=lambda t: _characters(t) + len(texts[t.id]))
-    lengths = {task.id: length(task) + count(texts[task.id]) for task in chosen[-_RENDERED:]}
-    too_long = [task_id for task_id, tokens in lengths.items() if tokens >= room]
-    if not too_long:
-        return None
-    longest = max(lengths, key=lambda task_id: lengths[task_id])
-    return wrong(
-        "warm start",
-        f"the solutions of {len(too_long)} tasks are longer than model.context_tokens ({room:,}): that of {longest} "
-        f"takes at least {lengths[longest]:,} with its prompt, without the answers of tools",
-        fix="raise model.context_tokens, or shorten the solutions",
-        code=BadValueError.code,
-    )
+def _solution_lengths(tasks: Sequence[Task], length: Length, count: Count, config: RunConfig) -> Iterator[Finding]:
+    """Solutions that are longer than a turn or than the context, even without markup and tool results."""
+    turns = {task.id: _solution_turns(task.solution) for task in tasks if task.solution is not None}
+    chosen = [task for task in tasks if task.id in turns]
+    chosen.sort(key=lambda task: _characters(task) + sum(map(len, turns[task.id])))
+    by_turn = {task.id: max(map(count, turns[task.id])) for task in chosen}
+    in_all = {task.id: length(task) + count("\n".join(turns[task.id])) for task in chosen[-_RENDERED:]}
+    for sizes, limit, setting, what in (
+        (by_turn, config.sampling.max_tokens, "sampling.max_tokens", "have a turn longer than"),
+        (in_all, config.model.context_tokens, "model.context_tokens", "with their prompts are longer than"),
+    ):
+        too_long = {
+            task_id: size for task_id, size in sizes.items() if size >= limit
+        }  # the end of turn is a token, too
+        if too_long:
+            longest, size = max(too_long.items(), key=lambda item: item[1])
+            yield wrong(
+                "warm start",
+                f"{len(too_long)} solutions {what} {setting} ({limit:,}): that of {longest} needs over {size:,} tokens",
+                fix=f"raise {setting}, or shorten the solutions",
+                code=BadValueError.code,
+            )
 
 
-def _solution_text(solution: Solution) -> str:
-    calls = (f"{call.name} {json.dumps(dict(call.arguments), default=str)}" for call in solution.calls)
-    return "\n".join((*calls, solution.answer))
+def _solution_turns(solution: Solution) -> list[str]:
+    """The least that the policy writes in each turn: a call's name and arguments, or the answer."""
+    calls = [f"{call.name} {json.dumps(dict(call.arguments), default=str)}" for call in solution.calls]
+    return [*calls, solution.answer]
 
 
-def _encoded_length(chat: Chat) -> Callable[[str], int]:
-    return lambda text: len(chat.tokenizer.encode(text, add_special_tokens=False))
+def _measures(examination: Examination, preamble: Sequence[Message], catalog: Catalog) -> tuple[Count, Length, str]:
+    """Functions that count the tokens of a text and of a task's prompt, and how they do it in words."""
+    if examination.chat.there:
+        chat = examination.chat.value
+        return (
+            lambda text: len(chat.tokenizer.encode(text, add_special_tokens=False)),
+            lambda task: len(chat.open([*preamble, *task.prompt], tool_specs(_offered(task, catalog)))),
+            "rendered as in the run",
+        )
+    count, how = _counter(examination)
+    return count, _least_length(count, preamble, catalog), how
 
 
-def _rendered_length(chat: Chat, preamble: Sequence[Message], catalog: Catalog) -> Callable[[Task], int]:
-    return lambda task: len(chat.open([*preamble, *task.prompt], tool_specs(_offered(task, catalog))))
-
-
-def _least_length(count: Callable[[str], int], preamble: Sequence[Message], catalog: Catalog) -> Callable[[Task], int]:
+def _least_length(count: Count, preamble: Sequence[Message], catalog: Catalog) -> Length:
     before = sum(count(_text(message)) for message in preamble)
     tools = {tool.name: count(json.dumps(list(tool_specs([tool])))) for tool in catalog}
 
@@ -211,8 +226,8 @@ def _offered(task: Task, catalog: Catalog) -> list[Tool]:
     return [catalog[name] for name in names if name in catalog]
 
 
-def _counter(examination: Examination) -> tuple[Callable[[str], int], str]:
-    """What counts the tokens of a text: the model's own tokenizer where its file is there, else a rule of thumb."""
+def _counter(examination: Examination) -> tuple[Count, str]:
+    """A function that counts the tokens of a text: by the model's own tokenizer, else by a rule of thumb."""
     if examination.model.there:
         file = Path(examination.model.value) / "tokenizer.json"
         if file.is_file() and importlib.util.find_spec("tokenizers") is not None:
@@ -220,11 +235,11 @@ def _counter(examination: Examination) -> tuple[Callable[[str], int], str]:
 
             tokenizer = Tokenizer.from_file(str(file))
             return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids), "by their texts alone"
-    return lambda text: len(text) // _CHARACTERS_PER_TOKEN, f"at {_CHARACTERS_PER_TOKEN} characters a token"
+    return lambda text: len(text) // _CHARACTERS_PER_TOKEN, f"at {_CHARACTERS_PER_TOKEN} characters per token"
 
 
 def _text(message: Message) -> str:
-    """What every template shows of a message: its content, and names and arguments of its calls."""
+    """The parts of a message that every template shows: its content, and names and arguments of its calls."""
     calls = [call.get("function", call) for call in message.get("tool_calls", [])]
     return message["content"] + "".join(f"{call.get('name')} {json.dumps(call.get('arguments'))}" for call in calls)
 
@@ -234,7 +249,7 @@ def _characters(task: Task) -> int:
 
 
 async def check_grammar(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether the schemas of the tools on offer compile to a grammar, where calls are to be held to one."""
+    """Whether the schemas of the tools compile to a grammar, if the recipe constrains calls."""
     config, catalog = examination.config.value, examination.catalog.value
     if config.sampling.constrain == "off":
         yield fine("grammar", "none: sampling.constrain is off")
@@ -247,4 +262,6 @@ async def check_grammar(examination: Examination) -> AsyncIterator[Finding]:
     turn_grammars = TurnGrammars(examination.chat.value, grammars, config.sampling)
     tasks = examination.tasks.value.tasks if examination.tasks.there else ()
     await asyncio.to_thread(require_grammar, tasks, catalog, turn_grammars)
-    yield fine("grammar", f"the schemas of {len(catalog)} tools compile; turns are held to {config.sampling.constrain}")
+    yield fine(
+        "grammar", f"the schemas of {len(catalog)} tools compile; sampling.constrain is {config.sampling.constrain}"
+    )

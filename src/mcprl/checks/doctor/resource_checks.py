@@ -1,4 +1,4 @@
-"""What a run will take of the machine, and who is told of it: time and money, memory, disk, trackers."""
+"""What a run takes (time and money, memory, disk), and whether its trackers can be reached."""
 
 from __future__ import annotations
 
@@ -11,17 +11,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import psutil
+from rich.filesize import decimal
 
-from mcprl.checks.doctor.examination import (
-    Examination,
-    Finding,
-    fine,
-    gpu_memories,
-    in_words,
-    needed_gpus,
-    warning,
-    wrong,
-)
+from mcprl.checks.doctor.examination import Examination, Finding, fine, gpu_memories, needed_gpus, warning, wrong
 from mcprl.checks.health import Health
 from mcprl.checks.plan import Figure, make_plan, model_size
 from mcprl.config import RunConfig
@@ -38,19 +30,11 @@ _WANDB_CLOUD: Final = "https://api.wandb.ai"
 
 async def check_forecast(examination: Examination) -> AsyncIterator[Finding]:
     """Time, tokens, calls and money of the whole run: from the sample if one was played, else from the limits."""
-    config = examination.config.value
-    known = _known(examination)
-    plan = make_plan(
-        config,
-        examination.tasks.value.tasks,
-        examination.preamble.value,
-        gpus=len(gpu_memories()),
-        known=known,
-    )
+    config, gpus, known = examination.config.value, len(gpu_memories()), _known(examination)
+    plan = make_plan(config, examination.tasks.value.tasks, examination.preamble.value, gpus=gpus, known=known)
     run = plan.run
-    lacking = needed_gpus(config) > len(gpu_memories())
-    time = "not known without the GPUs it counts on" if lacking else f"about {_duration(run.seconds)}"
-    basis = "as in the episodes played" if known else "at most, by the recipe's limits; `mcprl plan` has the details"
+    time = "unknown without the GPUs it needs" if needed_gpus(config) > gpus else f"about {_duration(run.seconds)}"
+    basis = "based on the sample" if known else "at most, by the recipe's limits; `mcprl plan` has the details"
     yield fine(
         "forecast",
         f"time {time}; {run.episodes:,.0f} episodes, {_count(run.sampled_tokens)} sampled tokens, "
@@ -63,7 +47,7 @@ async def check_forecast(examination: Examination) -> AsyncIterator[Finding]:
 def _known(examination: Examination) -> dict[str, Figure]:
     if not examination.sample.there:
         return {}
-    sample, source = examination.sample.value, "the examination's own episodes"
+    sample, source = examination.sample.value, "the episodes that doctor played"
     trajectories = sample.trajectories
     turns = sum(len(t.turns) for t in trajectories)
     sampled = sum(sum(t.sampled) for t in trajectories)
@@ -81,6 +65,10 @@ def _known(examination: Examination) -> dict[str, Figure]:
     return {name: Figure(value=value, source=source) for name, value in figures.items()}
 
 
+def _bytes(size: float) -> str:
+    return decimal(round(size))
+
+
 def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -92,63 +80,55 @@ def _count(number: float) -> str:
 
 
 async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
-    """What the run will hold against what the machine has: by the model's size, and as seen where it was loaded."""
+    """The memory that the run needs, by the model's size or as measured, compared with what the machine has."""
     config = examination.config.value
     if config.engine == "skyrl" and config.skyrl.url is not None:
-        yield fine("memory", f"not this machine's: the model is held by the server at {config.skyrl.url}")
+        yield fine("memory", f"not needed here: the model is on the server at {config.skyrl.url}")
         return
     gpus = gpu_memories()
     size = model_size(_model_folder(examination))
     needs = size.memory_bytes(config, on_gpu=bool(gpus))
     if needs is None:
-        yield fine("memory", f"not known: the size of {config.model.path} is not")
+        yield fine("memory", f"unknown, since the size of {config.model.path} is unknown")
     elif gpus:
         yield _gpu_memory(config, needs, gpus)
     elif config.learner.processes > 1:
-        share = needs["learner"] / config.learner.processes
-        yield warning(
-            "memory",
-            f"this machine has no GPU; on one that has, the learner holds about {in_words(share)} of each of "
-            f"{config.learner.processes}, and vLLM {config.sampling.vllm.memory_fraction:.0%} of the first",
-            fix=f"run it on a machine with {config.learner.processes} GPUs",
-        )
+        share = _bytes(needs["learner"] / config.learner.processes)
+        yield fine("memory", f"not compared, since there is no GPU here; the learner takes about {share} per GPU")
     else:
         yield _main_memory(needs, examination.memory_bytes)
 
 
 def _main_memory(needs: Mapping[str, float], seen: Mapping[str, int]) -> Finding:
     machine = psutil.virtual_memory()
-    measured = sum(seen.values())
-    needed = max(sum(needs.values()), measured)
+    needed = max(sum(needs.values()), sum(seen.values()))
     basis = (
-        f"{in_words(seen['sampler'])} with the sampler and {in_words(seen['learner'])} with the learner were seen"
+        f"measured: sampler {_bytes(seen['sampler'])}, learner {_bytes(seen['learner'])}"
         if "sampler" in seen and "learner" in seen
-        else "weights, moments and cache; activations come on top"
+        else "weights, moments and cache, without activations"
     )
-    figures = f"about {in_words(needed)} needed ({basis}), {in_words(machine.total)} here"
-    ways = "take a smaller model, lower sampling.vllm.cpu_cache_gib, or set learner.tuning to lora"
+    figures = f"about {_bytes(needed)} needed ({basis}), {_bytes(machine.total)} here"
     if needed > machine.total:
-        return wrong("memory", figures, fix=ways)
+        fix = "use a smaller model, lower sampling.vllm.cpu_cache_gib, or set learner.tuning to lora"
+        return wrong("memory", figures, fix)
     if needed > machine.available:
-        return warning("memory", f"{figures}, but only {in_words(machine.available)} are free now", fix="end others")
-    return fine("memory", f"{figures}, {in_words(machine.available)} free")
+        what = f"{figures}, but only {_bytes(machine.available)} free now"
+        return warning("memory", what, fix="stop other programs")
+    return fine("memory", f"{figures}, {_bytes(machine.available)} free")
 
 
 def _gpu_memory(config: RunConfig, needs: Mapping[str, float], gpus: tuple[int, ...]) -> Finding:
     fraction = config.sampling.vllm.memory_fraction if config.engine == "vllm" else 0.0
     share, room = needs["learner"] / config.learner.processes, gpus[0] * (1 - fraction)
-    figures = f"the learner holds about {in_words(share)} of a GPU, {in_words(room)} of the first are left beside vLLM"
+    figures = f"the learner takes about {_bytes(share)} per GPU; vLLM leaves {_bytes(room)} of the first"
     if share > room:
-        return wrong(
-            "memory",
-            figures,
-            fix="lower sampling.vllm.memory_fraction, raise learner.processes, or set learner.tuning to lora",
-        )
+        fix = "lower sampling.vllm.memory_fraction, raise learner.processes, or set learner.tuning to lora"
+        return wrong("memory", figures, fix)
     return fine("memory", figures)
 
 
 async def check_disk(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether runs can be written where the recipe wants them, and their checkpoints fit."""
+    """Whether runs can be written to training.outputs, and their checkpoints fit."""
     config = examination.config.value
     outputs = config.training.outputs.absolute()
     place = next(folder for folder in (outputs, *outputs.parents) if folder.exists())
@@ -157,19 +137,17 @@ async def check_disk(examination: Examination) -> AsyncIterator[Finding]:
             pass
     except OSError as error:
         raise StorageError(
-            f"training.outputs is {config.training.outputs}, and nothing can be written to {place}: {error.strerror}",
+            f"training.outputs is {config.training.outputs}, but {place} is not writable: {error.strerror}",
             fix="set training.outputs to a folder that you may write to",
         ) from error
-    size = model_size(_model_folder(examination))
-    estimated = size.checkpoint_bytes(config)
-    exact = examination.state_bytes
+    estimated = model_size(_model_folder(examination)).checkpoint_bytes(config)
+    size = examination.state_bytes if examination.state_bytes is not None else estimated
     free = shutil.disk_usage(place).free
-    if exact is None and estimated is None:
-        yield fine("disk", f"{in_words(free)} are free; what a checkpoint takes is not known without the model")
+    if size is None:
+        yield fine("disk", f"{_bytes(free)} free; the size of a checkpoint is unknown without the model")
         return
-    kept = config.training.keep_checkpoints + Health.most_kept(config)
-    line = forecast(exact if exact is not None else int(estimated or 0), kept, free)
-    yield fine("disk", line if exact is not None else f"about: {line}")
+    line = forecast(int(size), config.training.keep_checkpoints + Health.most_kept(config), free)
+    yield fine("disk", line if examination.state_bytes is not None else f"about: {line}")
 
 
 def _model_folder(examination: Examination) -> str:
@@ -177,43 +155,33 @@ def _model_folder(examination: Examination) -> str:
 
 
 async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether the trackers that the recipe names can be reached. One that is down stops no run, so this only warns."""
+    """Whether the recipe's trackers can be reached. A run continues without them, so this only warns."""
     config = examination.config.value
     tracking, keys = config.tracking, load_keys(config.servers.env_file)
-    named: list[str] = []
+    wandb_mode = keys.get("WANDB_MODE") or "online"
+    named = [f"wandb ({wandb_mode})" if name == "wandb" else name for name in tracking.named]
     addresses: dict[str, str] = {}
-    if tracking.tensorboard:
-        named.append("tensorboard")
-    if tracking.wandb is not None:
-        mode = keys.get("WANDB_MODE") or "online"
-        named.append(f"wandb ({mode})")
-        if mode == "online":
-            addresses["tracking.wandb"] = keys.get("WANDB_BASE_URL") or _WANDB_CLOUD
+    if tracking.wandb is not None and wandb_mode == "online":
+        addresses["tracking.wandb"] = keys.get("WANDB_BASE_URL") or _WANDB_CLOUD
     if tracking.weave is not None:
-        named.append("weave")
         addresses["tracking.weave"] = keys.get("WANDB_BASE_URL") or _WANDB_CLOUD
     if tracking.opentelemetry is not None:
-        named.append("opentelemetry")
         addresses["tracking.opentelemetry"] = tracking.opentelemetry.endpoint
     down = [setting for setting, address in addresses.items() if not await _answers(address)]
     for setting in down:
         yield warning(
             "trackers",
-            f"{setting}: nobody answers at {addresses[setting]}; the run would go on without",
-            fix="start it, correct its address, or leave it out (W&B with WANDB_MODE=offline sends later)",
+            f"{setting}: no answer at {addresses[setting]}; the run would continue without it",
+            fix="start it, correct its address, or remove it (W&B with WANDB_MODE=offline uploads later)",
         )
-    if "tracking.wandb" in addresses and not _has_wandb_key(keys):
-        yield warning("trackers", "tracking.wandb is online, and there is no key for it", fix="run `wandb login`")
+    if "tracking.wandb" in addresses and not keys.get("WANDB_API_KEY") and not (Path.home() / ".netrc").is_file():
+        yield warning("trackers", "tracking.wandb is online, but there is no key for it", fix="run `wandb login`")
     if not down:
-        yield fine("trackers", ", ".join(named) if named else "none is named; the run's own folder has everything")
-
-
-def _has_wandb_key(keys: Mapping[str, str]) -> bool:
-    return bool(keys.get("WANDB_API_KEY")) or (Path.home() / ".netrc").is_file()
+        yield fine("trackers", ", ".join(named) if named else "none; the run's own folder has everything")
 
 
 async def _answers(address: str) -> bool:
-    """Whether somebody listens at an address; no word is said to them."""
+    """Whether something listens at an address; nothing is sent."""
     parts = urlsplit(address)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:

@@ -6,17 +6,15 @@ Each server is opened by itself, so that one that fails does not hide the others
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx2
 
 from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
-from mcprl.config import ServersConfig
 from mcprl.errors import (
     EmptyCatalogError,
     McprlError,
@@ -28,34 +26,25 @@ from mcprl.errors import (
 )
 from mcprl.records import Task, ToolCall
 from mcprl.tools import Catalog, ServerSpec, Tool, Toolbox, load_server_specs, open_toolbox
-from mcprl.tools.keys import Expansion, load_keys
+from mcprl.tools.keys import load_keys
 from mcprl.tools.pins import compare_tools, read_pins
 from mcprl.tools.specs import PORT
 
 __all__ = ["check_calls", "check_keys", "check_pins", "check_servers", "harmless_call"]
 
 
-# Shown of a text that a server wrote.
+# Characters shown of a server's text.
 _SHOWN = 160
 _ASK_S = 5.0
-# What opens a session: the first request of a client that has no key.
-_HELLO = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": {"name": "mcprl doctor", "version": "1"},
-    },
-}
+# The first request of a session, as a client without a key sends it.
+_CLIENT = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "mcprl doctor", "version": "1"}}
+_HELLO = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT}
 
 
 async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
-    """Every key that a server or the judge needs, by its name alone; none that nobody needs."""
+    """Whether every key that a server or the judge needs is set."""
     config = examination.config.value
-    servers = config.servers
-    named: list[str] = []
+    servers, judge = config.servers, config.rewards.judge
     if servers.cassette_mode == "replay":
         examination.specs.put(())
     else:
@@ -65,29 +54,15 @@ async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
         except ServerFileError as error:
             yield wrong_by("server file", error)
             return
-        named += _keys_used(servers)
-    judge = config.rewards.judge
-    if judge is not None and judge.key_env is not None:
-        if not load_keys(servers.env_file).get(judge.key_env, "").strip():
-            raise MissingKeyError(
-                f"the judge needs a key, and {judge.key_env} is not set",
-                fix=f"set {judge.key_env}, or correct rewards.judge.key_env",
-            )
-        named.append(judge.key_env)
-    yield fine("keys", f"set: {', '.join(dict.fromkeys(named))}" if named else "no server needs one")
-
-
-def _keys_used(servers: ServersConfig) -> Iterator[str]:
-    assert servers.file is not None
-    entries = cast("dict[str, dict[str, Any]]", json.loads(servers.file.read_text(encoding="utf-8"))["mcpServers"])
-    keys = load_keys(servers.env_file)
-    for entry in entries.values():
-        if not entry.get("disabled", False):
-            yield from Expansion(entry, keys).used
+    key = judge.key_env if judge is not None else None
+    if key is not None and not load_keys(servers.env_file).get(key, "").strip():
+        what = f"the judge needs a key, but {key} is not set"
+        raise MissingKeyError(what, fix=f"set {key}, or correct rewards.judge.key_env")
+    yield fine("keys", "every key that the servers and the judge need is set")
 
 
 async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
-    """Start every server of the recipe by itself and list its tools; then all their tools as one catalog."""
+    """Start every server by itself and list its tools; then put all their tools into one catalog."""
     servers = examination.config.value.servers
     if servers.cassette_mode == "replay":
         opening = open_toolbox(servers.model_copy(update={"pins": None}), log_dir=examination.folder / "logs")
@@ -97,32 +72,28 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
         yield fine("servers", f"none is started: {len(toolbox.catalog)} tools are replayed from {servers.cassette}")
         return
     assert servers.file is not None
-    specs = [_once(spec) for spec in examination.specs.value]
-    openings = await asyncio.gather(*(_open(examination, spec) for spec in specs))
+    once = {"replicas": 1}  # an examination needs one process of each
+    specs = [replace(spec, settings=spec.settings.model_copy(update=once)) for spec in examination.specs.value]
+    with _Dropped() as dropped:
+        openings = await asyncio.gather(*(_open(examination, spec) for spec in specs))
     opened = {spec.name: box for spec, (box, _, _) in zip(specs, openings, strict=True) if box is not None}
     examination.toolboxes.put(opened)
     for spec, (box, error, seconds) in zip(specs, openings, strict=True):
         name = f"server {spec.name}"
         if box is not None:
-            listed = f"{len(box.catalog)} tools" if len(box.catalog) != 1 else "1 tool"
-            yield fine(name, f"started in {seconds:.1f} s, lists {listed}")
-            if spec.url is not None and PORT not in spec.url and await _answers_anyone(spec.url):
-                yield _open_to_all(name, spec.url)
-            unenforced = [(tool.name, what) for tool in box.catalog for what in box.catalog.check(tool.name).unenforced]
-            if unenforced:
-                yield _unenforced(name, unenforced)
+            async for finding in _started(name, spec, box, seconds, dropped.lines):
+                yield finding
         elif isinstance(error, EmptyCatalogError):
             yield warning(
                 name,
                 "started, but offers no tool",
-                fix=f"see that it is set up to offer tools, check servers.settings.{spec.name}.allow and deny, or "
-                "disable it",
+                fix=f"configure it to offer tools, check servers.settings.{spec.name}.allow and deny, or disable it",
             )
         elif isinstance(error, ServerStartError):
-            # Its own fix names a log, which goes with the examination; what stands there is in its words.
+            # The error's own fix names a log that is deleted with the examination; its words quote that log.
             fix = (
-                f"run its command by hand and correct its entry in {servers.file.name}; "
-                f"servers.settings.{spec.name}.start_deadline_s says how long it may take"
+                f"run its command by hand and correct its entry in {servers.file.name}; if it only needs more time, "
+                f"raise servers.settings.{spec.name}.start_deadline_s"
             )
             yield wrong(name, error.what, fix, error.code)
         elif error is not None:
@@ -137,14 +108,56 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
         yield wrong_by("catalog", error)
 
 
-def _unenforced(name: str, found: Sequence[tuple[str, str]]) -> Finding:
-    tool, what = found[0]
-    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    return warning(
-        name,
-        f"{_short(what)} of {tool}{more} is not enforced here, since it cannot be checked in linear time",
-        fix="nothing, if the server checks its arguments itself; else leave the tool out with deny",
-    )
+class _Dropped(logging.Handler):
+    """The lines that servers wrote to stdout and that are not MCP messages, as the transport logs them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        self._logger = logging.getLogger("mcprl.tools.transports.stdio")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> _Dropped:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+
+
+async def _started(
+    name: str, spec: ServerSpec, box: Toolbox, seconds: float, dropped: Sequence[str]
+) -> AsyncIterator[Finding]:
+    """The findings about a server that is up."""
+    count = len(box.catalog)
+    yield fine(name, f"started in {seconds:.1f} s, lists {count} tool{'s' if count != 1 else ''}")
+    if noise := [line for line in dropped if line.startswith(f"{spec.name}.log: ")]:
+        yield warning(
+            name,
+            f"writes to stdout, which is for MCP messages only: {_short(noise[0].partition(': ')[2])}",
+            fix="print and log to stderr in the server",
+        )
+    if spec.url is not None and PORT not in spec.url and await _answers_anyone(spec.url):
+        host, port = urlsplit(spec.url).hostname, urlsplit(spec.url).port
+        local = host in ("127.0.0.1", "::1", "localhost")
+        who = "every user of this machine" if local else "anyone who reaches it"
+        yield warning(
+            name,
+            f"{host}:{port} answers without a key, so {who} can call its tools",
+            fix="make it require a key and send that in 'headers' (mcprl's own servers do if MCPRL_SERVER_TOKEN is "
+            "set), or start it with 'command'",
+        )
+    unenforced = [(tool.name, what) for tool in box.catalog for what in box.catalog.check(tool.name).unenforced]
+    if unenforced:
+        tool, what = unenforced[0]
+        more = f", and {len(unenforced) - 1} more" if len(unenforced) > 1 else ""
+        yield warning(
+            name,
+            f"{_short(what)} of {tool}{more} is not enforced here, since it cannot be checked in linear time",
+            fix="nothing, if the server checks its arguments itself; otherwise exclude the tool with deny",
+        )
 
 
 async def _answers_anyone(url: str) -> bool:
@@ -155,23 +168,6 @@ async def _answers_anyone(url: str) -> bool:
     except httpx2.HTTPError:
         return False
     return answer.is_success
-
-
-def _open_to_all(name: str, url: str) -> Finding:
-    host, port = urlsplit(url).hostname, urlsplit(url).port
-    is_local = host in ("127.0.0.1", "::1", "localhost")
-    return warning(
-        name,
-        f"{host}:{port} answers without a key, so {'every user of this machine' if is_local else 'whoever reaches it'} "
-        "can call its tools",
-        fix="let it ask for a key and send that in 'headers' (a server of mcprl does if MCPRL_SERVER_TOKEN is set), or "
-        "start it with 'command'",
-    )
-
-
-def _once(spec: ServerSpec) -> ServerSpec:
-    """The server in one process: looking at it needs no replicas."""
-    return replace(spec, settings=spec.settings.model_copy(update={"replicas": 1}))
 
 
 async def _open(examination: Examination, spec: ServerSpec) -> tuple[Toolbox | None, McprlError | None, float]:
@@ -185,11 +181,10 @@ async def _open(examination: Examination, spec: ServerSpec) -> tuple[Toolbox | N
 
 
 async def check_calls(examination: Examination) -> AsyncIterator[Finding]:
-    """Call one tool of each server, where that can do no harm; a server may start well and refuse every call."""
+    """Call one tool of each server if that is harmless: a server may start and still refuse every call."""
     tasks = examination.tasks.value.tasks if examination.tasks.there else ()
     boxes = examination.toolboxes.value
-    outcomes = await asyncio.gather(*(_call_one(name, box, tasks) for name, box in boxes.items()))
-    for finding in outcomes:
+    for finding in await asyncio.gather(*(_call_one(name, box, tasks) for name, box in boxes.items())):
         yield finding
 
 
@@ -197,29 +192,26 @@ async def _call_one(server: str, toolbox: Toolbox, tasks: Sequence[Task]) -> Fin
     name = f"call {server}"
     call = harmless_call(tuple(toolbox.catalog), tasks)
     if call is None:
-        return fine(
-            name, "listed only: no tool promises to be read-only and can be called with what the tasks say of it"
-        )
+        return fine(name, "not called: no read-only tool can be called with arguments known from the tasks")
     started = time.monotonic()
     try:
         async with toolbox.lease([call.name]) as lease:
             seen = await lease.call(call)
     except McprlError as error:
         return wrong_by(name, error)
-    seconds = time.monotonic() - started
     if seen.fault is not None:
         return warning(
             name,
-            f"{call.name} refused a call that should work: {_short(seen.text)}",
-            fix=f"see what it wants with `mcprl tools call RECIPE {call.name} …`; correct the task or the server",
+            f"{call.name} rejected a call that should work: {_short(seen.text)}",
+            fix=f"try it with `mcprl tools call RECIPE {call.name} …`, and correct the task or the server",
         )
-    return fine(name, f"{call.name} answered in {seconds * 1000:.0f} ms")
+    return fine(name, f"{call.name} answered in {(time.monotonic() - started) * 1000:.0f} ms")
 
 
 def harmless_call(tools: Sequence[Tool], tasks: Sequence[Task]) -> ToolCall | None:
-    """A call that changes nothing: one that a task's solution or goal has whole, else one that takes no arguments.
+    """A call that changes nothing: a complete one from a task's solution or goal, else one without arguments.
 
-    Only tools that promise to be read-only are called, and those whose state is each episode's own.
+    Only tools that declare themselves read-only are called, and those with state per episode.
     """
     harmless = {tool.name: tool for tool in tools if tool.read_only or tool.episodic}
     for task in tasks:
@@ -228,9 +220,9 @@ def harmless_call(tools: Sequence[Tool], tasks: Sequence[Task]) -> ToolCall | No
         for calls in (solved, expected):
             for place, call in enumerate(calls):
                 tool = harmless.get(call.name)
-                whole = tool is not None and set(tool.parameters.get("required", ())) <= set(call.arguments)
-                # What changes an episode's state may need what an earlier call left behind.
-                if tool is not None and whole and (tool.read_only or place == 0):
+                complete = tool is not None and set(tool.parameters.get("required", ())) <= set(call.arguments)
+                # A call that changes an episode's state may depend on an earlier call.
+                if tool is not None and complete and (tool.read_only or place == 0):
                     return call
     for tool in harmless.values():
         if tool.read_only and not tool.parameters.get("required"):
@@ -244,24 +236,23 @@ def _short(text: str) -> str:
 
 
 async def check_pins(examination: Examination) -> AsyncIterator[Finding]:
-    """The tools as they are listed now against those that were reviewed and pinned."""
+    """Compare the tools as listed now with those that were reviewed and pinned."""
     path = examination.config.value.servers.pins
     if path is None:
         yield fine("pins", "none: servers.pins is not set (`mcprl tools pin` writes them)")
         return
-    pinned = read_pins(path)
-    again = "review the change, then run `mcprl tools pin RECIPE`"
-    same = 0
-    for box in examination.toolboxes.value.values():
-        for server, (_, listed) in box.definitions.items():
-            if server not in pinned:
-                what = f"{path.name} pins no tools of server {server!r}{did_you_mean(server, pinned)}"
-                yield wrong("pins", what, fix=again, code=ToolsChangedError.code)
-                continue
-            diff = compare_tools(pinned[server], listed)
-            if diff is not None:
-                what = f"the tools of server {server!r} are not those pinned in {path.name}: {diff.summary()}"
-                yield wrong("pins", what, fix=again, code=ToolsChangedError.code)
-            same += diff is None
+    pinned, same = read_pins(path), 0
+    listings = [item for box in examination.toolboxes.value.values() for item in box.definitions.items()]
+    for server, (_, listed) in listings:
+        diff = compare_tools(pinned[server], listed) if server in pinned else None
+        if server not in pinned:
+            what = f"{path.name} pins no tools of server {server!r}{did_you_mean(server, pinned)}"
+        elif diff is not None:
+            what = f"the tools of server {server!r} are not those pinned in {path.name}: {diff.summary()}"
+        else:
+            same += 1
+            continue
+        again = "review the change, then run `mcprl tools pin RECIPE`"
+        yield wrong("pins", what, fix=again, code=ToolsChangedError.code)
     if same:
         yield fine("pins", f"the tools of {same} server{'s' if same != 1 else ''} are as pinned in {path.name}")

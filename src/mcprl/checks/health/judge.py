@@ -25,10 +25,10 @@ from mcprl.verdicts import GRAVEST_FIRST, KL_WARN, Severity, Verdict, mean
 __all__ = ["RULES", "Health"]
 
 
-# Causes stand before what follows from them: of equally severe verdicts the first is shown first.
+# Causes come before their effects: of equally severe verdicts the first is shown first.
 RULES: Rules = {**TRUST_RULES, **EPISODE_RULES, **COURSE_RULES, **STEP_RULES}
 
-# More steps than any sensible max_staleness. None is dropped before it is judged.
+# More steps than any sensible max_staleness, so that none is dropped before it is judged.
 _MOST_CANDIDATES = 64
 _REMEMBERED = ("reward", "valid_call_rate", "explained_variance", "value_loss")
 
@@ -43,24 +43,24 @@ class Health:
 
     @staticmethod
     def most_kept(config: RunConfig) -> int:
-        """How many checkpoints advice may need besides the newest: two to return to, and those not yet judged."""
+        """Checkpoints that advice may need besides the newest: two to return to, and those not yet judged."""
         return 2 + config.training.max_staleness
 
     @property
     def steps_to_return_to(self) -> set[int]:
-        """The steps that advice may name: that of the best reward, the last sound one, and those that may become it."""
+        """Steps that advice may name: the best, the last healthy one, and those that may become healthy."""
         past = self._past
         known = {step for step in (past.best_reward_step, past.healthy_step) if step is not None}
         return known | {int(candidate[0]) for candidate in past.candidates}
 
     def note_losses(self, groups: Sequence[Group]) -> None:
-        """What was played in the step that is judged next, and what was lost."""
+        """Note the episodes, and the lost ones, of the step that is judged next."""
         self._losses.add(groups)
 
     def judge(self, metrics: Mapping[str, float], skipped: str | None = None) -> tuple[Verdict, ...]:
-        """The verdicts on the next step, the most severe first; a single one, OK, where nothing is wrong.
+        """The verdicts on the next step, the most severe first; a single OK if nothing is wrong.
 
-        A metric that is missing is not known, and rules about it are silent. `skipped` says why no update was made.
+        Rules ignore metrics that are missing. `skipped` is the reason if no update was made.
         """
         past = self._past
         past.steps += 1
@@ -78,17 +78,12 @@ class Health:
         return tuple(sorted(found, key=lambda verdict: GRAVEST_FIRST.index(verdict.severity)))
 
     def state(self) -> dict[str, Any]:
-        """All that is remembered, as numbers, lists and dictionaries that JSON can hold."""
+        """The memory, as numbers, lists and dictionaries that JSON can hold."""
         return asdict(self._past)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, as if its steps had been judged here."""
-        restored = Past(**state)
-        restored.first_entropies = list(restored.first_entropies)
-        restored.windows = {name: list(values) for name, values in restored.windows.items()}
-        restored.levels = {name: list(values) for name, values in restored.levels.items()}
-        restored.candidates = [list(candidate) for candidate in restored.candidates]
-        self._past = restored
+        """Continue from a state, as if its steps had been judged here."""
+        self._past = Past(**asdict(Past(**state)))  # asdict copies: the caller's state does not change
 
 
 def _verdicts(view: StepView, rules: Rules) -> dict[str, Verdict]:
@@ -107,7 +102,7 @@ def _judged_candidates(view: StepView) -> list[list[float]]:
 
 
 def _note_soundness(view: StepView, judged: Sequence[list[float]], of_weights: Mapping[str, Verdict]) -> None:
-    """What this step's episodes say of the weights that sampled them. None that led to broken ones is a candidate."""
+    """Judge the weights that sampled this step by its episodes. If they are broken, no step before is a candidate."""
     past = view.past
     broken = any(verdict.severity is Severity.BAD for verdict in of_weights.values())
     if broken or COLLAPSE_RULES & of_weights.keys():
@@ -120,7 +115,7 @@ def _note_soundness(view: StepView, judged: Sequence[list[float]], of_weights: M
 
 
 def _note_candidate(view: StepView, of_update: Mapping[str, Verdict]) -> None:
-    """The step is one to return to if a checkpoint has it, its update was sound, and later its episodes are."""
+    """The step can be returned to if it has a checkpoint, its update was healthy, and later its episodes are."""
     past, training = view.past, view.config.training
     past.updates += not view.was_skipped
     saved = past.steps % training.checkpoint_every == 0 or past.steps == training.steps
@@ -135,10 +130,9 @@ def _note_candidate(view: StepView, of_update: Mapping[str, Verdict]) -> None:
 def _remember(view: StepView) -> None:
     past = view.past
     for name in _REMEMBERED:
-        if (value := view.now(name)) is not None:
-            past.push(name, value)
+        past.push(name, view.now(name))
     past.push("skipped", float(view.was_skipped))
-    # A gradient of 0 is a step without signal; it would pull down the usual size of the others.
+    # A gradient of 0 is a step without signal; it would lower the median of the others.
     if (norm := view.now("grad_norm")) is not None and norm > 0:
         past.push("grad_norm", norm)
     positive, negative = view.now("ratio_mean_positive"), view.now("ratio_mean_negative")
@@ -147,9 +141,8 @@ def _remember(view: StepView) -> None:
     if (counted := count_dead_groups(view)) is not None:
         past.push("groups_dead", counted[0])
         past.push("groups_played", counted[1])
-    # Imitation makes a policy surer of itself, as it should: what counts is the entropy that reinforcement starts from.
-    imitates = (view.now("demonstration_weight") or 0.0) > 0
-    entropy = view.now("entropy")
+    # Imitation lowers entropy, as it should: later steps are compared with the entropy that reinforcement starts from.
+    imitates, entropy = (view.now("demonstration_weight") or 0.0) > 0, view.now("entropy")
     if entropy is not None and not imitates and len(past.first_entropies) < FIRST_ENTROPIES:
         past.first_entropies.append(entropy)
     note_levels(view)

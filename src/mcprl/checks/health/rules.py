@@ -1,10 +1,10 @@
-"""Rules about one step: what its episodes showed, and how far its update moved the policy."""
+"""Rules about one step: its episodes, and how far its update moved the policy."""
 
 from __future__ import annotations
 
 from statistics import median
 
-from mcprl.checks.health.view import WINDOW, Rules, StepView, at_cap, by_size, gentler, refill, roll_back
+from mcprl.checks.health.view import WINDOW, Rules, StepView, at_cap, bad, by_size, gentler, refill, roll_back, warn
 from mcprl.config import RunConfig
 from mcprl.verdicts import (
     ACTIVE_FRACTION,
@@ -22,45 +22,43 @@ from mcprl.verdicts import (
 __all__ = ["EPISODE_RULES", "STEP_RULES", "count_dead_groups"]
 
 
-# A group whose rewards are all the same teaches nothing: at half of them the batch costs twice what it teaches, at four
-# fifths what is left is too few groups for a direction.
+# A group whose rewards are all equal teaches nothing. At half of the groups, a batch costs twice what it teaches; at
+# four fifths, the groups that are left are too few for a direction.
 _DEAD_WARN, _DEAD_BAD = 0.5, 0.8
-# Fewer groups than these are chance: steps are counted together until there are so many.
+# Fewer groups than this are chance: steps are counted together until there are enough.
 _ENOUGH_GROUPS = 8
-# Where this share of episodes succeeds, groups without variance are mostly solved ones; below the other, failed ones.
+# Above this success rate, groups without variance are mostly solved ones; below the other, mostly failed ones.
 _MOSTLY_SOLVED, _MOSTLY_FAILED = 0.6, 0.3
-# Calls are often wrong in the first steps; half of them wrong after ten is a policy that does not find the form.
+# Calls are often wrong in the first steps. If half of them are wrong after ten, the policy does not find the format.
 _EARLY_STEPS, _EARLY_VALID = 10, 0.5
 _VALID_WINDOW = 5
-# An episode that a limit ends has no answer: its reward tells how long it was, not how good.
+# An episode that hits a limit has no answer: its reward measures its length, not its quality.
 _CUT_WARN, _CUT_BAD = 0.5, 0.9
-# Lost episodes are run again and cost time only, but those lost are not a random draw: long ones are lost more often.
+# Lost episodes are run again and cost only time, but they are not a random sample: long ones are lost more often.
 _LOST_WARN, _LOST_BAD = 0.1, 0.3
-# A tool that a tenth of all episodes can make fail is what the policy is learning about.
+# If a tenth of all episodes can make a tool fail, that is what the policy is learning about.
 _CAUSED_BAD = 0.1
 
 _CUTS = {
-    "stop_cut_by_length": "turns are cut by their limit of tokens",
+    "stop_cut_by_length": "turns are cut at their token limit",
     "stop_turn_limit": "episodes run out of turns",
     "stop_context_limit": "conversations outgrow the context",
 }
 
 
 def count_dead_groups(view: StepView) -> tuple[float, float] | None:
-    """Groups without variance and all groups that were played, those left out of the batch among both."""
+    """Groups without variance, and all groups played; both include those left out of the batch."""
     dead, groups = view.now("groups_without_variance"), view.now("groups")
     return (dead, groups) if dead is not None and groups is not None else None
 
 
 def dead_groups(view: StepView) -> Verdict | None:
-    if view.config.algorithm.has_critic or count_dead_groups(view) is None:
+    config, past = view.config, view.past
+    if config.algorithm.has_critic or count_dead_groups(view) is None:
         return None
     dead = played = 0.0
-    for more_dead, more in zip(
-        reversed(view.past.last("groups_dead", WINDOW)),
-        reversed(view.past.last("groups_played", WINDOW)),
-        strict=True,
-    ):
+    counts = zip(past.last("groups_dead", WINDOW), past.last("groups_played", WINDOW), strict=True)
+    for more_dead, more in reversed(list(counts)):
         dead, played = dead + more_dead, played + more
         if played >= _ENOUGH_GROUPS:
             break
@@ -72,37 +70,34 @@ def dead_groups(view: StepView) -> Verdict | None:
     success = view.now("success_rate")
     if success is None:
         success = view.now("reward")
-    what = f"{dead / played:.0%} of groups have zero variance and teach nothing"
-    picks = view.config.tasks.order == "curriculum"
+    curriculum = config.tasks.order == "curriculum"
     if success is not None and success >= _MOSTLY_SOLVED:
-        return Verdict(
-            severity=severity,
-            what=f"{what}: most are solved by every member",
-            fix=f"train on harder tasks{'' if picks else ' (tasks.order curriculum picks them)'}, or "
-            f"{refill(view.config)}",
-        )
-    if success is None or success < _MOSTLY_FAILED:
-        return Verdict(
-            severity=severity,
-            what=f"{what}: most fail in the same way in every member",
-            fix="raise sampling.temperature or episodes.group_size, lower the difficulty"
-            f"{'' if picks else ' (tasks.order curriculum)'}, or {refill(view.config)}",
-        )
-    return Verdict(
-        severity=severity,
-        what=f"{what}: some tasks are always solved, others never",
-        fix=("" if picks else "set tasks.order to curriculum, which picks those between, or ") + refill(view.config),
-    )
+        cause = "every member solves most of these tasks"
+        fix = f"train on harder tasks{'' if curriculum else ' (tasks.order curriculum picks them)'}, or "
+    elif success is None or success < _MOSTLY_FAILED:
+        cause = "every member fails most of these tasks in the same way"
+        easier = "" if curriculum else " (tasks.order curriculum)"
+        fix = f"raise sampling.temperature or episodes.group_size, train on easier tasks{easier}, or "
+    else:
+        cause = "some tasks are always solved, others never"
+        fix = "" if curriculum else "set tasks.order to curriculum, which picks the tasks in between, or "
+    what = f"{dead / played:.0%} of groups have zero variance and teach nothing: {cause}"
+    return Verdict(severity=severity, what=what, fix=fix + refill(config))
 
 
 def no_calls(view: StepView) -> Verdict | None:
     if view.now("calls") != 0.0:
         return None
-    grammar = "set sampling.constrain to act" if view.config.sampling.constrain != "act" else "offer fewer tools"
-    return Verdict(
-        severity=Severity.BAD,
-        what="no episode called a tool: the policy does not find the form of a call, or answers without one",
-        fix=f"{grammar}, imitate solutions first (algorithm.warm_start.weight), or show a call in tasks.preamble",
+    config, warm_start = view.config, view.config.algorithm.warm_start
+    ways = ["set sampling.constrain to act" if config.sampling.constrain != "act" else "offer fewer tools"]
+    if warm_start.weight <= 0:
+        ways.append("imitate solutions first (algorithm.warm_start.weight)")
+    elif not view.now("demonstration_weight"):
+        ways.append(f"imitate solutions for longer (algorithm.warm_start.steps, now {warm_start.steps})")
+    ways.append(f"show {'a call' if config.tasks.preamble is None else 'more calls'} in tasks.preamble")
+    return bad(
+        "no episode called a tool: the policy does not find the call format, or answers without calling",
+        f"{', '.join(ways[:-1])}, or {ways[-1]}",
     )
 
 
@@ -119,31 +114,26 @@ def invalid_calls(view: StepView) -> Verdict | None:
         return None
     what = f"after {step} steps {rate:.0%} of calls are valid"
     if view.config.sampling.constrain == "off":
-        return Verdict(
-            severity=severity,
-            what=f"{what}: the policy does not keep to the form or to the tools' schemas",
-            fix="set sampling.constrain to act, under which no call can be malformed, or raise rewards.invalid_call",
+        what += ": the policy does not keep to the call format or to the tools' schemas"
+        fix = "set sampling.constrain to act, which makes malformed calls impossible"
+    else:
+        what += ", although a grammar enforces their format: tools reject the values"
+        fix = (
+            "see which tools reject calls and why (`mcprl tools stats RUN`), describe the allowed values to the policy"
         )
-    return Verdict(
-        severity=severity,
-        what=f"{what}, although a grammar holds their form: tools refuse the values",
-        fix="see which tools refuse and why (`mcprl tools stats RUN`), tell the values in their descriptions, or raise "
-        "rewards.invalid_call",
-    )
+    return Verdict(severity=severity, what=what, fix=f"{fix}, or raise rewards.invalid_call")
 
 
 def unanswered(view: StepView) -> Verdict | None:
     if not view.config.rewards.unanswered:
-        return None  # where an episode without an answer costs nothing, none is wanted
+        return None  # if a missing answer costs nothing, none is wanted
     shares = {name: share for name in _CUTS if (share := view.now(name)) is not None}
     severity = by_size(sum(shares.values()), warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:
         return None
     most = max(shares, key=lambda name: shares[name])
-    what = (
-        f"{sum(shares.values()):.0%} of episodes end at a limit without an answer: mostly ({shares[most]:.0%}) "
-        f"{_CUTS[most]}"
-    )
+    total = sum(shares.values())
+    what = f"{total:.0%} of episodes hit a limit before they answer: mostly ({shares[most]:.0%}) {_CUTS[most]}"
     return Verdict(severity=severity, what=what, fix=_room(most, view.config))
 
 
@@ -151,17 +141,14 @@ def _room(cut: str, config: RunConfig) -> str:
     """How episodes get to their answer before the limit that cuts them."""
     if cut == "stop_context_limit":
         return (
-            f"raise model.context_tokens (now {config.model.context_tokens}), or cut long results (max_result_bytes in "
-            "servers.settings)"
+            f"raise model.context_tokens (now {config.model.context_tokens}), or shorten long results "
+            "(max_result_bytes in servers.settings)"
         )
     if cut == "stop_turn_limit":
-        easier = (
-            "" if config.tasks.order == "curriculum" else ", or train on easier tasks first (tasks.order curriculum)"
-        )
-        return f"raise episodes.max_turns{easier}"
-    act = ", or set sampling.constrain to act, which leaves no room to ramble"
-    tighter = "" if config.sampling.constrain == "act" else act
-    return f"raise sampling.max_tokens (now {config.sampling.max_tokens}){tighter}"
+        easier = ", or train on easier tasks first (tasks.order curriculum)"
+        return f"raise episodes.max_turns{'' if config.tasks.order == 'curriculum' else easier}"
+    sampling, act = config.sampling, ", or set sampling.constrain to act, which leaves no room for prose around calls"
+    return f"raise sampling.max_tokens (now {sampling.max_tokens}){'' if sampling.constrain == 'act' else act}"
 
 
 def lost_episodes(view: StepView) -> Verdict | None:
@@ -175,29 +162,27 @@ def lost_episodes(view: StepView) -> Verdict | None:
     most = max(codes, key=lambda code: codes[code])
     return Verdict(
         severity=severity,
-        what=f"{lost / (lost + kept):.0%} of episodes were lost to the infrastructure and run again: "
+        what=f"{lost / (lost + kept):.0%} of episodes were lost to infrastructure faults and run again: "
         f"mostly ({codes[most] / lost:.0%}) to {most}",
-        fix=f"`mcprl explain {most}` says what that is and what mends it; the logs of the run say where",
+        fix=f"see `mcprl explain {most}` for the cause and its fix, and the logs of the run for the place",
     )
 
 
 def caused_faults(view: StepView) -> Verdict | None:
-    """Losses that are no accident: they go together with something that the policy does."""
+    """Losses that are not accidents: they coincide with something that the policy does."""
     share = view.now("stop_caused_fault") or 0.0
     found: list[str] = []
     if share > 0:
-        found.append(
-            f"{share:.0%} of episodes made their tool server fail, and again when repeated: they count as failed"
-        )
+        found.append(f"{share:.0%} of episodes crashed their tool server, again when repeated, and count as failed")
     if view.lost_with:
-        found.append(f"lost turns go together with {', '.join(map(str, view.lost_with))}")
+        found.append(f"lost turns coincide with {', '.join(map(str, view.lost_with))}")
     if not found:
         return None
     return Verdict(
         severity=Severity.BAD if share >= _CAUSED_BAD else Severity.WARN,
         what="; ".join(found),
-        fix="let the tool refuse such a call instead of failing: an episode that is lost by chance is run again, and a "
-        "policy must not learn to lose the bad ones",
+        fix="make the tool reject such a call instead of failing: lost episodes are run again, and the policy must not "
+        "learn to lose its bad ones",
     )
 
 
@@ -211,20 +196,18 @@ EPISODE_RULES: Rules = {
 }
 
 
-# A mean this far off says that most tokens became half or twice as likely in one update.
+# A mean outside this band: most tokens became half or twice as likely in one update.
 _RATIO_BAD = (0.5, 2.0)
-# Better tokens should become likelier than worse ones. Noise of minibatches stays below this gap, and does not last.
+# Good tokens should become likelier than bad ones. Minibatch noise stays below this gap, and does not last.
 _WRONG_WAY, _WRONG_WAY_STEPS = -0.05, 3
-# PPO's clip usually holds 5% to 20% of tokens; when it holds a third, updates are too large for their data.
+# PPO's clip usually affects 5% to 20% of tokens; at a third, updates are too large for their data.
 _CLIPPED_WARN, _CLIPPED_BAD = 0.3, 0.6
-# The gate is for outliers; what leaves it in numbers is the policy itself.
+# The gate is for outliers. If many tokens are outside, it is the policy itself that moved.
 _GATED_WARN, _GATED_BAD = 0.1, 0.3
-# Norms vary two- or threefold between batches; a batch ten times the usual one holds something unusual.
+# Norms vary two- or threefold between batches; ten times the usual norm is an unusual batch.
 _SPIKE, _SPIKE_NEEDS = 10.0, 5
-_ALWAYS_CLIPPED_STEPS = 10
-# The steering moves the coefficient by tens of percent; ten times its start means that it cannot hold its target.
+# Adaptive control moves the coefficient by tens of percent; at ten times its start, it cannot hold its target.
 _RUNAWAY_WARN, _RUNAWAY_BAD = 10.0, 100.0
-_IDLE_MINIBATCHES = 0.5
 
 
 def kl(view: StepView) -> Verdict | None:
@@ -232,77 +215,67 @@ def kl(view: StepView) -> Verdict | None:
     severity = by_size(distance, warn=KL_WARN, bad=KL_BAD)
     if severity is None or view.now("update_undone") == 1.0:
         return None
-    what = f"KL is {distance:.2g} nats a token: the update carries the policy away from the one that sampled its data"
+    healthy = view.past.healthy_step
     if severity is Severity.BAD:
-        fix = roll_back(view, view.past.healthy_step, "the last sound one")
+        fix = roll_back(view, healthy)
     else:
-        fix = gentler(view.config)
-        if view.past.healthy_step is not None:
-            fix += f"; if it keeps growing, go back to step {view.past.healthy_step}"
+        fix = gentler(view.config) + ("" if healthy is None else f"; if it keeps growing, go back to step {healthy}")
+    what = f"KL is {distance:.2g} nats per token: the update moves the policy far from the one that sampled its data"
     return Verdict(severity=severity, what=what, fix=fix)
 
 
 def masked_drift(view: StepView) -> Verdict | None:
-    masked, unmasked = view.now("kl"), view.now("kl_unmasked")
+    masked, unmasked, masks = view.now("kl"), view.now("kl_unmasked"), view.config.algorithm.masks
     if masked is None or unmasked is None or masked >= KL_WARN or unmasked < KL_WARN:
         return None
-    return Verdict(
-        severity=Severity.WARN,
-        what=f"KL is {masked:.2g} nats a token where there is loss, but {unmasked:.2g} over all that was sampled: "
-        "tokens without loss drift with the others",
-        fix=(
-            ""
-            if (masks := view.config.algorithm.masks) == "exact"
-            else f"set algorithm.masks to exact (now {masks}), or "
-        )
-        + gentler(view.config),
+    exact = "" if masks == "exact" else f"set algorithm.masks to exact (now {masks}), or "
+    return warn(
+        f"KL is {masked:.2g} nats per token over tokens with loss, but {unmasked:.2g} over all sampled tokens: tokens "
+        "without loss drift with the others",
+        exact + gentler(view.config),
     )
 
 
 def reference_kl(view: StepView) -> Verdict | None:
     distance, settings = view.now("kl_reference"), view.config.algorithm.kl
-    # A recipe that steers to a target has said how far is right; at twice that, the steering does not hold it.
+    # A recipe with a target has said how far is right; at twice the target, adaptive control does not hold it.
     severity = by_size(distance, warn=2 * settings.target if settings.target else KL_WARN, bad=KL_BAD)
     if severity is None:
         return None
-    what = f"the policy is {distance:.2g} nats a token from its reference ({settings.reference})"
     if severity is Severity.BAD:
-        fix = roll_back(view, view.past.healthy_step, "the last sound one")
-        fix += "" if settings.cap else "; algorithm.kl.cap 3.0 ends such updates by itself"
+        fix = roll_back(view, view.past.healthy_step)
+        fix += "" if settings.cap else "; algorithm.kl.cap 3.0 stops such updates automatically"
     else:
         fix = f"raise algorithm.kl.coefficient (now {settings.coefficient:g}), or {gentler(view.config)}"
-    return Verdict(severity=severity, what=f"{what}: it forgets what the model could do before", fix=fix)
+    what = (
+        f"the policy is {distance:.2g} nats per token from its reference ({settings.reference}): it forgets what the "
+        "model could do before"
+    )
+    return Verdict(severity=severity, what=what, fix=fix)
 
 
 def kl_cap(view: StepView) -> Verdict | None:
     stopped = view.now("optimiser_steps_over_cap")
     if not stopped or view.was_skipped:
         return None
-    return Verdict(
-        severity=Severity.WARN,
-        what=f"{stopped:.0f} optimiser steps were not made: the policy was beyond algorithm.kl.cap from its reference",
-        fix=at_cap(view.config),
-    )
+    what = f"{stopped:.0f} optimiser steps were skipped: the policy was beyond algorithm.kl.cap from its reference"
+    return warn(what, at_cap(view.config))
 
 
 def kl_coefficient(view: StepView) -> Verdict | None:
-    now, start = view.now("kl_coefficient"), view.config.algorithm.kl.coefficient
-    if now is None or now <= 0 or start <= 0 or view.config.algorithm.kl.target is None:
+    settings = view.config.algorithm.kl
+    now, start = view.now("kl_coefficient"), settings.coefficient
+    if now is None or now <= 0 or start <= 0 or settings.target is None:
         return None
     severity = by_size(max(now / start, start / now), warn=_RUNAWAY_WARN, bad=_RUNAWAY_BAD)
     if severity is None:
         return None
-    settings = view.config.algorithm.kl
     if now > start:
         cause, fix = "the policy keeps moving away", f"{gentler(view.config)}, or raise algorithm.kl.target"
     else:
-        cause, fix = "the policy never gets that far", "lower algorithm.kl.target, or leave it out"
-    return Verdict(
-        severity=severity,
-        what=f"the KL coefficient runs away: {now:.2g} after {start:.2g}, to hold {settings.target:g} nats a token; "
-        f"{cause}",
-        fix=fix,
-    )
+        cause, fix = "the policy never moves that far", "lower algorithm.kl.target, or remove it"
+    what = f"the KL coefficient went from {start:.2g} to {now:.2g} to hold {settings.target:g} nats per token: {cause}"
+    return Verdict(severity=severity, what=what, fix=fix)
 
 
 def ratio(view: StepView) -> Verdict | None:
@@ -310,10 +283,10 @@ def ratio(view: StepView) -> Verdict | None:
     if average is None or RATIO_BAND[0] <= average <= RATIO_BAND[1]:
         return None
     extreme = not _RATIO_BAD[0] <= average <= _RATIO_BAD[1]
+    low, high = RATIO_BAND
     return Verdict(
         severity=Severity.BAD if extreme else Severity.WARN,
-        what=f"the mean ratio is {average:.3g}, outside {RATIO_BAND[0]:g} to {RATIO_BAND[1]:g}: one update makes too "
-        "large a step",
+        what=f"the mean ratio is {average:.3g}, outside {low:g} to {high:g}: one update moves the policy too far",
         fix=f"{gentler(view.config)}, or {_norm_setting(view)}",
     )
 
@@ -323,11 +296,8 @@ def ratio_spread(view: StepView) -> Verdict | None:
     if spread is None or spread <= RATIO_STD:
         return None
     gate = "" if view.config.algorithm.ratio_gate else "set algorithm.ratio_gate to [0.25, 4.0], or "
-    return Verdict(
-        severity=Severity.WARN,
-        what=f"ratios have a standard deviation of {spread:.2g}: a few tokens weigh many times the others",
-        fix=f"{gate}{gentler(view.config)}",
-    )
+    what = f"ratios have a standard deviation of {spread:.2g}: a few tokens weigh many times more than the others"
+    return warn(what, gate + gentler(view.config))
 
 
 def wrong_way(view: StepView) -> Verdict | None:
@@ -336,12 +306,11 @@ def wrong_way(view: StepView) -> Verdict | None:
     gaps = view.past.last("ratio_gap", _WRONG_WAY_STEPS)
     if len(gaps) < _WRONG_WAY_STEPS or max(gaps) > _WRONG_WAY:
         return None
-    return Verdict(
-        severity=Severity.BAD,
-        what=f"better tokens become rarer than worse ones by {-gaps[-1]:.2g} in the ratio, for {_WRONG_WAY_STEPS} "
+    return bad(
+        f"good tokens become less likely than bad ones, by {-gaps[-1]:.2g} in the ratio, for {_WRONG_WAY_STEPS} "
         "updates: the policy moves against its rewards",
-        fix="lower algorithm.kl.coefficient, algorithm.entropy and algorithm.warm_start.weight, which pull beside the "
-        "rewards; where all are 0, report this with the recipe",
+        "lower algorithm.kl.coefficient, algorithm.entropy and algorithm.warm_start.weight, which compete with the "
+        "rewards; if all are 0, report this with the recipe",
     )
 
 
@@ -350,12 +319,9 @@ def clipping(view: StepView) -> Verdict | None:
     severity = by_size(clipped, warn=_CLIPPED_WARN, bad=_CLIPPED_BAD)
     if severity is None:
         return None
-    return Verdict(
-        severity=severity,
-        what=f"the clip cuts off {clipped:.0%} of the tokens: the policy moves further in one update than its "
-        "data supports",
-        fix=f"{gentler(view.config)}, or algorithm.minibatches (now {view.config.algorithm.minibatches})",
-    )
+    what = f"{clipped:.0%} of the tokens are clipped: the policy moves further in one update than its data supports"
+    fix = f"{gentler(view.config)}, or algorithm.minibatches (now {view.config.algorithm.minibatches})"
+    return Verdict(severity=severity, what=what, fix=fix)
 
 
 def gated(view: StepView) -> Verdict | None:
@@ -367,12 +333,12 @@ def gated(view: StepView) -> Verdict | None:
         severity=severity,
         what=f"{outside:.0%} of the tokens have a ratio outside algorithm.ratio_gate and carry no loss: updates are "
         "too large, or sampler and learner disagree",
-        fix=f"run `mcprl parity RECIPE`; where that is sound, {gentler(view.config)}",
+        fix=f"run `mcprl parity RECIPE`; if that passes, {gentler(view.config)}",
     )
 
 
 def inactive(view: StepView) -> Verdict | None:
-    """Few tokens that move the weights, where no other rule says why."""
+    """Few tokens that move the weights, and no other rule explains it."""
     active = view.now("active_fraction")
     if active is None or active >= ACTIVE_FRACTION:
         return None
@@ -381,25 +347,10 @@ def inactive(view: StepView) -> Verdict | None:
     dead, groups = count_dead_groups(view) or (0.0, 0.0)
     dropped = view.now("groups_dropped") or 0.0
     dead_share = (dead - dropped) / (groups - dropped) if groups > dropped else 0.0
-    clipped = view.now("clipped_fraction") or 0.0
-    return Verdict(
-        severity=Severity.WARN,
-        what=f"only {active:.0%} of the learnable tokens move the weights: {dead_share:.0%} of groups have zero "
-        f"variance, {clipped:.0%} of tokens are clipped, others earned just their group's mean",
-        fix=f"raise episodes.group_size, give rewards more steps between 0 and 1 (rewards), or {refill(view.config)}",
-    )
-
-
-def idle_minibatches(view: StepView) -> Verdict | None:
-    idle, made = view.now("minibatches_without_signal"), view.now("optimiser_steps")
-    if idle is None or idle < 0 or made is None or made <= 0 or dead_groups(view) is not None:
-        return None
-    if idle / (idle + made) < _IDLE_MINIBATCHES:
-        return None
-    return Verdict(
-        severity=Severity.WARN,
-        what=f"{idle:.0f} of {idle + made:.0f} minibatches held nothing to learn: too few episodes in each",
-        fix=f"lower algorithm.minibatches (now {view.config.algorithm.minibatches}), or raise training.tasks_per_step",
+    return warn(
+        f"only {active:.0%} of the learnable tokens move the weights: {dead_share:.0%} of groups have zero variance, "
+        f"{view.now('clipped_fraction') or 0.0:.0%} of tokens are clipped, others earned exactly their group's mean",
+        f"raise episodes.group_size, give rewards more steps between 0 and 1 (rewards), or {refill(view.config)}",
     )
 
 
@@ -407,23 +358,10 @@ def gradient_spike(view: StepView) -> Verdict | None:
     norm, earlier = view.now("grad_norm"), view.past.last("grad_norm", WINDOW)[:-1]
     if norm is None or len(earlier) < _SPIKE_NEEDS or norm <= _SPIKE * median(earlier):
         return None
-    return Verdict(
-        severity=Severity.WARN,
-        what=f"the gradient norm is {norm:.2g}, {norm / median(earlier):.0f} times its median so far: an unusual "
-        "batch, or the beginning of an instability",
-        fix=f"look at this step's episodes; should it come again, {gentler(view.config)}, or {_norm_setting(view)}",
-    )
-
-
-def gradient_clipped(view: StepView) -> Verdict | None:
-    norms, most = view.past.last("grad_norm", _ALWAYS_CLIPPED_STEPS), view.config.learner.max_grad_norm
-    if most is None or view.now("grad_norm") is None or len(norms) < _ALWAYS_CLIPPED_STEPS or min(norms) <= most:
-        return None
-    return Verdict(
-        severity=Severity.WARN,
-        what=f"the gradient was scaled down in each of the last {_ALWAYS_CLIPPED_STEPS} updates, from about "
-        f"{median(norms):.2g} to {most:g}: the size of a step no longer follows its gradient",
-        fix=f"raise learner.max_grad_norm to {2 * median(norms):.1g} and watch KL, or {gentler(view.config)}",
+    return warn(
+        f"the gradient norm is {norm:.2g}, {norm / median(earlier):.0f} times its median so far: an unusual batch, or "
+        "the start of an instability",
+        f"look at this step's episodes; if it happens again, {gentler(view.config)}, or {_norm_setting(view)}",
     )
 
 
@@ -444,7 +382,5 @@ STEP_RULES: Rules = {
     "masked drift": masked_drift,
     "KL cap": kl_cap,
     "gradient spike": gradient_spike,
-    "gradient clipped": gradient_clipped,
     "inactive": inactive,
-    "idle minibatches": idle_minibatches,
 }

@@ -1,125 +1,96 @@
-"""Rules about trust and trends: whether the numbers are sound, and how reward, entropy and critic change over a run."""
+"""Rules about trust and trends: whether the numbers are right, and how reward, entropy and critic change over a run."""
 
 from __future__ import annotations
 
 import math
 from statistics import median
 
-from mcprl.checks.health.view import WINDOW, Rules, StepView, at_cap, by_size, gentler, refill, roll_back
-from mcprl.checks.parity_verdict import EXACT_MAX, EXACT_MEAN, OUTLIER, ROUNDING_MEAN, ROUNDING_OUTSIDE
+from mcprl.checks.health.view import WINDOW, Rules, StepView, at_cap, bad, by_size, gentler, refill, roll_back, warn
+from mcprl.checks.parity import EXACT_MAX, EXACT_MEAN, OUTLIER, ROUNDING_MEAN, ROUNDING_OUTSIDE
 from mcprl.config import RunConfig
 from mcprl.verdicts import LEARNABLE_SHARE, Severity, Verdict, mean
 
 __all__ = ["COLLAPSE_RULES", "COURSE_RULES", "FIRST_ENTROPIES", "TRUST_RULES", "note_levels", "reward_window"]
 
 
-# Of these, none is ever infinite or undefined in a sound update.
-_ALWAYS_NUMBERS = (
-    "reward",
-    "loss",
-    "policy_loss",
-    "value_loss",
-    "imitation_loss",
-    "kl_loss",
-    "grad_norm",
-    "kl",
-    "kl_reference",
-    "ratio_mean",
-    "ratio_std",
-    "entropy",
+# None of these is ever NaN or infinite in a correct update.
+_ALWAYS_FINITE = (
+    *("reward", "loss", "policy_loss", "value_loss", "imitation_loss", "kl_loss", "grad_norm", "kl", "kl_reference"),
+    *("ratio_mean", "ratio_std", "entropy"),
 )
 # One skipped update is a bad batch; three of the last five are a setting that does not fit.
 _SKIPS_SEEN, _SKIPS_BAD = 5, 3
-# Weights are cut where sampler and learner differ twofold on a token; in bfloat16 alone that is one token in a hundred.
+# Weights are cut at tokens on which sampler and learner differ twofold; bfloat16 alone explains one token in a hundred.
 _CUT_WARN, _CUT_BAD = 0.1, 0.3
-# Updates between sampling and learning. One is what a pipeline is for; after four, most ratios are outside of the clip.
+# Updates between sampling and learning. One is the point of a pipeline; after four, most ratios are outside the clip.
 _STALE_WARN, _STALE_BAD = 1.5, 4.0
-# A gradient of a real loss is never that small.
+# The gradient of a real loss is never this small.
 _NO_GRADIENT = 1e-10
+_REPORT = "stop, and report this with the recipe: it is a fault in mcprl"
 
 
 def not_a_number(view: StepView) -> Verdict | None:
-    names = [name for name in _ALWAYS_NUMBERS if not math.isfinite(view.metrics.get(name, 0.0))]
+    names = [name for name in _ALWAYS_FINITE if not math.isfinite(view.metrics.get(name, 0.0))]
     if not names and view.now("nonfinite") != 1.0:
         return None
     in_a_row = view.now("nonfinite_in_a_row") or 0.0
     again = f", {in_a_row:.0f} updates in a row" if in_a_row > 1 else ""
     because = f" ({view.skipped})" if view.skipped else ""
-    return Verdict(
-        severity=Severity.BAD,
-        what=f"not a number: {', '.join(names) or 'something in the update'}{again}{because}; "
-        "usually logits or gradients that overflow",
-        fix=gentler(view.config)
-        + ("" if view.config.model.dtype == "float32" else ", or set model.dtype to float32")
-        + "; look at the rewards of the episodes named",
+    float32 = "" if view.config.model.dtype == "float32" else ", or set model.dtype to float32"
+    return bad(
+        f"NaN or Inf in {', '.join(names) or 'the update'}{again}{because}: usually logits or gradients that overflow",
+        f"{gentler(view.config)}{float32}; look at the rewards of the episodes named",
     )
 
 
 def skipped(view: StepView) -> Verdict | None:
     if not view.was_skipped or view.now("nonfinite") == 1.0:
         return None
-    times = sum(view.past.last("skipped", _SKIPS_SEEN))
-    algorithm = view.config.algorithm
+    times, algorithm = sum(view.past.last("skipped", _SKIPS_SEEN)), view.config.algorithm
     what = f"no update was made: {view.skipped or 'the learner gave no reason'}"
     if times > 1:
         what += f" ({times:.0f} of the last {_SKIPS_SEEN} steps)"
     tokens, share, distance = (view.now(name) for name in ("learnable_tokens", "learnable_share", "kl_reference"))
-    if tokens is not None and tokens < algorithm.min_learnable_tokens:
-        fix = (
-            f"raise training.tasks_per_step, or lower algorithm.min_learnable_tokens ({algorithm.min_learnable_tokens})"
-        )
+    least = algorithm.min_learnable_tokens
+    over_cap = distance is not None and algorithm.kl.cap is not None and distance > algorithm.kl.cap
+    if tokens is not None and tokens < least:
+        fix = f"raise training.tasks_per_step, or lower algorithm.min_learnable_tokens ({least})"
     elif share is not None and share < algorithm.min_learnable_share:
         fix = f"loosen sampling.constrain, or lower algorithm.min_learnable_share ({algorithm.min_learnable_share:g})"
-    elif view.now("update_undone") == 1.0 or (
-        distance is not None and algorithm.kl.cap is not None and distance > algorithm.kl.cap
-    ):
+    elif view.now("update_undone") == 1.0 or over_cap:
         fix = at_cap(view.config)
     elif view.now("optimiser_steps") == 0.0 and not view.now("optimiser_steps_over_cap"):
         fix = f"raise training.tasks_per_step or episodes.group_size, or {refill(view.config)}"
     else:
-        fix = "nothing, unless it comes again; then act on the reason given"
+        fix = "nothing, unless it happens again; then act on the reason given"
     return Verdict(severity=Severity.BAD if times >= _SKIPS_BAD else Severity.WARN, what=what, fix=fix)
 
 
-def misaligned(view: StepView) -> Verdict | None:
-    """A second net: the learner itself stops a run before such a step is recorded."""
-    alignment = view.now("alignment")
-    if alignment is None or alignment >= 1.0:
-        return None
-    return Verdict(
-        severity=Severity.BAD,
-        what=f"only {alignment:.2%} of the tokens trained on are those that were sampled",
-        fix="stop, and report this with the recipe: it is a fault in mcprl",
-    )
-
-
 def parity(view: StepView) -> Verdict | None:
-    """Before the first step both hold the same weights, so every ratio is 1. Only tokens of these weights are asked."""
+    """Before the first update both have the same weights, so every ratio is 1. Only tokens of these weights count."""
     error = view.now("parity_logprob_mean_abs_error")
     if error is None:
         return None
-    what = f"before the first step sampler and learner disagree by {error:.2g} nats a token"
+    what = f"before the first update sampler and learner disagree by {error:.2g} nats per token"
     largest = view.now("parity_logprob_max_abs_error") or 0.0
     corrected = view.config.algorithm.old_logprobs == "recomputed"
     if error > ROUNDING_MEAN or (view.now("parity_outside_share") or 0.0) > ROUNDING_OUTSIDE:
         return Verdict(
             severity=Severity.WARN if corrected else Severity.BAD,
-            what=f"{what}, more than rounding explains: they hold other weights or see other contexts",
-            fix="run `mcprl parity RECIPE`, which shows the tokens where it begins"
-            + ("" if corrected else "; algorithm.old_logprobs recomputed corrects for other precision"),
+            what=f"{what}, more than rounding explains: they have different weights or see different contexts",
+            fix="run `mcprl parity RECIPE`, which shows the first tokens that differ"
+            + ("" if corrected else "; algorithm.old_logprobs recomputed corrects for a difference in precision"),
         )
     if view.config.model.dtype == "float32" and (error > EXACT_MEAN or largest > EXACT_MAX):
-        return Verdict(
-            severity=Severity.WARN,
-            what=f"{what} (at most {largest:.2g}), which two engines in float32 do not: one of them rounds",
-            fix="run `mcprl parity RECIPE`; on a GPU, see that neither uses TF32",
+        return warn(
+            f"{what} (at most {largest:.2g}), more than float32 explains: one of them rounds",
+            "run `mcprl parity RECIPE`; on a GPU, check that neither uses TF32",
         )
     if largest > OUTLIER:
-        return Verdict(
-            severity=Severity.WARN,
-            what=f"{what}, but by {largest:.2g} on one of them: a rare token, or another choice of experts",
-            fix="run `mcprl parity RECIPE`, which shows the worst tokens"
-            + ("" if corrected else "; algorithm.old_logprobs recomputed bounds what such a token weighs"),
+        return warn(
+            f"{what}, but by {largest:.2g} on one of them: a rare token, or a different choice of experts",
+            "run `mcprl parity RECIPE`, which shows the worst tokens"
+            + ("" if corrected else "; algorithm.old_logprobs recomputed limits the weight of such a token"),
         )
     return None
 
@@ -128,12 +99,10 @@ def reference(view: StepView) -> Verdict | None:
     differing = view.now("reference_tensors_differing")
     if not differing or view.now("reference_synced") == 0.0:
         return None
-    return Verdict(
-        severity=Severity.BAD,
-        what=f"right after the reference became the policy, {differing:.0f} of its tensors differ from the policy's: "
-        "KL is measured against something that never was",
-        fix="stop, and report this with the recipe: it is a fault in mcprl; until then, set "
-        "algorithm.kl.reference to base",
+    return bad(
+        f"right after the reference was synced to the policy, {differing:.0f} of its tensors differ from the policy's: "
+        "the KL to the reference is wrong",
+        f"{_REPORT}; until then, set algorithm.kl.reference to base",
     )
 
 
@@ -144,7 +113,7 @@ def stale(view: StepView) -> Verdict | None:
         return None
     return Verdict(
         severity=severity,
-        what=f"episodes are {staleness:.1f} updates old when they are learned from (at most "
+        what=f"episodes are {staleness:.1f} updates old when they are trained on (at most "
         f"{view.now('staleness_max') or staleness:.0f}): collecting is slower than learning",
         fix=f"lower training.max_staleness (now {view.config.training.max_staleness}), or shorten the longest "
         "episodes (episodes.deadline_s, episodes.max_turns)",
@@ -152,15 +121,14 @@ def stale(view: StepView) -> Verdict | None:
 
 
 def importance(view: StepView) -> Verdict | None:
-    cut = view.now("importance_cut_fraction")
+    cut, most = view.now("importance_cut_fraction"), view.config.algorithm.max_importance
     severity = by_size(cut, warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:
         return None
-    most = view.config.algorithm.max_importance
     return Verdict(
         severity=severity,
-        what=f"importance weights are cut off at {most:g} for {cut:.0%} of tokens: sampler and learner differ so far "
-        "that the correction is mostly left out",
+        what=f"importance weights are cut at {most:g} for {cut:.0%} of tokens: sampler and learner differ so much that "
+        "most of the correction is lost",
         fix="run `mcprl parity RECIPE`; use the same precision in both (model.dtype float32, learner.tuning lora), or "
         "raise algorithm.max_importance",
     )
@@ -170,35 +138,28 @@ def few_learnable(view: StepView) -> Verdict | None:
     share, constrain = view.now("learnable_share"), view.config.sampling.constrain
     if share is None or share >= LEARNABLE_SHARE or constrain == "off":
         return None
-    fix = f"set sampling.constrain to {'calls, or ' if constrain == 'act' else ''}off (now {constrain})"
-    if view.config.algorithm.masks == "text":
-        fix = f"set algorithm.masks to exact (now text), or {fix.removeprefix('set ')}"
-    return Verdict(
-        severity=Severity.WARN,
-        what=f"only {share:.0%} of the sampled tokens carry loss: the grammar decided the others",
-        fix=fix,
+    fix = f"sampling.constrain to {'calls, or ' if constrain == 'act' else ''}off (now {constrain})"
+    masks = "algorithm.masks to exact (now text), or " if view.config.algorithm.masks == "text" else ""
+    return warn(
+        f"only {share:.0%} of the sampled tokens carry loss: the grammar decided the others", f"set {masks}{fix}"
     )
 
 
 def no_gradient(view: StepView) -> Verdict | None:
-    norm, active = view.now("grad_norm"), view.now("active_fraction")
+    norm = view.now("grad_norm")
     if norm is None or norm > _NO_GRADIENT or not view.now("optimiser_steps"):
         return None
-    if active == 0.0:
-        cause, fix = "clip or gate leave no token", f"{gentler(view.config)}, or widen algorithm.ratio_gate"
-    else:
-        cause, fix = (
-            "no trained weight reaches the loss",
-            "see that learner.tuning trains something, and run `mcprl parity RECIPE`",
+    what = "the gradient is 0 although there was something to learn"
+    if view.now("active_fraction") == 0.0:
+        return bad(
+            f"{what}: clip or gate exclude every token", f"{gentler(view.config)}, or widen algorithm.ratio_gate"
         )
-    return Verdict(
-        severity=Severity.BAD, what=f"the gradient is 0 although there was something to learn: {cause}", fix=fix
-    )
+    fix = "check that learner.tuning trains something, and run `mcprl parity RECIPE`"
+    return bad(f"{what}: no trained weight affects the loss", fix)
 
 
 TRUST_RULES: Rules = {
     "not a number": not_a_number,
-    "misaligned": misaligned,
     "parity": parity,
     "reference": reference,
     "no gradient": no_gradient,
@@ -211,27 +172,27 @@ TRUST_RULES: Rules = {
 
 # Groups that a mean reward needs before two of them can be compared: with 24, chance moves it by about 0.07.
 _ENOUGH_GROUPS, _REWARD_STEPS = 24, (3, 12)
-# A quarter of the way from doing nothing to a perfect episode, and half of what had been reached: no chance does both.
+# A quarter of the range from doing nothing to a perfect episode, and half of the best so far: chance does not do both.
 _COLLAPSE_DROP, _COLLAPSE_SHARE = 0.25, 0.5
-# Of one sample: a group's mean reward, and a call that is valid or not.
+# Standard deviations of one sample (a group's mean reward; a call that is valid or not), and the number of samples.
 _DEVIATIONS = {"reward": 0.34, "valid_call_rate": 0.5}
 _SAMPLES = {"reward": "groups", "valid_call_rate": "calls"}
 _LEVEL_STEPS = 5
 _SURE = 3.0  # standard deviations
-FIRST_ENTROPIES = 3  # their mean is what later ones are compared with
-# A policy that learns gets surer of itself; at a quarter of its first entropy the members of a group become copies.
+FIRST_ENTROPIES = 3  # later ones are compared with the mean of these
+# A policy that learns becomes more certain; at a quarter of its first entropy the members of a group become copies.
 _ENTROPY_LOW_WARN, _ENTROPY_LOW_BAD = 0.25, 0.1
-# Reinforcement does not spread a policy out. At twice its first entropy, something else pulls at it.
+# Reinforcement does not raise entropy. At twice its first value, something else does.
 _ENTROPY_HIGH_WARN, _ENTROPY_HIGH_BAD = 2.0, 4.0
-_ENTROPY_RISE = 0.1  # nats: twice next to nothing is still next to nothing
-# A new value head predicts nothing yet; after so many steps it should beat the mean of the returns.
+_ENTROPY_RISE = 0.1  # nats: twice almost nothing is still almost nothing
+# A new value head predicts nothing yet; after this many steps it should beat the mean of the returns.
 _CRITIC_STEPS = 8
 # Targets grow with the rewards, but not threefold over three steps.
 _VALUE_LOSS_RISE, _VALUE_LOSS_STEPS, _VALUE_LOSS_NEEDS = 3.0, 3, 8
 
 
 def reward_window(config: RunConfig) -> int:
-    """Steps over which rewards are averaged: few where a step has many groups."""
+    """Steps over which rewards are averaged: fewer if a step has many groups."""
     low, high = _REWARD_STEPS
     return min(high, max(low, math.ceil(_ENOUGH_GROUPS / config.training.tasks_per_step)))
 
@@ -244,18 +205,17 @@ def reward_collapse(view: StepView) -> Verdict | None:
     recent = mean(rewards)
     if best - recent < _COLLAPSE_DROP or recent > _COLLAPSE_SHARE * best:
         return None
-    curriculum = view.config.tasks.order == "curriculum"
+    step, curriculum = view.past.best_reward_step, view.config.tasks.order == "curriculum"
+    cause = "harder tasks, or a broken policy" if curriculum else "the policy broke, or learned to do worse"
     return Verdict(
         severity=Severity.WARN if curriculum else Severity.BAD,
-        what=f"the reward fell to {recent:+.2f} from {best:+.2f} (means of {length} steps, best at step "
-        f"{view.past.best_reward_step}): "
-        + ("harder tasks, or a policy that broke" if curriculum else "the policy broke, or found a way to be worse"),
-        fix=roll_back(view, view.past.best_reward_step, "the best so far"),
+        what=f"the reward fell to {recent:+.2f} from {best:+.2f} at step {step} (means of {length} steps): {cause}",
+        fix=roll_back(view, step, "the best so far"),
     )
 
 
 def _samples(view: StepView, name: str) -> tuple[float, float] | None:
-    """A figure of this step and the number of samples that it is a mean of."""
+    """A figure of this step, and the number of samples that it is a mean of."""
     value, count = view.now(name), view.now(_SAMPLES[name])
     return (value, count) if value is not None and count is not None and count > 0 else None
 
@@ -263,7 +223,7 @@ def _samples(view: StepView, name: str) -> tuple[float, float] | None:
 def note_levels(view: StepView) -> None:
     """Remember the best level so far: the mean over a few steps whose lower confidence bound is the highest.
 
-    A single lucky step has a low bound, and a step that fell never replaces what it is compared with.
+    A single lucky step has a low bound, and a step that fell never replaces the level it is compared with.
     """
     past = view.past
     for name, deviation in _DEVIATIONS.items():
@@ -274,12 +234,10 @@ def note_levels(view: StepView) -> None:
         values, counts = past.last(f"{name}_level", _LEVEL_STEPS), past.last(f"{name}_samples", _LEVEL_STEPS)
         if len(values) != len(counts):
             continue
-        count = sum(counts)
+        count, best = sum(counts), past.levels.get(name)
         level = sum(value * (own / count) for value, own in zip(values, counts, strict=True))
-        best = past.levels.get(name)
-        if best is None or level - _SURE * deviation / math.sqrt(count) > best[0] - _SURE * deviation / math.sqrt(
-            best[1]
-        ):
+        margin = _SURE * deviation
+        if best is None or level - margin / math.sqrt(count) > best[0] - margin / math.sqrt(best[1]):
             past.levels[name] = [level, count]
 
 
@@ -295,17 +253,15 @@ def _fallen_from(view: StepView, name: str) -> tuple[float, float] | None:
 
 def collapse(view: StepView) -> Verdict | None:
     """One step is enough to see that an update broke the policy, if the fall is large."""
+    fix = roll_back(view, view.past.healthy_step)
     if (calls := _fallen_from(view, "valid_call_rate")) is not None:
-        severity, what = Severity.BAD, f"{calls[0]:.0%} of calls are valid, after {calls[1]:.0%} at best"
-    elif (reward := _fallen_from(view, "reward")) is not None and reward_collapse(view) is None:
-        severity, what = Severity.WARN, f"the reward of this step is {reward[0]:+.2f}, after {reward[1]:+.2f} at best"
-    else:
-        return None
-    return Verdict(
-        severity=severity,
-        what=f"{what}: an update broke the policy",
-        fix=roll_back(view, view.past.healthy_step, "the last sound one"),
-    )
+        return bad(f"{calls[0]:.0%} of calls are valid, after {calls[1]:.0%} at best: an update broke the policy", fix)
+    if (reward := _fallen_from(view, "reward")) is not None and reward_collapse(view) is None:
+        now, best = reward
+        return warn(
+            f"the reward of this step is {now:+.2f}, after {best:+.2f} at best: an update broke the policy", fix
+        )
+    return None
 
 
 def _entropy_against_first(view: StepView) -> tuple[float, float] | None:
@@ -319,15 +275,14 @@ def entropy_collapse(view: StepView) -> Verdict | None:
     compared = _entropy_against_first(view)
     if compared is None or compared[0] >= _ENTROPY_LOW_WARN * compared[1]:
         return None
-    now, first = compared
-    algorithm = view.config.algorithm
+    (now, first), algorithm = compared, view.config.algorithm
+    clip = f"algorithm.clip_high (now {algorithm.clip_high:g}) to 0.28, " if algorithm.clip_high < 0.28 else ""
     return Verdict(
         severity=Severity.BAD if now < _ENTROPY_LOW_BAD * first else Severity.WARN,
-        what=f"entropy fell to {now:.2g} from {first:.2g} nats a token: the policy stops exploring, and the members of "
-        "a group become copies",
-        fix=f"raise algorithm.entropy (now {algorithm.entropy:g}) by 0.001, "
-        + (f"algorithm.clip_high (now {algorithm.clip_high:g}) to 0.28, " if algorithm.clip_high < 0.28 else "")
-        + f"or sampling.temperature (now {view.config.sampling.temperature:g})",
+        what=f"entropy fell to {now:.2g} from {first:.2g} nats per token: the policy stops exploring, and the members "
+        "of a group become copies",
+        fix=f"raise algorithm.entropy (now {algorithm.entropy:g}) by 0.001, {clip}or sampling.temperature (now "
+        f"{view.config.sampling.temperature:g})",
     )
 
 
@@ -335,15 +290,14 @@ def entropy_explosion(view: StepView) -> Verdict | None:
     compared = _entropy_against_first(view)
     if compared is None or compared[0] <= _ENTROPY_HIGH_WARN * compared[1] or compared[0] - compared[1] < _ENTROPY_RISE:
         return None
-    now, first = compared
-    bad = now > _ENTROPY_HIGH_BAD * first
-    bonus = view.config.algorithm.entropy
+    (now, first), bonus = compared, view.config.algorithm.entropy
+    severe = now > _ENTROPY_HIGH_BAD * first
+    cause = "the entropy bonus outweighs the rewards" if bonus else "the policy falls apart"
+    lower = f"lower algorithm.entropy (now {bonus:g}), and " if bonus else ""
     return Verdict(
-        severity=Severity.BAD if bad else Severity.WARN,
-        what=f"entropy rose to {now:.2g} from {first:.2g} nats a token: "
-        + ("the bonus outweighs the rewards" if bonus else "the policy comes apart"),
-        fix=(f"lower algorithm.entropy (now {bonus:g}), and " if bonus else "")
-        + (roll_back(view, view.past.healthy_step, "the last sound one") if bad else gentler(view.config)),
+        severity=Severity.BAD if severe else Severity.WARN,
+        what=f"entropy rose to {now:.2g} from {first:.2g} nats per token: {cause}",
+        fix=lower + (roll_back(view, view.past.healthy_step) if severe else gentler(view.config)),
     )
 
 
@@ -351,12 +305,11 @@ def critic(view: StepView) -> Verdict | None:
     explained = view.past.last("explained_variance", _CRITIC_STEPS)
     if view.now("explained_variance") is None or len(explained) < _CRITIC_STEPS or max(explained) >= 0:
         return None
-    return Verdict(
-        severity=Severity.WARN,
-        what=f"explained variance is {explained[-1]:.2f}, below 0 for {_CRITIC_STEPS} steps: the value head predicts "
-        "worse than a constant, and adds noise to every advantage",
-        fix="raise algorithm.critic.learning_rate or algorithm.epochs, or set algorithm.advantages to grpo, which "
-        "needs no critic",
+    return warn(
+        f"explained variance is {explained[-1]:.2f}, below 0 for {_CRITIC_STEPS} steps: the value head predicts worse "
+        "than a constant, and adds noise to every advantage",
+        "raise algorithm.critic.learning_rate or algorithm.epochs, or set algorithm.advantages to grpo, which needs no "
+        "critic",
     )
 
 
@@ -367,11 +320,10 @@ def value_loss(view: StepView) -> Verdict | None:
         return None
     if mean(recent) <= _VALUE_LOSS_RISE * median(earlier):
         return None
-    return Verdict(
-        severity=Severity.WARN,
-        what=f"the value loss rises: {mean(recent):.2g} over the last {_VALUE_LOSS_STEPS} steps, {median(earlier):.2g} "
+    return warn(
+        f"the value loss rises: {mean(recent):.2g} over the last {_VALUE_LOSS_STEPS} steps, {median(earlier):.2g} "
         "before; the value head diverges, or the rewards changed",
-        fix=f"lower algorithm.critic.learning_rate (now {view.config.algorithm.critic.learning_rate:.2g})",
+        f"lower algorithm.critic.learning_rate (now {view.config.algorithm.critic.learning_rate:.2g})",
     )
 
 
@@ -383,5 +335,5 @@ COURSE_RULES: Rules = {
     "critic": critic,
     "value loss": value_loss,
 }
-# Even as warnings they say that the weights which sampled this step are no longer what they were.
+# Even as warnings, these say that the weights which sampled this step got worse.
 COLLAPSE_RULES = frozenset({"collapse", "reward collapse"})

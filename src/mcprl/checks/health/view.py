@@ -1,4 +1,4 @@
-"""What a rule sees: the figures of this step, what is remembered of earlier ones, and the settings."""
+"""What a rule sees: the figures of this step, the memory of earlier ones, the settings; and advice that rules share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,7 @@ from mcprl.config import RunConfig
 from mcprl.episodes.losses import Correlation
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = [
-    "WINDOW",
-    "Past",
-    "Rules",
-    "StepView",
-    "at_cap",
-    "by_size",
-    "gentler",
-    "refill",
-    "roll_back",
-]
+__all__ = ["WINDOW", "Past", "Rules", "StepView", "at_cap", "bad", "by_size", "gentler", "refill", "roll_back", "warn"]
 
 
 WINDOW = 20  # steps: enough for a median that one odd step does not move, few enough to follow a run
@@ -28,15 +18,16 @@ WINDOW = 20  # steps: enough for a median that one odd step does not move, few e
 
 @dataclass(slots=True, kw_only=True)
 class Past:
-    """What is remembered of a run, the current step included. Steps are counted from 1, as the console shows them.
+    """The memory of a run, the current step included. Steps are counted from 1, as in the console.
 
     `windows` has the last known values of some figures, the newest at the end; a step without one adds nothing.
     `levels` has the best level so far of some figures, with the number of samples behind it.
 
-    A checkpoint has the weights after its step. What they are worth shows in the episodes that they sample, one step
-    later or more. Until then the step is one of `candidates`: its number, the updates made up to it, its learning rate.
-    `judged_step` is the newest one whose weights have been seen at work, `healthy_step` the newest of those that were
-    sound, `sound_rate` the highest learning rate that led to one of these, `best_reward_step` the one that earned most.
+    A checkpoint has the weights after its step. How good they are shows in the episodes that they sample, one step
+    later or more. Until then the step is one of `candidates`: its number, the updates up to it, its learning rate.
+    `judged_step` is the newest one whose weights have sampled a whole step, `healthy_step` the newest of those that
+    were healthy, `sound_rate` the highest learning rate that led to one of these, `best_reward_step` the one with the
+    highest reward.
 
     Past(steps=3, updates=3, candidates=[[3, 3, 2e-05]], judged_step=2, healthy_step=2, sound_rate=2e-05,
          best_reward=None, best_reward_step=None, first_entropies=[1.1, 1.0],
@@ -55,15 +46,16 @@ class Past:
     windows: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     levels: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
-    def push(self, name: str, value: float) -> None:
-        if not math.isfinite(value):
+    def push(self, name: str, value: float | None) -> None:
+        """Add a value to a window; nothing if it is unknown or not finite."""
+        if value is None or not math.isfinite(value):
             return
         window = self.windows.setdefault(name, [])
         window.append(value)
         del window[:-WINDOW]
 
     def last(self, name: str, count: int) -> list[float]:
-        """The last so many known values; fewer where fewer are known."""
+        """The last `count` known values, or all of them if there are fewer."""
         return self.windows.get(name, [])[-count:]
 
 
@@ -81,7 +73,7 @@ class StepView:
     lost_with: tuple[Correlation, ...] = ()
 
     def now(self, name: str) -> float | None:
-        """A figure of this step; None where it is missing or no number: not known."""
+        """A figure of this step; None (unknown) if it is missing or not finite."""
         value = self.metrics.get(name)
         return value if value is not None and math.isfinite(value) else None
 
@@ -91,7 +83,15 @@ class StepView:
 
 
 Rules = Mapping[str, Callable[[StepView], Verdict | None]]
-"""Rules by their names. A rule gives its verdict where it finds its symptom, and None elsewhere."""
+"""Rules by name. A rule returns its verdict if it finds its symptom, else None."""
+
+
+def warn(what: str, fix: str) -> Verdict:
+    return Verdict(severity=Severity.WARN, what=what, fix=fix)
+
+
+def bad(what: str, fix: str) -> Verdict:
+    return Verdict(severity=Severity.BAD, what=what, fix=fix)
 
 
 def by_size(value: float | None, *, warn: float, bad: float = math.inf) -> Severity | None:
@@ -111,7 +111,7 @@ def gentler(config: RunConfig) -> str:
 
 
 def refill(config: RunConfig) -> str:
-    """How to have fewer groups without variance in a batch."""
+    """How to get fewer groups without variance into a batch."""
     rounds = config.algorithm.refill_rounds
     return f"raise algorithm.refill_rounds (now {rounds})" if rounds else "set algorithm.refill_rounds to 2"
 
@@ -125,16 +125,14 @@ def at_cap(config: RunConfig) -> str:
     return f"{advice}, or raise algorithm.kl.cap (now {kl.cap:g})"
 
 
-def roll_back(view: StepView, step: int | None, why: str) -> str:
-    """Where to resume, and with which learning rate: one that was sound before, or else a tenth."""
-    setting, in_force, sound = view.config.learner.learning_rate, view.now("learning_rate"), view.past.sound_rate
+def roll_back(view: StepView, step: int | None, why: str = "the last healthy one") -> str:
+    """Where to resume, and with which learning rate: one that was healthy before, or else a tenth."""
+    setting, in_force, healthy = view.config.learner.learning_rate, view.now("learning_rate"), view.past.sound_rate
     rate = setting / 10
-    if sound and in_force is not None and sound < in_force / 2:
-        rate = sound
+    if healthy and in_force is not None and healthy < in_force / 2:
+        rate = healthy
     if step is None:
-        return (
-            f"start again with learner.learning_rate {rate:.2g} (now {setting:.2g}): no checkpoint is known to be sound"
-        )
+        return f"start again with learner.learning_rate {rate:.2g} (now {setting:.2g}): no checkpoint is known good"
     return (
         f"go back to step {step}, {why}, with a lower learning rate (now {setting:.2g}): "
         f"`mcprl resume RUN --from {step} --set learner.learning_rate={rate:.2g}`"

@@ -1,4 +1,4 @@
-"""The smallest folder that is that of a whole model, and a recipe that is well."""
+"""The smallest folder of a complete model, and a correct recipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPE = {
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory) -> Path:
-    """Files as a model has them: one tensor, and a tokenizer that makes a token of each word."""
+    """The files of a model: one tensor, and a tokenizer with one token per word."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(SHAPE))
     header = json.dumps({"embedding": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()

@@ -1,4 +1,4 @@
-"""A recipe that is well, in files of its own, for tests to plant a fault in; and its examination."""
+"""A correct recipe in its own files, for tests to plant a fault in, and its examination."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVER = Path(__file__).with_name("sick_server.py")
 
 
 class Silence:
-    """Hears what an examination tells, and says nothing."""
+    """Ignores the progress of an examination."""
 
     def stage(self, text: str) -> None: ...
 
@@ -52,7 +52,7 @@ def task(task_id: str, name: str, **fields: Any) -> dict[str, Any]:
 
 @dataclass
 class Patient:
-    """A recipe and its files. What tests change is what is written."""
+    """A recipe and its files, written after a test has changed them."""
 
     folder: Path
     settings: dict[str, Any]
@@ -82,7 +82,7 @@ class Patient:
             (self.folder / name).write_text(text)
 
     async def examined(self, *, fast: bool = True, only: Iterable[str] | None = None) -> tuple[Finding, ...]:
-        """Its findings; `only` names the checks to be made."""
+        """Its findings; `only` names the checks to run."""
         checks = [check for check in CHECKS if only is None or check.name in only]
         with tempfile.TemporaryDirectory() as folder, nullcontext(Silence()) as teller:
             examination = Examination(

@@ -1,6 +1,6 @@
 """An MCP server by hand, which starts in milliseconds and is sick in the way that its one argument says.
 
-Its argument is a JSON object: `tools` as a server lists them, `version`, and `mood`: well, dies, hangs, slow, refuses.
+Its argument is a JSON object: `tools` as a server lists them, `version`, `mood`: dies, hangs, slow, refuses, chatty.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def main() -> None:
         sys.exit("the licence has expired")
     if plan.get("mood") == "hangs":
         threading.Event().wait()
+    if plan.get("mood") == "chatty":
+        print("Loading the directory", flush=True)
     for line in sys.stdin:
         said = answer(json.loads(line), plan)
         if said is not None:

@@ -1,4 +1,4 @@
-"""`mcprl doctor` from its arguments to what it prints and how it exits."""
+"""`mcprl doctor`: its arguments, output and exit code."""
 # R25, R32
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def doctor(patient, *arguments: str):
 
 
 @pytest.mark.process
-def test_a_recipe_that_is_well_ends_with_0_and_a_line_a_check(patient):
+def test_a_correct_recipe_exits_with_0_and_prints_a_line_per_check(patient):
     result = doctor(patient, "--fast")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -48,7 +48,7 @@ def test_a_recipe_that_is_well_ends_with_0_and_a_line_a_check(patient):
 
 
 @pytest.mark.process
-def test_a_fault_ends_with_1_and_says_its_code_and_its_fix(patient):
+def test_a_fault_exits_with_1_and_shows_its_code_and_fix(patient):
     patient.tasks[0]["tools"] = ["find_persons"]
     result = doctor(patient, "--fast")
     assert result.exit_code == 1
@@ -86,9 +86,9 @@ def test_a_fast_examination_imports_neither_torch_nor_transformers(patient):
     assert "imported: []" in result.stdout, result.stdout + result.stderr
 
 
-def test_what_a_server_wrote_commands_no_terminal(capsys):
+def test_text_from_a_server_cannot_control_the_terminal(capsys):
     console = Console(width=100, highlight=False)
-    print_finding(console, wrong("server people", "it said \x1b[31mred", fix="mend [bold]it[/bold]"))
+    print_finding(console, wrong("server people", "it said \x1b[31mred", fix="correct [bold]it[/bold]"))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\\x1b[31mred" in shown

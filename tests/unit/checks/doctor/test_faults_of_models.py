@@ -1,4 +1,4 @@
-"""Faults that only a model shows: its template, the grammar, the sampler against the learner, and what it plays."""
+"""Faults that only a model shows: its template, the grammar, sampler against learner, and its episodes."""
 # R25
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ async def test_schemas_that_compile_are_said_to_and_prompts_are_rendered(tiny):
     tiny.write()
     findings = await tiny.examined(fast=False, only=BEFORE_GRAMMAR)
     assert only(findings, "grammar").severity is Severity.OK
-    assert "rendered as the run will" in only(findings, "prompt length").measured
-    assert "are the same" in only(findings, "template").measured
+    assert "rendered as in the run" in only(findings, "prompt length").measured
+    assert "has the same tokens" in only(findings, "template").measured
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory, taught_qwen3) -> tuple[Finding, ...]:
-    """The whole examination of a recipe that is well, with a policy whose turns are cut before a call is written."""
+    """The whole examination of a correct recipe, with a policy whose turns are cut before a call is complete."""
     patient = well_patient(tmp_path_factory.mktemp("played"), taught_qwen3)
     patient.set("rewards.invalid_call", 0.0)  # so that episodes which all fail earn the same
     patient.write()
@@ -89,18 +89,18 @@ def test_the_sampler_comes_up_and_the_learner_agrees_with_it(played):
 
 
 @pytest.mark.process
-def test_a_policy_that_makes_no_valid_call_is_told_of_warm_start_and_grammar(played):
+def test_without_a_valid_call_the_fix_is_a_warm_start_or_a_grammar(played):
     found = only(played, "valid calls")
     assert found.severity is Severity.WARN
-    assert "warm start" in found.fix
+    assert "algorithm.warm_start.weight" in found.fix
     assert "sampling.constrain to act" in found.fix
 
 
 @pytest.mark.process
-def test_groups_whose_rewards_are_all_equal_are_called_dead(played):
+def test_groups_whose_rewards_are_all_equal_are_found(played):
     found = only(played, "rewards")
     assert found.severity is Severity.WARN
-    assert "2 of 2 groups are dead" in found.measured
+    assert "2 of 2 groups have zero variance" in found.measured
     assert "group_size" in found.fix
 
 
@@ -114,8 +114,8 @@ def test_episodes_that_never_answer_are_found(played):
 
 @pytest.mark.process
 def test_forecast_memory_and_disk_are_those_that_were_measured(played):
-    assert "as in the episodes played" in only(played, "forecast").measured
-    assert "were seen" in only(played, "memory").measured
+    assert "based on the sample" in only(played, "forecast").measured
+    assert "measured: sampler" in only(played, "memory").measured
     assert not only(played, "disk").measured.startswith("about")
 
 
@@ -133,20 +133,20 @@ async def test_a_sampler_that_disagrees_with_the_learner_is_found(tiny, monkeypa
     found = only(await tiny.examined(fast=False), "parity")
     assert (found.severity, found.code) == (Severity.BAD, "E-LEARN-002")
     assert "more than rounding explains" in found.measured
-    assert "load the weights of model.path" in found.fix
+    assert "load the current weights of model.path" in found.fix
 
 
 @pytest.mark.process
-async def test_a_solution_that_cannot_be_shown_in_the_policys_turns_is_found_by_playing_it(tiny):
+async def test_a_solution_with_a_turn_that_is_too_long_is_found_and_others_are_played(tiny):
     tiny.set("algorithm.warm_start.weight", 1.0)
     call = {"name": "find_person", "arguments": {"name": "Ana"}}
     tiny.tasks[0]["solution"] = {"calls": [call], "answer": "Lima"}
-    tiny.write()
     upto_sampler = BEFORE_GRAMMAR | {"sampler"}
+    tiny.write()
     told, found = [one for one in await tiny.examined(fast=False, only=upto_sampler) if one.check == "warm start"]
     assert told.severity is Severity.OK
     assert (found.severity, found.code) == (Severity.BAD, "E-CONF-003")
-    assert "turn 0 of the solution of task ana exceeds the token limit of a turn" in found.measured
+    assert "have a turn longer than sampling.max_tokens (4)" in found.measured
     assert "raise sampling.max_tokens" in found.fix
 
     tiny.set("sampling.max_tokens", 128)
@@ -154,11 +154,11 @@ async def test_a_solution_that_cannot_be_shown_in_the_policys_turns_is_found_by_
     findings = await tiny.examined(fast=False, only=upto_sampler)
     assert [one.measured for one in findings if one.check == "warm start"] == [
         "1 of 2 tasks have a solution to imitate",
-        "1 of 1 solutions were played, and solve their tasks",
+        "1 of 1 solutions were played and solve their tasks",
     ]
 
 
-# ---- what a sample of episodes says, from groups made by hand --------------------------------------------------------
+# ---- findings about a sample of episodes, from groups made by hand ---------------------------------------------------
 
 
 def trajectory(member: int, reward: float, *observations: Observation, stop=StopReason.ANSWERED) -> Trajectory:
@@ -214,11 +214,11 @@ def test_a_warm_start_makes_up_for_missing_calls_only_if_a_task_has_a_solution(p
     assert found.severity is severity
 
 
-def test_episodes_that_made_their_server_fail_are_told_with_their_task(patient):
+def test_episodes_that_crashed_their_server_are_found_with_their_task(patient):
     caused = [trajectory(n, -0.1, seen(0.01), stop=StopReason.CAUSED_FAULT) for n in range(2)]
     found = judged(patient, *caused)["caused faults"]
     assert found.severity is Severity.WARN
-    assert "2 episodes made their tool server fail, and again when repeated (task ana)" in found.measured
+    assert "2 episodes crashed their tool server, and again when repeated (task ana)" in found.measured
 
 
 @pytest.mark.parametrize(("least", "severity"), [(7, None), (11, Severity.WARN), (13, Severity.BAD)])
@@ -238,7 +238,7 @@ def test_steps_with_too_few_learnable_tokens_are_foretold_from_the_sample(patien
     assert (None if found is None else found.severity) is severity
 
 
-def test_a_healthy_sample_has_nothing_to_mend(patient):
+def test_a_healthy_sample_has_no_warnings(patient):
     findings = judged(patient, trajectory(0, 1.0, seen(0.01)), trajectory(1, 0.0, seen(0.03)))
     assert {finding.severity for finding in findings.values()} == {Severity.OK}
     assert "p50 10 ms, p95 30 ms over 2 calls" in findings["tool latency"].measured
@@ -252,7 +252,7 @@ def test_a_tool_that_is_nearly_too_slow_is_found_with_its_setting(patient):
     assert "servers.settings.people.call_deadline_s" in found.fix
 
 
-def test_attempts_that_the_infrastructure_lost_are_told_with_their_cause(patient):
+def test_attempts_lost_to_infrastructure_are_found_with_their_cause(patient):
     lost = LostEpisode(task_id="ana", member=0, attempt=0, code="E-TOOL-011", reason="server 'people' went away")
     found = judged(patient, trajectory(0, 1.0), trajectory(1, 0.0), lost=(lost,))["lost episodes"]
     assert found.severity is Severity.WARN

@@ -1,4 +1,4 @@
-"""Every fault that costs people weeks, planted in a recipe that is well: each is found by name, and with its fix."""
+"""Faults that cost people weeks, planted in a correct recipe: each is found by name, with its fix."""
 # R25
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, and what must be said of it: under which check, how grave, what in its words and in its fix."""
+    """A fault and the expected finding: its check, severity, code, and parts of its words and fix."""
 
     plant: Callable[[Patient, pytest.MonkeyPatch], None]
     check: str
@@ -72,7 +72,7 @@ def second_bad_setting_of_two(patient, monkeypatch):
     patient.set("nonsense", 1)
 
 
-@fault("limits", BAD, "nothing would be left for the prompt", "lower sampling.max_tokens to 64")
+@fault("limits", BAD, "leave no room for the prompt", "lower sampling.max_tokens to about 64")
 def turn_as_long_as_the_context(patient, monkeypatch):
     patient.set("sampling.max_tokens", 512)
 
@@ -89,7 +89,7 @@ def missing_vllm(patient, monkeypatch):
     hide_modules(monkeypatch, "vllm")
 
 
-@fault("installed", BAD, "which is not there", "scripts/setup", "E-CONF-004")
+@fault("installed", BAD, "which does not exist", "scripts/setup", "E-CONF-004")
 def missing_environment_of_skyrl(patient, monkeypatch):
     patient.set("engine", "skyrl")
     patient.set("learner.max_grad_norm", None)
@@ -102,7 +102,7 @@ def four_bits_without_their_library_on_a_machine_without_a_gpu(patient, monkeypa
     hide_modules(monkeypatch, "bitsandbytes")
 
 
-@fault("GPUs", WARN, "this machine has no GPUs, and learner.processes 4 counts on 4", "a machine with 4 GPUs")
+@fault("GPUs", WARN, "this machine has no GPUs, but learner.processes 4 needs 4", "a machine with 4 GPUs")
 def more_processes_than_gpus(patient, monkeypatch):
     patient.set("learner.processes", 4)
 
@@ -115,7 +115,7 @@ def missing_key(patient, monkeypatch):
     patient.servers["people"]["env"] = {"KEY": "${PEOPLE_KEY_OF_NOBODY}"}
 
 
-@fault("keys", BAD, "the judge needs a key, and JUDGE_KEY_OF_NOBODY is not set", "rewards.judge.key_env", "E-TOOL-007")
+@fault("keys", BAD, "the judge needs a key, but JUDGE_KEY_OF_NOBODY is not set", "rewards.judge.key_env", "E-TOOL-007")
 def missing_key_of_the_judge(patient, monkeypatch):
     patient.set("rewards.judge", {"url": "http://127.0.0.1:9/v1", "model": "none", "key_env": "JUDGE_KEY_OF_NOBODY"})
 
@@ -161,6 +161,11 @@ def one_server_without_tools(patient, monkeypatch):
     patient.servers["idle"] = server()
 
 
+@fault("server people", WARN, "stdout, which is for MCP messages only: ", "print and log to stderr")
+def server_that_prints_to_stdout(patient, monkeypatch):
+    patient.servers["people"] = server(tool("find_person"), mood="chatty")
+
+
 @fault("catalog", BAD, "the servers together offer no tool", "enable a server that lists tools", "E-TOOL-004")
 def tools_that_were_never_initialised(patient, monkeypatch):
     patient.servers["people"] = server()
@@ -183,7 +188,7 @@ def tool_with_references_that_multiply(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person", **schema))
 
 
-@fault("server people", WARN, "the pattern '^(?!x)' of find_person is not enforced", "leave the tool out with deny")
+@fault("server people", WARN, "the pattern '^(?!x)' of find_person is not enforced", "exclude the tool with deny")
 def tool_with_a_pattern_that_is_not_linear(patient, monkeypatch):
     name = {"type": "string", "pattern": "^(?!x)"}
     patient.servers["people"] = server(tool("find_person", type="object", properties={"name": name}))
@@ -195,7 +200,7 @@ def tool_slower_than_its_deadline(patient, monkeypatch):
     patient.set("servers.settings.people", {"call_deadline_s": 0.2, "retry": {"attempts": 1}})
 
 
-@fault("call people", WARN, "refused a call that should work: No such person.", "mcprl tools call")
+@fault("call people", WARN, "rejected a call that should work: No such person.", "mcprl tools call")
 def tool_that_refuses_the_call_of_a_task(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), mood="refuses")
 
@@ -278,7 +283,7 @@ def validation_task_in_training(patient, monkeypatch):
     patient.files["validation.jsonl"] = json.dumps(task("judged", "Ana"))
 
 
-@fault("answers in prompts", WARN, "1 of 2 tasks have their answer in the question", "only a tool can tell")
+@fault("answers in prompts", WARN, "1 of 2 tasks have their answer in the question", "only a tool can answer")
 def answer_in_the_prompt(patient, monkeypatch):
     patient.tasks[0]["prompt"] = "Ana is in Lima. Where is Ana?"
 
@@ -294,7 +299,7 @@ def rubric_without_a_judge(patient, monkeypatch):
     patient.tasks[0] = {"id": "ana", "prompt": "Where is Ana?", "rubric": "Is it friendly?"}
 
 
-@fault("scoring", WARN, "1 of 2 tasks have a rubric that nobody grades", "set rewards.judge")
+@fault("scoring", WARN, "1 of 2 tasks have a rubric, but there is no judge", "set rewards.judge")
 def rubric_that_is_left_out(patient, monkeypatch):
     patient.tasks[0]["rubric"] = "Is it friendly?"
 
@@ -323,28 +328,47 @@ def missing_model_folder(patient, monkeypatch):
     patient.set("model.path", "./no-such-model")
 
 
-@fault("model", BAD, "model.safetensors is missing, cut off", "fetch or copy the whole model again", "E-CONF-003")
+@fault(
+    "renderer",
+    BAD,
+    "model.renderer is auto",
+    "chatml or to template; for chatml and template, also remove",
+    "E-CONF-003",
+)
+def renderer_auto_for_a_folder(patient, monkeypatch):
+    patient.set("model.renderer", "auto")
+    patient.set("model.thinking", False)
+
+
+@fault(
+    "renderer", BAD, "model.thinking is false, but chatml has no switch for it", "remove model.thinking", "E-CONF-003"
+)
+def thinking_without_a_switch(patient, monkeypatch):
+    patient.set("model.thinking", False)
+
+
+@fault("model", BAD, "model.safetensors is missing, cut off", "download or copy the whole model again", "E-CONF-003")
 def model_that_was_cut_off(patient, monkeypatch):
     folder = copied_model(patient)
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
 
 
-@fault("model", BAD, "a model without a tokenizer", "copy the tokenizer's files", "E-CONF-003")
+@fault("model", BAD, "has no tokenizer", "copy the tokenizer's files", "E-CONF-003")
 def model_without_a_tokenizer(patient, monkeypatch):
     (copied_model(patient) / "tokenizer.json").unlink()
 
 
-@fault("model", BAD, "tokenizer.json is no tokenizer, or was cut off", "copy the whole model again", "E-CONF-003")
+@fault("model", BAD, "tokenizer.json is not a tokenizer, or was cut off", "copy the whole model again", "E-CONF-003")
 def tokenizer_that_was_cut_off(patient, monkeypatch):
     (copied_model(patient) / "tokenizer.json").write_text('{"model": {')
 
 
-@fault("model", WARN, "this machine: Nobody/No-Model-1B is not in its cache", "hf download Nobody/No-Model-1B")
+@fault("model", WARN, "Nobody/No-Model-1B is not in this machine's cache", "hf download Nobody/No-Model-1B")
 def hub_model_that_is_not_here(patient, monkeypatch):
     patient.set("model.path", "Nobody/No-Model-1B")
 
 
-@fault("memory", BAD, "about 3.7 GB needed", "take a smaller model")
+@fault("memory", BAD, "about 3.7 GB needed", "use a smaller model")
 def too_little_memory(patient, monkeypatch):
     patient.set("learner.tuning", "full")
     folder = copied_model(patient)
@@ -380,9 +404,19 @@ def solution_with_too_many_turns(patient, monkeypatch):
     patient.tasks[0]["max_turns"] = 3
 
 
-@fault("warm start", BAD, "the solutions of 1 tasks are longer than model.context_tokens", "raise model.context_tokens")
+@fault(
+    "warm start",
+    BAD,
+    "1 solutions with their prompts are longer than model.context_tokens (512)",
+    "raise model.context_tokens",
+)
 def solution_longer_than_the_context(patient, monkeypatch):
     warm(patient, None, {"calls": [LOOK], "answer": "Lima " * 600})
+
+
+@fault("warm start", BAD, "1 solutions have a turn longer than sampling.max_tokens (4)", "raise sampling.max_tokens")
+def solution_with_a_turn_longer_than_a_turn_may_be(patient, monkeypatch):
+    warm(patient, {"calls": [LOOK], "answer": "Lima"}, None)
 
 
 @fault("learnable tokens", BAD, "have at most", "lower algorithm.min_learnable_tokens (default 16)", "E-CONF-003")
@@ -396,7 +430,7 @@ def too_little_disk(patient, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(GB, GB, 100))
 
 
-@fault("disk", BAD, "nothing can be written", "a folder that you may write to", "E-RUN-010")
+@fault("disk", BAD, "is not writable", "a folder that you may write to", "E-RUN-010")
 def outputs_that_cannot_be_written(patient, monkeypatch):
     patient.set("training.outputs", "/proc/outputs")
 
@@ -406,7 +440,7 @@ def budget_that_ends_before_the_run(patient, monkeypatch):
     patient.set("servers.settings.people.budget.calls", 3)
 
 
-@fault("trackers", WARN, "nobody answers at http://127.0.0.1:9/v1/traces", "start it, correct its address")
+@fault("trackers", WARN, "no answer at http://127.0.0.1:9/v1/traces", "start it, correct its address")
 def tracker_that_is_down(patient, monkeypatch):
     patient.set("tracking.opentelemetry.endpoint", "http://127.0.0.1:9/v1/traces")
 
@@ -429,7 +463,7 @@ async def test_a_planted_fault_is_found_by_name_with_its_fix(name, patient, monk
 
 
 @pytest.mark.process
-async def test_a_recipe_that_is_well_has_nothing_to_mend(patient):
+async def test_a_correct_recipe_has_no_warnings_or_errors(patient):
     patient.write()
     findings = await patient.examined()
     assert [one for one in findings if one.severity not in (Severity.OK, None)] == []
@@ -460,7 +494,7 @@ async def test_faults_of_different_stages_are_found_in_one_examination(patient):
     assert needs["tasks and tools"] == "skipped: needs tasks that can be read"
 
 
-async def test_a_fault_that_was_found_is_not_met_again_by_what_would_need_it_mended(patient):
+async def test_checks_that_depend_on_a_fault_are_skipped(patient):
     patient.servers["people"]["env"] = {"KEY": "${PEOPLE_KEY_OF_NOBODY}"}
     patient.set("workers.count", 2)
     patient.write()
@@ -470,7 +504,7 @@ async def test_a_fault_that_was_found_is_not_met_again_by_what_would_need_it_men
     assert [one.check for one in findings if one.severity is BAD] == ["installed", "keys"]
     needs = {one.check: one.measured for one in findings if one.severity is None}
     assert needs["servers"] == "skipped: needs an mcpServers file that can be read, and its keys"
-    assert needs["template"] == "skipped: needs 'installed' mended first"
+    assert needs["template"] == "skipped: needs 'installed' fixed first"
 
 
 def test_there_are_at_least_25_faults():

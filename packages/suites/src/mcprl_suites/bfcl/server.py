@@ -1,9 +1,8 @@
 """The MCP server `bfcl`: the simulators of one BFCL task for one episode.
 
-All documented functions are listed, because a server lists its tools before it is told its task. Two more are for
-whoever runs the episode and never on offer: `bfcl_begin` says which task it is and puts its world in place, and
-`bfcl_state` shows that world. Until then, and for functions of simulators that the task does not involve, calls are
-refused.
+All documented functions are listed, because a server lists its tools before it knows its task. Two more are for the
+runtime and never offered: `bfcl_begin` sets the task and its world, and `bfcl_state` shows that world. Calls before
+`bfcl_begin`, and of simulators that the task does not involve, are rejected.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ _ACTS = ToolAnnotations(read_only_hint=False, idempotent_hint=False, open_world_
 
 
 class _World:
-    """What an episode has at this server: nothing until its task is known."""
+    """The state of an episode: nothing until its task is known."""
 
     def __init__(self) -> None:
         self.simulators: Simulators | None = None
 
 
 class _SimulatorTool(Tool):
-    """A documented function. Its arguments reach the simulator as they came, not as Python types would have them."""
+    """A documented function. Its arguments reach the simulator unchanged, not converted to Python types."""
 
     async def run(self, arguments: dict[str, Any], context: CallContext, convert_result: bool = False) -> Any:
         return self.fn(arguments, context)
 
 
 class _Server:
-    """The tools over the world that each call belongs to."""
+    """The tools, each acting on the world of the call's episode."""
 
     def __init__(self) -> None:
         self._worlds = EpisodeStates(_World)
@@ -58,10 +57,10 @@ class _Server:
     def begin(
         self, context: CallContext, task_id: Annotated[str, Field(description="Id of the task.")]
     ) -> CallToolResult:
-        """Put the world of a task in place. Once in an episode, before any other call."""
+        """Set up the world of a task. Once per episode, before any other call."""
         world = self._worlds.of(context)
         if world.simulators is not None:
-            raise ToolError(f"This episode is one of {world.simulators.entry.id} already.")
+            raise ToolError(f"This episode already has the task {world.simulators.entry.id}.")
         try:
             world.simulators = Simulators(entry_of(task_id))
         except BadValueError as error:
@@ -69,7 +68,7 @@ class _Server:
         return _text(task_id)
 
     def state(self, context: CallContext) -> CallToolResult:
-        """The world as it is now: a digest of it, and below it as JSON."""
+        """The current world: its digest, then the world as JSON."""
         state = self._simulators(context).state()
         return _text(f"{state_digest(state)}\n{json.dumps(state)}")
 
@@ -102,7 +101,7 @@ class _Server:
 
 
 def make_server() -> MCPServer:
-    """The server, not yet running. Raises MissingExtraError where the wheel is not installed."""
+    """The server, not yet running. Raises MissingExtraError if the wheel is not installed."""
     served = _Server()
     server = MCPServer(
         "bfcl",

@@ -1,8 +1,8 @@
-"""The world of one task: its simulators, fresh, called by name with keyword arguments.
+"""The world of one task: its simulators, called by name with keyword arguments.
 
-The official executor builds a line of Python from what the model wrote and evaluates it. Here a call is looked up in a
-fixed table of documented methods, so nothing else can be reached. What a call gives back is worded as there, because
-the checker compares those texts.
+The official executor builds a line of Python from the model's text and evaluates it. Here a call is looked up in a
+fixed table of documented methods, so nothing else can be reached. Results have the official wording, because the
+checker compares those texts.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 
-# The documents name types as Python and BFCL do.
+# The documents use the type names of Python and BFCL.
 _TYPES: Final = {"dict": "object", "float": "number", "tuple": "array"}
-# Where an official answer itself passes another type than the documents name, that type is taken too.
+# Types that official answers pass although the documents name another.
 _ALSO_TAKEN: Final = {("close_ticket", "ticket_id"): "string"}
 
 
@@ -70,11 +70,10 @@ def all_tools() -> Mapping[str, DocumentedTool]:
 
 
 def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
-    # Python refuses an argument that a method does not have.
+    # Python rejects an argument that a method does not have.
     schema: dict[str, Any] = {**json_schema(document["parameters"]), "additionalProperties": False}
     for name, part in schema["properties"].items():
-        also = _ALSO_TAKEN.get((document["name"], name))
-        if also is not None:
+        if also := _ALSO_TAKEN.get((document["name"], name)):
             part["type"] = [part["type"], also]
     return schema
 
@@ -87,18 +86,15 @@ def json_schema(described: Mapping[str, Any]) -> dict[str, Any]:
         del schema["type"]
     elif isinstance(kind, str):
         schema["type"] = _TYPES.get(kind, kind)
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping):
-        named = cast("Mapping[str, Mapping[str, Any]]", properties)
-        schema["properties"] = {name: json_schema(part) for name, part in named.items()}
-    items = schema.get("items")
-    if isinstance(items, Mapping):
-        schema["items"] = json_schema(cast("Mapping[str, Any]", items))
+    if "properties" in schema:
+        schema["properties"] = {name: json_schema(part) for name, part in schema["properties"].items()}
+    if "items" in schema:
+        schema["items"] = json_schema(schema["items"])
     return schema
 
 
 _STATELESS: Final = frozenset({"MathAPI"})
-# Numbers beyond these keep a processor busy for hours: 10 ** 1e9 is a number of a thousand million digits.
+# Larger numbers keep a processor busy for hours: 10 ** 1e9 has a billion digits.
 _MOST: Final[Mapping[tuple[str, str], float]] = {
     ("power", "base"): 1e15,
     ("power", "exponent"): 1e4,
@@ -109,14 +105,14 @@ _MOST: Final[Mapping[tuple[str, str], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call gave back: Outcome('{"current_working_directory": "temp"}'), or a text that says why it failed."""
+    """The result of a call: Outcome('{"current_working_directory": "temp"}'), or a text that says why it failed."""
 
     text: str
     is_error: bool = False
 
 
 class Simulators:
-    """The simulators that a task involves, as they are before its first call. Made for one episode, used once."""
+    """The simulators that a task involves, in the state before its first call. Used for one episode."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
@@ -132,7 +128,7 @@ class Simulators:
         return tool in self._methods
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> Outcome:
-        """Call a documented method. Never raises for what the policy wrote."""
+        """Call a documented method. Never raises, whatever the arguments."""
         method = self._methods.get(tool)
         if method is None:
             return Outcome(f"Error during execution: name '{tool}' is not defined", is_error=True)
@@ -140,30 +136,30 @@ class Simulators:
         if too_large is not None:
             return Outcome(json.dumps({"error": too_large}), is_error=True)
         try:
-            # Copied: a simulator may keep an argument and change it later, and the caller's record must not change.
+            # Copied: a simulator may keep an argument and change it later.
             result = method(**copy.deepcopy(dict(arguments)))
         except _FAILURES as error:
             return Outcome(f"Error during execution: {error}", is_error=True)
         return Outcome(_worded(result), is_error=_is_refusal(result))
 
     def state(self) -> dict[str, Any]:
-        """What the checker compares, as JSON: the public attributes of each simulator."""
+        """The state that the checker compares, as JSON: the public attributes of each simulator."""
         return {name: public_state(instance) for name, instance in self.instances.items()}
 
 
-# What simulators raise on arguments that they did not expect. Anything else is a fault of ours.
+# Errors that simulators raise on unexpected arguments. Any other is a fault of ours.
 _FAILURES: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @cache
 def parameter_names(tool: str) -> tuple[str, ...]:
-    """The parameters of a tool in their order, by which answers that name none are read."""
+    """The parameters of a tool in order, for answers with positional arguments."""
     method = getattr(simulator_class(all_tools()[tool].simulator), tool)
     return tuple(name for name in inspect.signature(method).parameters if name != "self")
 
 
 def public_state(value: Any) -> Any:
-    """Anything that a simulator holds as JSON: objects by their public attributes."""
+    """Any value of a simulator as JSON; objects by their public attributes."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -177,7 +173,7 @@ def public_state(value: Any) -> Any:
         case Set():
             return sorted((public_state(entry) for entry in cast("Set[Any]", value)), key=canonical_json)
         case _ if hasattr(value, "__dict__"):
-            # A folder knows the folder that it is in, and that one knows it.
+            # A folder and its parent refer to each other.
             held = cast("dict[str, Any]", vars(value))
             return {
                 name: public_state(part) for name, part in held.items() if not name.startswith("_") and name != "parent"
@@ -187,7 +183,7 @@ def public_state(value: Any) -> Any:
 
 
 def state_digest(state: Mapping[str, Any]) -> str:
-    """A short name of a state: the same for the same state only."""
+    """A digest that only equal states share."""
     return hashlib.sha256(canonical_json(state).encode()).hexdigest()
 
 
@@ -208,14 +204,10 @@ def _too_large(tool: str, arguments: Mapping[str, Any]) -> str | None:
 
 
 def _worded(result: Any) -> str:
-    if isinstance(result, str):
-        return result
-    if isinstance(result, dict):
-        try:
-            return json.dumps(result)
-        except TypeError:  # a decimal number, or an object of the simulator
-            return str(cast("object", result))
-    return str(result)
+    try:
+        return json.dumps(result) if isinstance(result, dict) else str(result)
+    except TypeError:  # a decimal number, or an object of the simulator
+        return str(cast("object", result))
 
 
 def _is_refusal(result: Any) -> bool:

@@ -1,7 +1,7 @@
-"""The suite `bfcl-multi-turn`: its tasks, what they need of a configuration, and its judge.
+"""The suite `bfcl-multi-turn`: its tasks, the configuration they need, its judge, and scripted episodes.
 
-Functions are listed in the prompt as any tools are. Those that a task holds back are refused until the user announces
-them, in a message that carries their documents, because what was shown is never shown again another way.
+Functions are listed in the prompt like any tools. Those that a task holds back are rejected until the user announces
+them in a message with their documents, because a prompt is never changed once it was shown.
 """
 
 from __future__ import annotations
@@ -17,55 +17,67 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
-from mcprl.config import RunConfig, ServersConfig, ServerSettings
-from mcprl.episodes.environment import tool_specs
+from mcprl.config import RewardsConfig, RunConfig, ServersConfig, ServerSettings
+from mcprl.episodes.environment import Action, Environment, tool_specs
+from mcprl.episodes.loop import Leases, lease_for
 from mcprl.errors import BadValueError
 from mcprl.evaluation.outcomes import Judged
 from mcprl.goals import Contains, ExpectedState, Goal
-from mcprl.records import FollowUp, Message, Observation, StopReason, Task, ToolCall, Trajectory, Turn, turns_by_message
+from mcprl.records import (
+    FinishReason,
+    FollowUp,
+    Message,
+    Observation,
+    StopReason,
+    Task,
+    ToolCall,
+    Trajectory,
+    Turn,
+    turns_by_message,
+)
 from mcprl.tools.arguments import ArgumentCheck
 from mcprl_suites.bfcl.server import BEGIN, STATE
 from mcprl_suites.bfcl.simulators import Simulators, all_tools, parameter_names, state_digest
 from mcprl_suites.bfcl.wheel import CATEGORIES, Entry, entries, entry_of, gold_answers, wheel_module
 
 __all__ = [
-    "MAX_TURNS",
     "BfclMultiTurn",
     "Failure",
     "MadeCall",
     "calls_before_offer",
     "check",
     "gold_calls",
+    "judge_turns",
     "made_calls",
     "make_suite",
+    "play_calls",
     "read_call",
     "server_settings",
-    "task_of_entry",
 ]
 
 
-# Tasks are judged in threads, and Python 3.11 counts the depth of a syntax tree once for all of them: where two threads
-# parse at the same time, one may be told "AST constructor recursion depth mismatch".
+# Tasks are judged in threads, and Python 3.11 counts the depth of a syntax tree once for all threads: if two parse at
+# the same time, one may fail with "AST constructor recursion depth mismatch".
 _parsing = threading.Lock()
 
 
 def gold_calls(entry: Entry) -> tuple[tuple[ToolCall, ...], ...]:
-    """The calls that solve a task, a tuple for each time that the user speaks."""
+    """The calls that solve a task, a tuple per message of the user."""
     return tuple(tuple(map(read_call, calls)) for calls in gold_answers(entry.category)[entry.id])
 
 
 def read_call(text: str) -> ToolCall:
     """One call of an answer: read_call("sort('a.txt')") is the call of `sort` with file_name a.txt.
 
-    Raises ValueError for a text that is anything but one call with literal arguments.
+    Raises ValueError unless the text is one call with literal arguments.
     """
     try:
         with _parsing:
             call = ast.parse(text, mode="eval").body
     except SyntaxError as error:
-        raise ValueError(f"{text!r} is no Python") from error
+        raise ValueError(f"{text!r} is not Python") from error
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-        raise ValueError(f"{text!r} is no call of a function")
+        raise ValueError(f"{text!r} is not a call of a function")
     names = parameter_names(call.func.id) if call.args else ()
     arguments: dict[str, Any] = dict(zip(names, map(ast.literal_eval, call.args), strict=False))
     for keyword in call.keywords:
@@ -76,7 +88,7 @@ def read_call(text: str) -> ToolCall:
 
 
 def calls_before_offer(entry: Entry, gold: Sequence[Sequence[ToolCall]]) -> frozenset[str]:
-    """Functions that the answer itself calls before they are announced: one, in multi_turn_miss_func_49."""
+    """Functions that the official answer calls before they are announced: one, in multi_turn_miss_func_49."""
     return frozenset(
         call.name
         for announced, names in entry.held_back.items()
@@ -90,7 +102,7 @@ _CHECKER = "eval_checker.multi_turn_eval.multi_turn_checker"
 
 
 class Failure(StrEnum):
-    """Why the checker finds a conversation wrong."""
+    """Why the checker rejects a conversation."""
 
     UNFINISHED = "conversation not finished"
     NO_CALL = "no call where one is needed"
@@ -100,7 +112,7 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeCall:
-    """A call of the policy. `refusal` is what it was told where the call never reached a simulator.
+    """A call of the policy. `refusal` is the text it got if the call never reached a simulator.
 
     MadeCall(call=ToolCall(name="cd", arguments={"folder": "document"}))
     """
@@ -110,11 +122,11 @@ class MadeCall:
 
 
 Steps = Sequence[Sequence[MadeCall]]
-"""The calls that followed one message of the user: a sequence for each turn of the policy that made any."""
+"""The calls after one message of the user: a sequence per turn of the policy that made any."""
 
 
 def check(entry: Entry, made: Sequence[Steps]) -> Failure | None:
-    """What is wrong with the calls that were made, those after each message of the user; None where nothing is."""
+    """What is wrong with the calls after each message of the user; None if nothing is."""
     gold = gold_calls(entry)
     if len(made) != len(gold):
         return Failure.UNFINISHED
@@ -125,7 +137,7 @@ def check(entry: Entry, made: Sequence[Steps]) -> Failure | None:
         results += [_result(ours, call) for step in steps for call in step]
         wanted_results = [official.call(call.name, call.arguments).text for call in wanted]
         if not wanted:
-            continue  # here the policy should have asked; calls that it made all the same show in the next state
+            continue  # the policy should have asked here; if it made calls instead, the next state shows them
         if not any(steps):
             return Failure.NO_CALL
         if not checker.state_checker(ours.instances, official.instances)["valid"]:
@@ -136,7 +148,7 @@ def check(entry: Entry, made: Sequence[Steps]) -> Failure | None:
 
 
 def made_calls(turns: Sequence[Turn]) -> list[Steps]:
-    """The calls of a record, after each message of the user. A text that was no call counts as none, as there."""
+    """The calls after each message of the user. Unreadable calls do not count, as in the official checker."""
     return [
         [
             [_made(call, seen) for call, seen in zip(turn.calls, turn.observations, strict=True) if not call.problem]
@@ -159,16 +171,17 @@ def _result(simulators: Simulators, made: MadeCall) -> str:
 
 @cache
 def _argument_check(tool: str) -> ArgumentCheck:
-    """The check that a call passed before it was sent: what fails it never reached the server."""
+    """The check of a call before it is sent: a call that fails it never reached the server."""
     return ArgumentCheck(tool, "bfcl", all_tools()[tool].parameters)
 
 
 MAX_TURNS: Final = 21
-"""For each message of the user: twenty turns with calls, and the one after them, whose call is one too many."""
+"""Per message of the user: twenty turns with calls, and one more, whose call is too many."""
 
 _SERVERS: Final = Path(__file__).with_name("servers.json")
 # A conversation has up to seven messages of twenty turns each.
 _DEADLINE_S: Final = 3600.0
+_SCRIPT_S: Final = 600.0
 _LIMITS: Final = {
     StopReason.CONTEXT_LIMIT: "context limit",
     StopReason.DEADLINE: "deadline",
@@ -177,7 +190,7 @@ _LIMITS: Final = {
 
 
 def server_settings() -> ServerSettings:
-    """A server of its own for each episode. Crowded worlds give long results, and all of a result is the task's."""
+    """A server per episode. Crowded worlds give long results, and a task needs all of a result."""
     return ServerSettings(isolation="per_episode", max_result_bytes=2**20)
 
 
@@ -187,9 +200,9 @@ class BfclMultiTurn:
     name = "bfcl-multi-turn"
 
     def adapt(self, config: RunConfig) -> RunConfig:
-        """The configuration with the suite's server. Failures on purpose would not be in the official checker's world.
+        """The configuration with the suite's server and without injected errors, which the checker would not expect.
 
-        Raises BadValueError where turns are held to a grammar, which could not change when functions are announced.
+        Raises BadValueError if turns are constrained by a grammar, which could not change when functions are announced.
         """
         if config.sampling.constrain != "off":
             raise BadValueError(
@@ -209,17 +222,17 @@ class BfclMultiTurn:
         return entry_of(task.id).category
 
     async def judge(self, task: Task, trajectory: Trajectory) -> Judged:
-        return await asyncio.to_thread(_judge, entry_of(task.id), trajectory)
+        return await asyncio.to_thread(judge_turns, entry_of(task.id), trajectory.stop, trajectory.turns)
 
 
 def make_suite() -> BfclMultiTurn:
-    """The suite. Raises MissingExtraError where the wheel is not installed, before anything is started."""
+    """The suite. Raises MissingExtraError if the wheel is not installed, before anything is started."""
     entries(CATEGORIES[0])
     return BfclMultiTurn()
 
 
-def task_of_entry(entry: Entry) -> Task:
-    """A task of the wheel as one of ours. Its goal is the world that the official answer leaves behind."""
+def _task(entry: Entry) -> Task:
+    """A task of the wheel as one of ours. Its goal is the world after the official answer."""
     gold = gold_calls(entry)
     solved = Simulators(entry)
     for call in (call for calls in gold for call in calls):
@@ -256,21 +269,39 @@ def task_of_entry(entry: Entry) -> Task:
 
 @cache
 def _tasks() -> tuple[Task, ...]:
-    return tuple(task_of_entry(entry) for category in CATEGORIES for entry in entries(category).values())
+    return tuple(_task(entry) for category in CATEGORIES for entry in entries(category).values())
 
 
 def _announcement(names: Sequence[str]) -> Message:
-    """The user's message with the documents of new functions, worded as the official prompt words it."""
+    """The user's message with the documents of new functions, in the words of the official prompt."""
     wording = str(wheel_module("constants.default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING)
     documents = json.dumps(tool_specs(all_tools()[name] for name in names), ensure_ascii=False)
     return {"role": "user", "content": wording.replace("{functions}", documents)}
 
 
-def _judge(entry: Entry, trajectory: Trajectory) -> Judged:
-    limit = _LIMITS.get(trajectory.stop)
-    if limit is not None:
+def judge_turns(entry: Entry, stop: StopReason, turns: Sequence[Turn]) -> Judged:
+    """Judge an episode by its turns and the reason for its end."""
+    if (limit := _LIMITS.get(stop)) is not None:
         return Judged(success=False, failure=limit)
-    failure = check(entry, made_calls(trajectory.turns))
-    if failure is Failure.UNFINISHED and trajectory.stop is StopReason.TURN_LIMIT:
+    failure = check(entry, made_calls(turns))
+    if failure is Failure.UNFINISHED and stop is StopReason.TURN_LIMIT:
         return Judged(success=False, failure="turn limit")
     return Judged(success=failure is None, failure=None if failure is None else failure.value)
+
+
+async def play_calls(task: Task, leases: Leases, calls: Sequence[Sequence[ToolCall]]) -> Environment:
+    """An episode without a model: the calls after each message of the user in one turn, then a turn without calls."""
+    stop: StopReason | None = None
+    async with lease_for(task, leases, lives_s=_SCRIPT_S) as access:
+        environment = Environment(task, access, preamble=(), max_turns=MAX_TURNS, rewards=RewardsConfig())
+        for made in calls:
+            if made:
+                await environment.step(_action("", tuple(made)))
+            stop = (await environment.step(_action("Done.", ()))).stop
+    if stop is not StopReason.ANSWERED:
+        raise ValueError(f"{task.id} does not end with these calls, but with {stop}")
+    return environment
+
+
+def _action(text: str, calls: tuple[ToolCall, ...]) -> Action:
+    return Action(text=text, prose=text, calls=calls, sampled_ids=(), finish=FinishReason.STOP, weights_version=0)

@@ -1,7 +1,7 @@
-"""What the `bfcl-eval` wheel carries of BFCL v4 multi-turn: tasks, answers, function documents and simulators.
+"""The parts of the `bfcl-eval` wheel that are used: tasks, answers, function documents and simulators of multi-turn.
 
-Only these parts are read. Most of the wheel (model handlers, search and memory back ends) needs libraries that nothing
-here uses, so it is installed without them.
+The rest of the wheel (model handlers, search and memory back ends) needs libraries that nothing here uses, so it is
+installed without dependencies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 VERSION: Final = "2026.3.23"
 CATEGORIES: Final = ("base", "miss_func", "miss_param", "long_context")
-"""Kinds of tasks, 200 of each: plain ones, functions that come late, parameters that come late, crowded worlds."""
+"""Kinds of tasks, 200 each: plain, functions announced late, parameters given late, crowded worlds."""
 
 SIMULATORS: Final[Mapping[str, str]] = {
     "GorillaFileSystem": "gorilla_file_system",
@@ -46,7 +46,7 @@ SIMULATORS: Final[Mapping[str, str]] = {
     "TravelAPI": "travel_booking",
     "VehicleControlAPI": "vehicle_control",
 }
-"""Classes of the simulators, each with the name of its module and of its file of documents."""
+"""Simulator classes, each with the name of its module and its documents file."""
 
 _FIX: Final = f"pip install --no-deps bfcl-eval=={VERSION} mpmath"
 _SOURCES: Final = "eval_checker.multi_turn_eval.func_source_code"
@@ -55,10 +55,10 @@ _PREFIX: Final = "multi_turn_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One task as the wheel has it.
+    """One task of the wheel.
 
-    `messages[i]` is what the user says the i-th time, empty where only new functions are announced. `held_back` are
-    the functions that are announced then, by i. `config` is what each simulator begins with.
+    `messages[i]` is the user's i-th message, empty if it only announces functions; `held_back[i]` are these functions.
+    `config` is the initial state of each simulator.
 
     Entry(id="multi_turn_miss_func_0", category="miss_func", simulators=("TwitterAPI", "GorillaFileSystem"),
           messages=((…,), (…,), (…,), (), (…,)), held_back={3: ("sort",)}, config={"GorillaFileSystem": {…}, …})
@@ -73,19 +73,19 @@ class Entry:
 
     @property
     def is_long(self) -> bool:
-        """Whether simulators fill their world with what the task does not need."""
+        """Whether simulators fill their world with things that the task does not need."""
         return self.category == "long_context"
 
 
 @cache
 def entries(category: str) -> Mapping[str, Entry]:
-    """All tasks of a category by their ids, in the order of the wheel."""
+    """All tasks of a category by id, in the order of the wheel."""
     rows = _lines(f"BFCL_v4_{_PREFIX}{category}.json")
     return {row["id"]: _entry(row, category) for row in rows}
 
 
 def entry_of(task_id: str) -> Entry:
-    """The task of that id. Raises BadValueError where there is none."""
+    """The task of that id. Raises BadValueError if there is none."""
     category = task_id.removeprefix(_PREFIX).rpartition("_")[0]
     found = entries(category).get(task_id) if category in CATEGORIES else None
     if found is None:
@@ -97,20 +97,20 @@ def entry_of(task_id: str) -> Entry:
 
 @cache
 def gold_answers(category: str) -> Mapping[str, tuple[tuple[str, ...], ...]]:
-    """The calls that solve each task, as Python texts, a tuple for each time that the user speaks."""
+    """The calls that solve each task, as Python texts, a tuple per message of the user."""
     rows = _lines(f"possible_answer/BFCL_v4_{_PREFIX}{category}.json")
     return {row["id"]: tuple(tuple(calls) for calls in row["ground_truth"]) for row in rows}
 
 
 @cache
 def function_documents(simulator: str) -> tuple[Mapping[str, Any], ...]:
-    """What the wheel says about each public method of a simulator."""
+    """The document of each public method of a simulator."""
     return tuple(_lines(f"multi_turn_func_doc/{SIMULATORS[simulator]}.json"))
 
 
 @cache
 def simulator_class(name: str) -> type[Any]:
-    """The class of a simulator. Raises MissingExtraError where the wheel or mpmath is missing."""
+    """The class of a simulator. Raises MissingExtraError if the wheel or mpmath is missing."""
     return getattr(wheel_module(f"{_SOURCES}.{SIMULATORS[name]}"), name)
 
 
