@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from mcprl.cli.commands import Commands
 from mcprl.cli.options import parse_pairs
 from mcprl.cli.printing import plain_table, printable, words
 
@@ -22,11 +23,7 @@ __all__ = ["app"]
 
 _LISTED = 20
 
-app = typer.Typer(
-    help="Make, read and check cassettes: files of recorded tool calls that replace the servers.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = Commands("Make, read and check cassettes: files of recorded tool calls that replace the servers.")
 
 _Cassette = Annotated[Path, typer.Argument(metavar="CASSETTE", help="SQLite file of recorded calls.")]
 _FILES = typer.Argument(metavar="FILE", help="Recorded conversations: a JSON list of rows, or one row per line.")

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from mcprl.cli.commands import Commands
+
 __all__ = ["app"]
 
-app = typer.Typer(help="Look up settings.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("Look up settings.")
 
 
 @app.command("explain")

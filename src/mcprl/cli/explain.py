@@ -122,7 +122,7 @@ def _with_codes(error: type[McprlError]) -> Iterable[type[McprlError]]:
 
 def command(
     code: Annotated[
-        str | None, typer.Argument(metavar="[CODE]", help="Code of an error, such as E-TOOL-003.", show_default=False)
+        str | None, typer.Argument(metavar="CODE", help="Code of an error, such as E-TOOL-003.", show_default=False)
     ] = None,
 ) -> None:
     """Print what an error means, whose fault it is, its usual causes and how to fix it. Without a code: all codes."""

@@ -112,13 +112,13 @@ def command(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]",
+            metavar="RUN",
             help="Folder of a run, or its name below outputs; default: the newest run there.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Log to print, such as vllm.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="Log to print, such as vllm.", show_default=False)
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what is added, until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="Lines to print.")] = 50,

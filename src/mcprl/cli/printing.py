@@ -150,16 +150,16 @@ def _mean(values: Sequence[float]) -> float:
     return sum(value / len(values) for value in values)
 
 
-def try_command(recipe: Path, folder: Path, *, engine: str, whole_model: bool) -> str:
+def try_command(folder: Path, *, engine: str, whole_model: bool) -> str:
     """How to try what the run in a folder left: an adapter, or a model if all weights were trained.
 
-    >>> try_command(Path("a.yaml"), Path("outputs/a"), engine="torch", whole_model=False)
-    'mcprl try a.yaml --adapter outputs/a/adapter'
+    >>> try_command(Path("outputs/a"), engine="torch", whole_model=False)
+    'mcprl try outputs/a/config.yaml --adapter outputs/a/adapter'
     """
     if whole_model:
         option = ["--set", f"model.path={folder.absolute() / 'model'}"]
     else:
         option = ["--adapter", str(folder / "adapter")]
-    if engine == "skyrl":  # whose server samples only from what it saved itself
+    if engine == "skyrl":  # its server samples only from weights that it saved itself
         option += ["--set", "engine=torch"]
-    return shlex.join(["mcprl", "try", str(recipe), *option])
+    return shlex.join(["mcprl", "try", str(folder / "config.yaml"), *option])

@@ -66,6 +66,4 @@ def command(
     from mcprl.cli.running import run_to_the_end
 
     with debugging(folder.logs) if debug else nullcontext():
-        run_to_the_end(
-            resume_point.config, recipe=folder.path / "config.yaml", folder=folder, resume_point=resume_point
-        )
+        run_to_the_end(resume_point.config, folder, resume_point)

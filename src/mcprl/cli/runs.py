@@ -16,6 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.text import Text
 
+from mcprl.cli.commands import Commands
 from mcprl.cli.options import AsJson
 from mcprl.cli.printing import (
     duration,
@@ -63,7 +64,7 @@ def next_command(run: PastRun) -> str:
             return shlex.join(["mcprl", "resume", str(run.path)])
         case "finished":
             engine, is_model = str(run.config.get("engine", "")), "model" in run.files
-            return try_command(run.path / "config.yaml", run.path, engine=engine, whole_model=is_model)
+            return try_command(run.path, engine=engine, whole_model=is_model)
         case _:
             return ""
 
@@ -141,7 +142,7 @@ def run_details(
     metrics = success_metrics(run.metrics)
     if metrics:
         yield Text()
-        yield success_table(metrics)
+        yield success_table(metrics, run.steps_done)
     if run.verdicts:
         yield Text(f"\nverdicts on step {run.steps_done}", style="bold")
         yield from map(verdict_text, run.verdicts)
@@ -254,7 +255,7 @@ def _command(text: str) -> Text:
 _OUTPUTS = Path("outputs")
 _RUN_HELP = "Folder of a run, or its name below outputs."
 
-app = typer.Typer(help="List runs, show one, compare several.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("List runs, show one, compare several.")
 
 
 @app.command("list")
@@ -294,7 +295,7 @@ def show_run(
 
 @app.command("compare")
 def compare_runs(
-    chosen: Annotated[list[str], typer.Argument(metavar="RUN RUN [RUN]...", help=_RUN_HELP, show_default=False)],
+    chosen: Annotated[list[str], typer.Argument(metavar="RUN", help=_RUN_HELP, show_default=False)],
     as_json: AsJson = False,
 ) -> None:
     """Show runs side by side: the settings that differ, their figures, and the rewards over the steps."""

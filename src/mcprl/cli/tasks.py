@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from mcprl.cli.commands import Commands
 from mcprl.cli.options import AsJson
 from mcprl.cli.printing import plain_table, words
 
@@ -194,7 +195,7 @@ _WORLD = re.compile(r"market-(\d+)")
 # The tools are the same in every world: this one is used if no task names one.
 _ANY_WORLD = 7
 
-app = typer.Typer(help="Check, make and read task files.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("Check, make and read task files.")
 
 _TaskFile = Annotated[Path, typer.Argument(metavar="FILE", help="Task file: JSONL, or SkyRL's rows.")]
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from mcprl.cli.commands import Commands
 from mcprl.cli.options import Overrides, Recipe, parse_pairs, typed_value
 from mcprl.cli.printing import plain_table, words
 
@@ -188,7 +189,7 @@ def observation_details(seen: Observation) -> Text:
     return words(" · ".join(details), "dim")
 
 
-app = typer.Typer(help="List tools, call them, pin them.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("List tools, call them, pin them.")
 
 
 @app.command("list")
