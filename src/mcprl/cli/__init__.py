@@ -11,7 +11,7 @@ import sys
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -70,7 +70,8 @@ class _TopLevel(Group):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = dict.fromkeys(self.list_commands(None))  # Typer suggests one of these after a typing error
+        # Typer suggests one of these names after a typing error.
+        self.commands = cast("Any", dict.fromkeys(self.list_commands(None)))
 
     def list_commands(self, ctx: Any) -> list[str]:
         known = [name for section in SECTIONS.values() for name in section]
@@ -126,6 +127,7 @@ app = Commands(
     "Train language models by reinforcement learning to use tools over many turns; the tools are MCP servers.",
     _TopLevel,
 )
+app.info.name = "mcprl"
 
 
 def _print_version(wanted: bool) -> None:

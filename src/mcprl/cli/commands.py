@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["Commands", "Group", "first_sentence"]
+__all__ = ["Commands", "Group"]
 
 _TYPES = {
     "str": "TEXT",
@@ -26,14 +26,14 @@ _TYPES = {
 _TYPE = re.compile(r"<([^<>]+)>")
 
 
-def first_sentence(help_text: str) -> str:
+def _first_sentence(help_text: str) -> str:
     """The first sentence of a command's help, for the list of commands."""
     return re.split(r"(?<=\.)\s", " ".join(help_text.split()), maxsplit=1)[0]
 
 
 def _argument(parameter: Any) -> str:
     """An argument as the usage line shows it: RECIPE, [RUN], FILE..., [FILE]..."""
-    name = parameter.metavar or parameter.name.upper()
+    name = (parameter.metavar or parameter.name.upper()).strip("[]")
     return (name if parameter.required else f"[{name}]") + ("..." if parameter.nargs != 1 else "")
 
 
@@ -41,7 +41,7 @@ class _PlainHelp:
     """Mixed into Typer's classes of commands and groups."""
 
     def get_help_option(self: Any, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
+        option = cast("Any", super()).get_help_option(ctx)
         option.default = False  # without a default, Typer imports pydantic to convert a flag that was not given
         return option
 
@@ -80,7 +80,7 @@ class Group(_PlainHelp, TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-            formatter.write_dl([(name, first_sentence(command.help or "")) for name, command in found if command])
+            formatter.write_dl([(name, _first_sentence(command.help or "")) for name, command in found if command])
 
 
 class Commands(typer.Typer):

@@ -15,7 +15,7 @@ app = Commands("Look up settings.")
 
 @app.command("explain")
 def explain(
-    field: Annotated[str, typer.Argument(help="Setting or section, e.g. sampling.temperature; all if left out.")] = "",
+    field: Annotated[str, typer.Argument(help="Setting or section, e.g. sampling.temperature; default: all.")] = "",
 ) -> None:
     """Print what a setting means, its type and its default."""
     from mcprl.errors import UnknownKeyError, did_you_mean

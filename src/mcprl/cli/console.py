@@ -1,4 +1,4 @@
-"""What `mcprl train` shows: a live panel on a terminal, one plain line per step elsewhere, and the summary."""
+"""The output of `mcprl train`: a live panel on a terminal, one plain line per step elsewhere, and the summary."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _LastingStream:
-    """A stream whose first failed write makes it a stream to nowhere."""
+    """A stream that discards everything after its first failed write."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -99,7 +99,7 @@ class _LastingStream:
         return getattr(self._stream, name)
 
     def _turn_away(self, error: OSError) -> None:
-        # The descriptor itself, because what is buffered is written again when the process ends.
+        # The descriptor itself is redirected, because buffered text is written again when the process ends.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -127,7 +127,7 @@ def _enduring(stream: TextIO | None) -> Any:
 
 
 class TrainingConsole:
-    """Follows a training run, of which `steps_done` were done before."""
+    """Shows a training run, of which `steps_done` steps were done before."""
 
     def __init__(self, config: RunConfig, console: Console | None = None, *, steps_done: int = 0) -> None:
         self._config = config
@@ -173,7 +173,7 @@ class TrainingConsole:
             return
         cells = [f"{name} {value}" for name, value in zip(COLUMNS, row, strict=True)]
         self._console.print("  ".join(cells), soft_wrap=True, markup=False)
-        # What stays as it was is named on the line above; its words are said once.
+        # A verdict that persists is named on the line above and printed in full only once.
         for verdict in verdicts:
             if verdict.severity is not Severity.OK and (verdict.severity, verdict.name) not in known:
                 self._console.print(Text("  ") + verdict_text(verdict), soft_wrap=True)

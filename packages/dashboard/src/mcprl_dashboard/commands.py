@@ -11,7 +11,7 @@ __all__ = ["command"]
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run, or of runs.")] = Path(
+    folder: Annotated[Path, typer.Argument(metavar="[RUN_OR_OUTPUTS]", help="Folder of a run, or of runs.")] = Path(
         "outputs"
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")] = 0,
