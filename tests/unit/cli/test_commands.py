@@ -165,7 +165,7 @@ def every_command(command, *path):
         yield from every_command(command.get_command(None, name), *path, name)
 
 
-@pytest.mark.parametrize("path", every_command(typer.main.get_command(app)), ids=" ".join)
+@pytest.mark.parametrize("path", list(every_command(typer.main.get_command(app))), ids=" ".join)
 def test_help_has_whole_sentences_and_one_way_to_write_arguments(path):
     result = CliRunner().invoke(app, [*path, "--help"])
     assert result.exit_code == 0
