@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mcprl.evaluation.harness import Wishes, evaluate, make_request
+from mcprl.evaluation.harness import evaluate, make_request
 from mcprl.evaluation.results import Evaluation
 from mcprl.evaluation.statistics import Estimate
 from mcprl.records import LostEpisode, StopReason, Task, ToolCall, Trajectory, Turn
@@ -124,7 +124,7 @@ class Progress:
 
 async def measure_model(model: str, sample: int, settings: Sequence[str], folder: Path) -> dict[str, Any]:
     overrides = (*MODEL_SETTINGS, *settings)
-    request = make_request(Wishes(suite="bfcl-multi-turn", model=model, sample=sample, overrides=overrides))
+    request = make_request(suite="bfcl-multi-turn", model=model, sample=sample, overrides=overrides)
     played = await evaluate(request, Progress(), logs=folder)
     print(table(played.evaluation))
     figures = played.evaluation.figures

@@ -35,7 +35,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def errors_page() -> str:
-    """Every error: a table of all codes, then what each means, where it comes from and how it is mended."""
+    """Every error: a table of all codes, then what each means, its causes and its fix."""
     from mcprl.cli.explain import FAULTS, GROUPS, error_pages
     from mcprl.errors import McprlError
 
@@ -64,7 +64,7 @@ def error_section(page: ErrorPage) -> str:
     causes = "\n".join(f"- {cause}" for cause in page.causes)
     return (
         f"\n### {page.code} {{ #{page.code.lower()} }}\n\n{page.meaning} (`{page.name}`, {page.fault.value})\n\n"
-        f"Usual causes:\n\n{causes}\n\nHow to mend it: {page.fix}\n\n> {page.example}\n"
+        f"Usual causes:\n\n{causes}\n\nFix: {page.fix}\n\n> {page.example}\n"
     )
 
 

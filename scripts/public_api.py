@@ -179,7 +179,7 @@ def described(module: str, name: str) -> Iterator[str]:
     home, node = place
     if isinstance(node, ast.ClassDef):
         decorators = "".join(f"@{source(decorator)} " for decorator in node.decorator_list)
-        bases = ", ".join(source(base) for base in node.bases)
+        bases = ", ".join(source(base) for base in (*node.bases, *node.keywords))
         yield f"  {decorators}class {name}({bases})" if bases else f"  {decorators}class {name}"
         for line in members(home, node).values():
             yield f"    {line}"

@@ -103,14 +103,16 @@ def work(job: dict[str, Any]) -> int:
         make_slow(job["sleeps"])
     if job["call"] is not None:
         arm(job)
-    folder = resume_point = None
+    resume_point = None
     config = small_run(Path(job["folder"]), job["variant"])
-    if job["run"] is not None:
+    if job["run"] is None:
+        folder = RunFolder.create(config)
+    else:
         folder = RunFolder.open(Path(job["run"]))
         resume_point = find_resume_point(folder)
         config = resume_point.config
     with calling_tools():
-        run_to_the_end(config, recipe=Path("recipe.yaml"), folder=folder, resume_point=resume_point)
+        run_to_the_end(config, folder, resume_point)
     sys.exit(0)
 
 

@@ -53,17 +53,15 @@ def evaluate(
 
     >>> after = mcprl.evaluate("recipe.yaml", adapter="outputs/hello/adapter", episodes=4)  # doctest: +SKIP
     """
-    from mcprl.evaluation.harness import Wishes, make_request
     from mcprl.evaluation.harness import evaluate as play
+    from mcprl.evaluation.harness import make_request
 
     request = make_request(
-        Wishes(
-            recipe=Path(recipe),
-            adapter=None if adapter is None else Path(adapter),
-            tasks=None if tasks is None else Path(tasks),
-            episodes=episodes,
-            overrides=settings,
-        )
+        Path(recipe),
+        adapter=None if adapter is None else Path(adapter),
+        tasks=None if tasks is None else Path(tasks),
+        episodes=episodes,
+        overrides=settings,
     )
 
     async def run() -> Evaluation:

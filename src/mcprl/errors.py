@@ -3,13 +3,13 @@
 The tree has one branch for each kind of fault, because the kind decides what the run does next:
 
     McprlError
-    ├── ConfigurationError   the user mends a file or a flag; the run stops before, or as soon as, it matters
+    ├── ConfigurationError   the user fixes a file or a flag; the run stops before, or as soon as, it matters
     │   ├── ConfigFileError          E-CONF-001   a configuration file cannot be read
     │   ├── UnknownKeyError          E-CONF-002   a key that no setting has
-    │   ├── BadValueError            E-CONF-003   a setting with a value it cannot take
+    │   ├── BadValueError            E-CONF-003   a setting with an invalid value
     │   ├── MissingExtraError        E-CONF-004   a part of mcprl that is not installed
     │   ├── TaskFileError            E-TASK-001   a task file, or one task in it, cannot be read
-    │   ├── OtherWorldError          E-TASK-002   a task's answers are true of another world than the servers serve
+    │   ├── OtherWorldError          E-TASK-002   a task is about another world than the servers serve
     │   ├── ServerFileError          E-TOOL-001   an mcpServers file cannot be read
     │   ├── DuplicateToolError       E-TOOL-002   two servers offer a tool of the same name
     │   ├── UnknownToolError         E-TOOL-003   a task names a tool that no server lists
@@ -19,37 +19,37 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── MissingKeyError          E-TOOL-007   a server needs a key that is not set
     │   ├── BudgetExceededError      E-TOOL-008   the next call would exceed a server's budget
     │   ├── CassetteError            E-TOOL-009   a cassette cannot be read or written
-    │   ├── ToolLimitError           E-LIMIT-001  a server lists or describes more than is read of a server
+    │   ├── ToolLimitError           E-LIMIT-001  a server lists or describes more than mcprl reads
     │   ├── SandboxMissingError      E-SAND-001   the sandbox that runs a policy's code cannot be built here
     │   ├── UnbridgeableError        E-CHAT-001   the chat template cannot continue a conversation token by token
-    │   ├── UnheldSchemaError        E-CHAT-002   a tool's schema asks for what a grammar cannot hold
-    │   ├── NoCallSyntaxError        E-CHAT-003   calls cannot be held: how the family writes them is not known
+    │   ├── UnheldSchemaError        E-CHAT-002   a grammar cannot express a tool's schema
+    │   ├── NoCallSyntaxError        E-CHAT-003   how the model's family writes calls is not known
     │   ├── GrammarError             E-CHAT-004   the grammar of the tools on offer does not compile
     │   ├── MissingLogprobError      E-SAMP-001   the sampler returned tokens without their logprobs
     │   ├── InadmissibleTokenError   E-SAMP-002   the sampler returned a token that the grammar does not admit
     │   ├── AlignmentError           E-LEARN-001  the learner scored other tokens than those sampled
     │   ├── ParityError              E-LEARN-002  sampler and learner disagree about the same tokens
-    │   ├── NonFiniteError           E-LEARN-003  rewards, losses or gradients were no numbers in update after update
+    │   ├── NonFiniteError           E-LEARN-003  update after update had NaN or Inf in rewards, losses or gradients
     │   ├── UnsharableError          E-LEARN-004  the model's attention does not let trajectories share a prefix
     │   ├── UnfitEngineError         E-ENG-001    the engine cannot do what the run needs
-    │   ├── NoRunError               E-RUN-001    a folder is not that of a run, or cannot be continued as asked
+    │   ├── NoRunError               E-RUN-001    not the folder of a run, or a run that cannot be continued
     │   ├── RunInUseError            E-RUN-002    another process has the run open
     │   ├── NoCheckpointError        E-RUN-003    none of the run's checkpoints can be used
     │   ├── OtherStateError          E-RUN-004    a checkpoint was saved under other settings
     │   └── NoRoomError              E-RUN-005    the disk has no room for the checkpoints of the run
-    └── InfrastructureError  the world failed; the episode is run again and leaves no trace in the objective
-        ├── ToolServerError          a tool server failed; says whether the call may have reached it
+    └── InfrastructureError  the world failed; the episode is played again and leaves no trace in the objective
+        ├── ToolServerError          a tool server failed; tells whether the call may have reached it
         │   ├── ServerStartError     E-TOOL-010   a tool server did not start
         │   ├── ServerLostError      E-TOOL-011   a tool server went away during a call
         │   ├── CallDeadlineError    E-TOOL-012   a tool call took longer than its deadline
-        │   ├── ServerFaultError     E-TOOL-013   a tool server answered a call with a fault of its own
+        │   ├── ServerFaultError     E-TOOL-013   a tool server answered a call with an internal error
         │   ├── ServerBusyError      E-TOOL-014   a tool server asked to be called later
-        │   └── BreakerOpenError     E-TOOL-015   a tool server kept failing and is left alone for a while
+        │   └── BreakerOpenError     E-TOOL-015   a tool server kept failing and is not called for a while
         ├── SandboxLostError         E-SAND-010   the sandbox failed, and the code in it is not to blame
         ├── SamplerStartError        E-SAMP-010   the sampler did not start
         ├── SamplerLostError         E-SAMP-011   the sampler went away or answered with an error
         ├── EpisodeDeadlineError     E-EPIS-010   an episode took longer than its deadline
-        ├── GroupIncompleteError     E-EPIS-011   a group lost more episodes than it may
+        ├── GroupIncompleteError     E-EPIS-011   an episode was lost too often
         ├── JudgeError               E-EPIS-012   the judge gave no grade
         ├── LearnerLostError         E-LEARN-010  a process of the learner went away
         ├── EngineStartError         E-ENG-010    the engine's server did not become ready
@@ -59,8 +59,8 @@ The tree has one branch for each kind of fault, because the kind decides what th
         ├── StorageError             E-RUN-010    the run's folder could not be written or read
         └── ResourceLimitError       E-RUN-011    the system refused a thread, a process or memory
 
-A fault of the policy (a call of an unknown tool, bad arguments, text that does not parse) is no exception: it becomes
-an observation that the policy reads, and the episode is scored. `Fault.POLICY` marks it there.
+A fault of the policy (a call of an unknown tool, bad arguments, text that does not parse) is not an exception: it
+becomes an observation that the policy reads, and the episode is scored. `Fault.POLICY` marks it there.
 """
 
 from __future__ import annotations
@@ -147,8 +147,12 @@ class McprlError(Exception):
     code: ClassVar[str]
     fault: ClassVar[Fault]
 
+    def __init_subclass__(cls, code: str | None = None) -> None:
+        if code is not None:
+            cls.code = code
+
     def __init__(self, what: str, *, fix: str) -> None:
-        # Here and not above: compiling its patterns takes as long as all else that `mcprl --help` does.
+        # Imported here: compiling its patterns would double the time of `mcprl --help`.
         from mcprl.secrets import SECRETS
 
         # An error may quote what a server wrote, or a command with a key in it.
@@ -160,7 +164,7 @@ class McprlError(Exception):
         return f"{self.code} {self.what}. Fix: {self.fix}."
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For another process: not made anew from `what` alone, but as it is.
+        # Pickled as it is, not made anew from `what` alone.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # pyright: ignore
 
 
@@ -181,78 +185,68 @@ class InfrastructureError(McprlError):
 
 
 def did_you_mean(written: str, known: Iterable[str]) -> str:
-    """The hint that follows a wrong name in a message, ` (did you mean 'steps'?)`; nothing where none is near."""
+    """The hint that follows a wrong name in a message, ` (did you mean 'steps'?)`; empty if none is close."""
     close = difflib.get_close_matches(written, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-class ConfigFileError(ConfigurationError):
+class ConfigFileError(ConfigurationError, code="E-CONF-001"):
     """A configuration file is missing, is not YAML, or does not hold a mapping.
 
     Causes: the path has a typing error, or is relative to another folder; the YAML has a tab, a missing space after a
-    colon, or an open quote; a key stands twice.
-    Fix: correct the file at the line that the sentence names; `mcprl train RECIPE --dry-run` reads it without starting
+    colon, or an open quote; a duplicate key.
+    Fix: correct the file at the line that the message names; `mcprl train RECIPE --dry-run` reads it without starting
     anything.
-    Example: recipes/mine.yaml:12: key 'steps' stands twice. Fix: keep one of the two.
+    Example: recipes/mine.yaml:12: duplicate key 'steps'. Fix: keep one of the two.
     """
 
-    code = "E-CONF-001"
 
-
-class UnknownKeyError(ConfigurationError):
+class UnknownKeyError(ConfigurationError, code="E-CONF-002"):
     """A key that no setting has, most often a typing error.
 
     Causes: a typing error in a recipe or after `--set`; a key in the wrong section; a recipe of another version of
     mcprl.
-    Fix: use the name that is suggested; `mcprl config explain` lists every setting.
+    Fix: use the suggested name; `mcprl config explain` lists every setting.
     Example: --set training.step=3: unknown key 'training.step' (did you mean 'steps'?). Fix: rename it to 'steps'.
     """
 
-    code = "E-CONF-002"
 
-
-class BadValueError(ConfigurationError):
+class BadValueError(ConfigurationError, code="E-CONF-003"):
     """A setting has a value of the wrong type or outside its bounds.
 
-    Causes: a number outside its bounds; a text where a number belongs; a setting that is required and missing; two
+    Causes: a number outside its bounds; a text instead of a number; a setting that is required and missing; two
     settings that exclude each other.
     Fix: give a value of the type that `mcprl config explain FIELD` names, within its bounds.
     Example: recipes/mine.yaml:9: 'training.steps' is 0, should be at least 1. Fix: correct the value.
     """
 
-    code = "E-CONF-003"
 
-
-class MissingExtraError(ConfigurationError):
+class MissingExtraError(ConfigurationError, code="E-CONF-004"):
     """The configuration asks for a part of mcprl whose libraries are not installed.
 
     Causes: the recipe asks for an engine, a sharding or a trainer that the base installation leaves out; the command
     runs in another environment than the one installed into.
-    Fix: install the extra that the sentence names into the environment that runs mcprl, or choose the alternative that
+    Fix: install the extra that the message names into the environment that runs mcprl, or choose the alternative that
     it names.
     Example: learner.sharding is zero3, which needs DeepSpeed. Fix: install mcprl[deepspeed], or use fsdp2.
     """
 
-    code = "E-CONF-004"
 
-
-class TaskFileError(ConfigurationError):
+class TaskFileError(ConfigurationError, code="E-TASK-001"):
     """A task file, or one task in it, cannot be read.
 
-    Causes: the path has a typing error; a line that is no JSON; a field that is missing or has another type; the same
-    id twice.
-    Fix: correct the entry at the place that is named; `mcprl tasks validate FILE` finds all problems at once, `mcprl
-    tasks schema` prints what a task may hold.
-    Example: tasks.jsonl:4: not JSON (something follows the value). Fix: write one JSON object a line.
+    Causes: the path has a typing error; a line that is not JSON; a field that is missing or has the wrong type; a
+    duplicate id.
+    Fix: correct the entry at that place; `mcprl tasks validate FILE` finds all problems at once, `mcprl tasks schema`
+    prints what a task may hold.
+    Example: tasks.jsonl:4: not JSON (something follows the value). Fix: write one JSON object per line.
     """
 
-    code = "E-TASK-001"
 
+class OtherWorldError(ConfigurationError, code="E-TASK-002"):
+    """A task is about another world than the servers serve, so its answers would be wrong.
 
-class OtherWorldError(ConfigurationError):
-    """A task's answers are true of another world than the servers serve.
-
-    Causes: tasks generated for one offline world and a server started with another; a live server where the tasks
+    Causes: tasks generated for one offline world and a server started with another; a live server with tasks that
     expect an offline one.
     Fix: start the server with the world of the tasks, or generate tasks for the world that it serves with `mcprl tasks
     generate`.
@@ -260,35 +254,29 @@ class OtherWorldError(ConfigurationError):
     start it with --world 7, or use tasks made for its world.
     """
 
-    code = "E-TASK-002"
 
-
-class ServerFileError(ConfigurationError):
+class ServerFileError(ConfigurationError, code="E-TOOL-001"):
     """An mcpServers file cannot be read, or one of its entries is neither a command nor a URL.
 
-    Causes: the path has a typing error; the file is no JSON; an entry with neither `command` nor `url`;
+    Causes: the path has a typing error; the file is not JSON; an entry with neither `command` nor `url`;
     servers.settings names a server that the file does not.
-    Fix: correct the file at the place that is named; `mcprl tools list` starts its servers and shows their tools.
+    Fix: correct the file at that place; `mcprl tools list` starts its servers and shows their tools.
     Example: servers.json is not JSON: Expecting ',' delimiter: line 7 column 5. Fix: correct the file at that place.
     """
 
-    code = "E-TOOL-001"
 
-
-class DuplicateToolError(ConfigurationError):
+class DuplicateToolError(ConfigurationError, code="E-TOOL-002"):
     """Two servers offer a tool of the same name, so a call could not be routed.
 
-    Causes: two servers of the same kind; two servers that happen to call a tool alike, such as `search`.
+    Causes: two servers of the same kind; two servers that use the same tool name, such as `search`.
     Fix: disable one of the servers in the mcpServers file, or add the tool to servers.settings.NAME.deny of one of
     them.
     Example: servers 'fmp' and 'polygon' both offer a tool 'get_quote'. Fix: disable one of the servers in the
     mcpServers file, or deny one of the tools in its settings.
     """
 
-    code = "E-TOOL-002"
 
-
-class UnknownToolError(ConfigurationError):
+class UnknownToolError(ConfigurationError, code="E-TOOL-003"):
     """A task names a tool that no server lists: it could never be solved, so the run does not start.
 
     Causes: a typing error in the task; the server that offers the tool is disabled, missing from the mcpServers file,
@@ -298,167 +286,137 @@ class UnknownToolError(ConfigurationError):
     the task, or add a server that offers it.
     """
 
-    code = "E-TOOL-003"
 
-
-class EmptyCatalogError(ConfigurationError):
+class EmptyCatalogError(ConfigurationError, code="E-TOOL-004"):
     """The servers together offer no tool: there would be nothing to learn.
 
-    Causes: every server of the mcpServers file is disabled; allow and deny leave nothing over; a server that lists its
-    tools only after it was signed in to.
+    Causes: every server of the mcpServers file is disabled; allow and deny exclude every tool; a server that lists its
+    tools only after a login.
     Fix: enable a server that lists tools, or loosen servers.settings.NAME.allow and deny; `mcprl tools list` shows what
     is left.
     Example: the servers together offer no tool. Fix: enable a server that lists tools in the mcpServers file.
     """
 
-    code = "E-TOOL-004"
 
-
-class BadToolSchemaError(ConfigurationError):
-    """A server describes a tool's arguments with something that is no valid JSON schema.
+class BadToolSchemaError(ConfigurationError, code="E-TOOL-005"):
+    """A server describes a tool's arguments with an invalid JSON schema.
 
     Causes: the server writes its schemas by hand; a `$ref` that leads nowhere; a keyword with a value of the wrong
     type.
-    Fix: mend the schema in the server, or leave the tool out with servers.settings.NAME.deny, or the server by
-    disabling it.
+    Fix: fix the schema in the server, exclude the tool with servers.settings.NAME.deny, or disable the server.
     Example: server 'fmp' describes the arguments of tool 'get_quote' with an invalid schema: 'strng' is not a type.
-    Fix: mend the server, or disable it in the mcpServers file.
+    Fix: fix the server, or disable it in the mcpServers file.
     """
 
-    code = "E-TOOL-005"
 
-
-class ToolsChangedError(ConfigurationError):
+class ToolsChangedError(ConfigurationError, code="E-TOOL-006"):
     """A server's tools, their descriptions or schemas differ from those pinned: the policy would be misled.
 
-    Causes: the server was updated; someone changed a description, which the policy reads as an instruction; the file of
-    pins is that of other servers.
-    Fix: read the difference that the sentence shows; where it is wanted, run `mcprl tools pin` and start again.
+    Causes: the server was updated; someone changed a description, which the policy reads as an instruction; the pin
+    file belongs to other servers.
+    Fix: read the difference that the message shows; if it is wanted, run `mcprl tools pin` and start again.
     Example: pins.json pins no tools of server 'fmp'. Fix: review the server's tools, then run mcprl tools pin.
     """
 
-    code = "E-TOOL-006"
 
+class MissingKeyError(ConfigurationError, code="E-TOOL-007"):
+    """A server needs a key that is neither in the environment nor in the key file.
 
-class MissingKeyError(ConfigurationError):
-    """A server needs a key that is neither in the environment nor in the file of keys.
-
-    Causes: the key was set in another shell; the file of keys lies elsewhere than servers.env_file says; its name has a
-    typing error.
-    Fix: set the variable in the environment or as a line NAME=value in the file of keys, or disable the server that
-    asks for it.
+    Causes: the key was set in another shell; servers.env_file names another file; its name has a typing error.
+    Fix: set the variable in the environment or as a line NAME=value in the key file, or disable the server that asks
+    for it.
     Example: servers.json asks for keys that are not set: FMP_API_KEY (server 'fmp'). Fix: set each in the environment
     or as a line NAME=value in .env, or disable the server.
     """
 
-    code = "E-TOOL-007"
 
-
-class BudgetExceededError(ConfigurationError):
+class BudgetExceededError(ConfigurationError, code="E-TOOL-008"):
     """The next call would exceed what the run may spend on a server. The call is not made.
 
-    Causes: the run is longer than the budget was reckoned for; the policy learnt to call more; calls that failed were
-    made again.
+    Causes: the run is longer than planned; the policy learned to call more; failed calls were retried.
     Fix: raise servers.settings.NAME.budget, make the run shorter, or let servers.settings.NAME.cache_s answer repeated
-    calls; then `mcprl resume` goes on.
+    calls; then `mcprl resume`.
     Example: the next call would exceed the budget of server 'fmp': the run has used 250 of 250 calls. Fix: raise
     servers.settings.fmp.budget.calls, or make a shorter run.
     """
 
-    code = "E-TOOL-008"
 
-
-class CassetteError(ConfigurationError):
-    """A cassette cannot be read or written, or holds something else than recorded calls.
+class CassetteError(ConfigurationError, code="E-TOOL-009"):
+    """A cassette cannot be read or written, or does not hold recorded calls.
 
     Causes: the path has a typing error; replay of a cassette that was never recorded; a cassette of another version of
-    mcprl; the folder is missing or may not be written.
-    Fix: name a cassette that is there, or record one with servers.cassette_mode=record; `mcprl cassette verify` tells
-    whether one is whole.
+    mcprl; the folder is missing or not writable.
+    Fix: name an existing cassette, or record one with servers.cassette_mode=record; `mcprl cassette verify` checks one.
     Example: there is no cassette market.cassette. Fix: record one with servers.cassette_mode=record, or make one with
     `mcprl cassette import`.
     """
 
-    code = "E-TOOL-009"
 
+class ToolLimitError(ConfigurationError, code="E-LIMIT-001"):
+    """A server lists more tools, or describes one with a larger schema, than mcprl reads.
 
-class ToolLimitError(ConfigurationError):
-    """A server lists more tools, or describes one with a larger schema, than is read of any server.
-
-    Causes: an `enum` with tens of thousands of values; references that multiply when they are written out; a server
-    that offers thousands of tools; a server that means to stop whoever connects to it.
-    Fix: leave the tool out with servers.settings.NAME.deny, or name the tools that the tasks need in
-    servers.settings.NAME.allow; for a schema that only a grammar is too small for, set sampling.constrain to off.
+    Causes: an `enum` with tens of thousands of values; references that multiply when they are expanded; a server that
+    offers thousands of tools; a hostile server.
+    Fix: exclude the tool with servers.settings.NAME.deny, or name the tools that the tasks need in
+    servers.settings.NAME.allow; if only the grammar is too large, set sampling.constrain to off.
     Example: server 'fmp' describes the arguments of tool 'get_quote' with a schema that has an enum of more than 10000
-    values. Fix: leave the tool out with servers.settings.fmp.deny, or ask its author for a smaller schema.
+    values. Fix: exclude the tool with servers.settings.fmp.deny, or ask its author for a smaller schema.
     """
 
-    code = "E-LIMIT-001"
 
-
-class SandboxMissingError(ConfigurationError):
-    """The machine lacks what the sandbox is built of: bubblewrap, namespaces, seccomp, or a known processor.
+class SandboxMissingError(ConfigurationError, code="E-SAND-001"):
+    """The machine lacks what the sandbox needs: bubblewrap, namespaces, seccomp, or a known processor.
 
     Causes: bubblewrap is not installed; a container or kernel that forbids user namespaces; a system other than Linux.
-    Fix: install bubblewrap and let it make namespaces, as the sentence says for this machine; allow_unsafe runs code
-    without a sandbox, for code that you trust.
+    Fix: install bubblewrap and let it make namespaces, as the message explains; allow_unsafe runs code that you trust
+    without a sandbox.
     Example: bubblewrap is not installed (no bwrap on PATH), and the Python sandbox is built with it. Fix: apt-get
     install bubblewrap, or start the server with allow_unsafe for code that you trust.
     """
 
-    code = "E-SAND-001"
 
+class NoRunError(ConfigurationError, code="E-RUN-001"):
+    """A folder is not the folder of a run, has no such log, or its run cannot be continued.
 
-class NoRunError(ConfigurationError):
-    """A folder is not that of a run, has no log of that name, or its run cannot be continued as asked.
-
-    Causes: the path has a typing error; the folder is that of all runs rather than of one; the run has done all its
-    steps; the run has no log of that name.
-    Fix: `mcprl runs list` shows the runs there are; a finished run goes on with more steps, `--set training.steps=N`.
-    Example: outputs/hello is no folder of a run: it has no config.yaml. Fix: name a folder of a run.
+    Causes: the path has a typing error; the folder holds all runs rather than one; the run has finished its steps; the
+    run has no log of that name.
+    Fix: `mcprl runs list` shows the runs; a finished run continues with more steps, `--set training.steps=N`.
+    Example: outputs/hello is not the folder of a run: it has no config.yaml. Fix: name the folder of a run.
     """
 
-    code = "E-RUN-001"
 
+class RunInUseError(ConfigurationError, code="E-RUN-002"):
+    """Another process has the run open: two writers would corrupt its folder.
 
-class RunInUseError(ConfigurationError):
-    """Another process has the run open: two that write to one folder would spoil it.
-
-    Causes: the run is still being trained in another terminal or job; it was resumed twice; a process that was stopped,
-    not ended, still holds its lock.
-    Fix: wait until the process that is named has ended, or end it; the lock goes with it.
+    Causes: the run is still being trained in another terminal or job; it was resumed twice; a process that was
+    suspended still holds its lock.
+    Fix: wait until that process has ended, or end it; that releases the lock.
     Example: outputs/hello-cpu is in use by process 4711. Fix: wait until that process has ended, or end it.
     """
 
-    code = "E-RUN-002"
 
+class NoCheckpointError(ConfigurationError, code="E-RUN-003"):
+    """None of a run's checkpoints is intact, or not the requested one.
 
-class NoCheckpointError(ConfigurationError):
-    """None of a run's checkpoints is whole, or not the one that was asked for.
-
-    Causes: `--from` names a step that was not saved, or whose checkpoint was dropped since; a disk damaged the files.
-    Fix: give one of the steps that the sentence lists, or leave `--from` out; training.keep_checkpoints sets how many
+    Causes: `--from` names a step that was not saved, or whose checkpoint was removed since; a disk damaged the files.
+    Fix: give one of the steps that the message lists, or leave `--from` out; training.keep_checkpoints sets how many
     are kept.
-    Example: there is no checkpoint of step 7, but of 4, 8. Fix: give one of these; training.keep_checkpoints sets how
+    Example: there is no checkpoint of step 7, only of 4, 8. Fix: give one of these; training.keep_checkpoints sets how
     many are kept.
     """
 
-    code = "E-RUN-003"
 
-
-class OtherStateError(ConfigurationError):
-    """A checkpoint was saved under other settings than those it is to be loaded under.
+class OtherStateError(ConfigurationError, code="E-RUN-004"):
+    """A checkpoint was saved with other settings than it is loaded with.
 
     Causes: another model, sharding or number of processes than before; a checkpoint of another version of mcprl.
-    Fix: resume with the settings that the sentence names, or start a new run.
+    Fix: resume with the settings that the message names, or start a new run.
     Example: the state in outputs/a/checkpoints/step-00008 was saved by 2 processes with fsdp2, and is to be loaded by 1
     process. Fix: resume with learner.processes 2 and learner.sharding fsdp2.
     """
 
-    code = "E-RUN-004"
 
-
-class NoRoomError(ConfigurationError):
+class NoRoomError(ConfigurationError, code="E-RUN-005"):
     """The disk has no room for the checkpoints that the run would keep.
 
     Causes: a full disk; all weights are trained, so that each checkpoint is as large as the model and its optimiser;
@@ -468,13 +426,11 @@ class NoRoomError(ConfigurationError):
     free. Fix: free space, set training.outputs to a larger disk, or lower keep_checkpoints.
     """
 
-    code = "E-RUN-005"
-
 
 class ToolServerError(InfrastructureError):
-    """A tool server failed a call. `delivered` is False only where the call provably never reached its tool.
+    """A tool server failed a call. `delivered` is False only if the call provably never reached its tool.
 
-    `retry_after_s` is how long the server, or whoever stands before it, asked to be left alone.
+    `retry_after_s` is how long the server or its gateway asked to wait.
     """
 
     def __init__(self, what: str, *, fix: str, delivered: bool = True, retry_after_s: float | None = None) -> None:
@@ -483,264 +439,224 @@ class ToolServerError(InfrastructureError):
         self.retry_after_s = retry_after_s
 
 
-class ServerStartError(ToolServerError):
+class ServerStartError(ToolServerError, code="E-TOOL-010"):
     """A tool server did not start or did not answer its handshake in time. Nothing was delivered.
 
     Causes: its program is not installed; a port that is taken; a key that the server refuses; a start that takes longer
     than servers.settings.NAME.start_deadline_s.
     Fix: read the end of its log, `mcprl logs RUN NAME`, or run its command by hand; `mcprl tools list` starts the
     servers alone.
-    Example: server 'fmp' did not start: there is no program 'npx'. Fix: install it, or correct 'command' in the
+    Example: server 'fmp' did not start: command 'npx' not found. Fix: install it, or correct 'command' in the
     mcpServers file.
     """
-
-    code = "E-TOOL-010"
 
     def __init__(self, what: str, *, fix: str) -> None:
         super().__init__(what, fix=fix, delivered=False)
 
 
-class ServerLostError(ToolServerError):
+class ServerLostError(ToolServerError, code="E-TOOL-011"):
     """A tool server went away while a call was in flight.
 
     Causes: the server crashed or was killed for its memory; the network went away; the server was restarted.
-    Fix: read its log, `mcprl logs RUN NAME`; the episode is run again, so now and then one is no harm.
-    Example: server 'fmp' went away during a call of 'get_quote' (its process ended with exit code 137). Fix: see
-    its log outputs/a/logs/fmp.log.
+    Fix: read its log, `mcprl logs RUN NAME`; the episode is played again, so an occasional one does no harm.
+    Example: server 'fmp' went away during a call of 'get_quote' (its process ended with exit code 137). Fix: see its
+    log outputs/a/logs/fmp.log.
     """
 
-    code = "E-TOOL-011"
 
-
-class CallDeadlineError(ToolServerError):
+class CallDeadlineError(ToolServerError, code="E-TOOL-012"):
     """A tool call took longer than its deadline.
 
-    Causes: a slow upstream; a tool that waits for something that never comes; more calls at once than the server can
-    do.
+    Causes: a slow upstream; a tool that hangs; more concurrent calls than the server can handle.
     Fix: raise servers.settings.NAME.call_deadline_s, lower episodes.max_concurrent, or set
     servers.settings.NAME.replicas.
     Example: server 'fmp' did not finish a call of 'get_quote' within 30 s. Fix: raise call_deadline_s of the server, or
     see its log outputs/a/logs/fmp.log.
     """
 
-    code = "E-TOOL-012"
 
-
-class ServerFaultError(ToolServerError):
+class ServerFaultError(ToolServerError, code="E-TOOL-013"):
     """A tool server is alive but answered a call with a protocol error or a malformed result.
 
     Causes: a fault in the server; an upstream that is down behind a server that is up; a rule in
-    servers.settings.NAME.errors that calls a text a fault of the infrastructure.
-    Fix: read its log and mend the server; the call itself fits the tool's schema.
-    Example: server 'fmp' answered a call of 'get_quote' with an error of its own: upstream unavailable. Fix: mend what
-    it says; servers.settings.NAME.errors calls such a text an infrastructure fault.
+    servers.settings.NAME.errors that classifies a text as an infrastructure fault.
+    Fix: read its log and fix the server; the call itself fits the tool's schema.
+    Example: server 'fmp' answered a call of 'get_quote' with an internal error: upstream unavailable. Fix: fix the
+    reported error; servers.settings.NAME.errors classifies such a text as an infrastructure fault.
     """
 
-    code = "E-TOOL-013"
 
+class ServerBusyError(ToolServerError, code="E-TOOL-014"):
+    """A tool server, or its gateway, asked to be called later: HTTP 429, or 503 with Retry-After.
 
-class ServerBusyError(ToolServerError):
-    """A tool server, or the gateway before it, asked to be called later: HTTP 429, or 503 with Retry-After.
-
-    Causes: more calls in a second than the plan of the key allows; other users of the same key; many episodes at once.
+    Causes: more calls per second than the API plan allows; other users of the same key; many concurrent episodes.
     Fix: set servers.settings.NAME.rate to what the server allows, or servers.settings.NAME.cache_s for calls that
     repeat.
     Example: server 'fmp' asked to be called later (HTTP 429). Fix: set servers.settings.NAME.rate to what the server
     allows.
     """
 
-    code = "E-TOOL-014"
 
+class BreakerOpenError(ToolServerError, code="E-TOOL-015"):
+    """A tool server kept failing, is not called for a while, and the call could wait no longer.
 
-class BreakerOpenError(ToolServerError):
-    """A tool server kept failing, is left alone for a while, and the call could wait no longer.
-
-    Causes: the server is down, or every call of it fails; servers.settings.NAME.call_deadline_s is shorter than the 5 s
-    after which it is tried again.
-    Fix: read its log and fix what failed first.
-    Example: server 'fmp' failed 5 calls in a row and is left alone; a call waited for it as long as it may. Fix: read
+    Causes: the server is down, or every call fails; servers.settings.NAME.call_deadline_s is shorter than the 5 s after
+    which it is tried again.
+    Fix: read its log and fix the first failure.
+    Example: server 'fmp' failed 5 calls in a row, and its breaker stayed open for as long as a call may wait. Fix: read
     the server's log; it is tried again 5 s after each failure.
     """
 
-    code = "E-TOOL-015"
 
-
-class SandboxLostError(InfrastructureError):
-    """The sandbox did not start, or was ended from outside. Says nothing about the code it was to run.
+class SandboxLostError(InfrastructureError, code="E-SAND-010"):
+    """The sandbox did not start, or was killed. The code in it is not to blame.
 
     Causes: the machine ran out of memory; bubblewrap was removed or forbidden since, or its process was killed.
-    Fix: see that the machine has memory left and that `bwrap --ro-bind / / true` works.
-    Example: a worker of the Python sandbox ended before it was ready. Fix: see that the machine has memory left and
+    Fix: check that the machine has free memory and that `bwrap --ro-bind / / true` works.
+    Example: a worker of the Python sandbox ended before it was ready. Fix: check that the machine has free memory and
     that bubblewrap still works: run `bwrap --ro-bind / / true`.
     """
 
-    code = "E-SAND-010"
 
-
-class SamplerStartError(InfrastructureError):
+class SamplerStartError(InfrastructureError, code="E-SAMP-010"):
     """The sampler's process did not become healthy.
 
-    Causes: too little memory for the model and its cache; a model folder that is not whole; a version of vLLM that does
-    not know the architecture; a slow disk.
+    Causes: too little memory for the model and its cache; an incomplete model folder; a version of vLLM that does not
+    support the architecture; a slow disk.
     Fix: read its log, `mcprl logs RUN vllm`; lower sampling.vllm.max_sequences or model.context_tokens.
     Example: vLLM was not healthy after 1800 s. Fix: read its log at outputs/a/logs/vllm.log.
     """
 
-    code = "E-SAMP-010"
 
-
-class SamplerLostError(InfrastructureError):
+class SamplerLostError(InfrastructureError, code="E-SAMP-011"):
     """The sampler went away, or answered with an error.
 
     Causes: the sampler ran out of memory; a turn took longer than episodes.deadline_s; its process was killed.
-    Fix: read its log, `mcprl logs RUN vllm`; it is started again by itself, and the episodes are run again.
+    Fix: read its log, `mcprl logs RUN vllm`; it is restarted automatically, and the episodes are played again.
     Example: vLLM did not answer /inference/v1/generate (ReadError). Fix: read its log at outputs/a/logs/vllm.log.
     """
 
-    code = "E-SAMP-011"
 
-
-class EpisodeDeadlineError(InfrastructureError):
+class EpisodeDeadlineError(InfrastructureError, code="E-EPIS-010"):
     """An episode took longer than its deadline.
 
-    Causes: a tool server that answers slowly; a sampler with more episodes at once than it has room for; a deadline too
-    short for the number of turns.
-    Fix: look at what answers so slowly, with `mcprl tools stats RUN`, lower episodes.max_concurrent, or raise
+    Causes: a tool server that answers slowly; a sampler with more concurrent episodes than it can handle; a deadline
+    too short for the number of turns.
+    Fix: find out what is slow with `mcprl tools stats RUN`, lower episodes.max_concurrent, or raise
     episodes.deadline_s.
-    Example: episode 3 of task d03 took longer than 600 s, 540 s of it waiting for one answer. Fix: look at what answers
-    so slowly, a tool server or the sampler; or raise episodes.deadline_s.
+    Example: episode 3 of task d03 took longer than 600 s, 540 s of it waiting for one answer. Fix: find out what is
+    slow, a tool server or the sampler; or raise episodes.deadline_s.
     """
 
-    code = "E-EPIS-010"
 
+class GroupIncompleteError(InfrastructureError, code="E-EPIS-011"):
+    """An episode was lost to the infrastructure in each of its attempts.
 
-class GroupIncompleteError(InfrastructureError):
-    """An episode was lost to the infrastructure as often as it may be run.
-
-    Causes: the same fault of a server or the sampler, again and again; the sentence ends with the last one.
-    Fix: fix the cause that is named, then `mcprl resume`.
+    Causes: the same fault of a server or the sampler, again and again; the message ends with the last one.
+    Fix: fix the cause in the message, then `mcprl resume`.
     Example: episode 3 of task d03 was lost 5 times, last to E-TOOL-011 server 'fmp' ended during a call. Fix: fix that
     cause, then resume the run.
     """
 
-    code = "E-EPIS-011"
 
+class JudgeError(InfrastructureError, code="E-EPIS-012"):
+    """The judge could not be reached, was too slow, failed, or did not answer with a grade.
 
-class JudgeError(InfrastructureError):
-    """The judge could not be reached, was too slow, failed, or answered with something else than a grade.
-
-    Causes: the endpoint is down or busy; a model that does not answer in the form it was asked for, or takes
-    longer than 60 s.
-    Fix: see that rewards.judge.url answers and that its model follows instructions; use a faster judge.
+    Causes: the endpoint is down or busy; a model that does not follow the answer format, or takes longer than 60 s.
+    Fix: check that rewards.judge.url answers and that its model follows instructions; use a faster judge.
     Example: the judge gave no grade within 60 s. Fix: use a faster judge, or lower its load.
     """
 
-    code = "E-EPIS-012"
-
     def __init__(self, what: str, *, fix: str, retry_after_s: float | None = None) -> None:
-        """`retry_after_s` is how long it asked to be left alone."""
+        """`retry_after_s` is how long it asked to wait."""
         super().__init__(what, fix=fix)
         self.retry_after_s = retry_after_s
 
 
-class LearnerLostError(InfrastructureError):
+class LearnerLostError(InfrastructureError, code="E-LEARN-010"):
     """A process of the learner went away.
 
     Causes: a process was killed for its memory; a GPU failed; another process of the learner raised an error first.
-    Fix: read its log, `mcprl logs RUN`; lower learner.microbatch, or share the model among more processes; then `mcprl
+    Fix: read its log, `mcprl logs RUN`; lower learner.microbatch, or shard the model over more processes; then `mcprl
     resume`.
     Example: process 1 of 2 of the learner ended with exit code -9; the end of its log: loading weights. Fix: it was
     killed, most often for lack of memory: lower learner.microbatch, or see outputs/a/logs/learner-1.log.
     """
 
-    code = "E-LEARN-010"
 
-
-class EngineStartError(InfrastructureError):
+class EngineStartError(InfrastructureError, code="E-ENG-010"):
     """The engine's server did not become ready, or cannot be reached.
 
-    Causes: skyrl.python names no environment with SkyRL; too little memory; a port or a key that is refused; another
+    Causes: skyrl.python is not an environment with SkyRL; too little memory; a port or a key that is refused; another
     version of SkyRL.
     Fix: read its log, `mcprl logs RUN skyrl`; correct skyrl.python or skyrl.url.
-    Example: SkyRL's server left with exit code 1 at its start. Fix: read its whole log at outputs/a/logs/skyrl.log.
+    Example: SkyRL's server exited with code 1 while starting. Fix: read its whole log at outputs/a/logs/skyrl.log.
     """
 
-    code = "E-ENG-010"
 
-
-class EngineLostError(InfrastructureError):
-    """The engine's server went away, forgot the model, failed a request, or was too slow with it.
+class EngineLostError(InfrastructureError, code="E-ENG-011"):
+    """The engine's server went away, lost the model, failed a request, or took too long.
 
     Causes: the server ran out of memory or was restarted; the network went away; a request took longer than 30
     minutes.
     Fix: read the server's log, `mcprl logs RUN skyrl`; then `mcprl resume`.
     Example: the server at http://127.0.0.1:8001 failed at an update: the engine ended. Fix: read the server's log
-    (logs/skyrl.log in the run's folder, where it was started here).
+    (logs/skyrl.log in the run's folder, if mcprl started it).
     """
 
-    code = "E-ENG-011"
 
-
-class WorkersStartError(InfrastructureError):
+class WorkersStartError(InfrastructureError, code="E-WORK-010"):
     """The workers that play episodes could not be started.
 
     Causes: the cluster is not up, or has too few free cores; a node with another Python or mcprl than this one.
     Fix: start the cluster with `ray start --head`, correct workers.address, or lower workers.count; `ray status` shows
     what is free.
-    Example: worker 3 did not start within 120 s. Fix: see whether the cluster has a free core for it (ray status), or
+    Example: worker 3 did not start within 120 s. Fix: check that the cluster has a free core for it (ray status), or
     lower workers.count.
     """
 
-    code = "E-WORK-010"
 
-
-class WorkerLostError(InfrastructureError):
+class WorkerLostError(InfrastructureError, code="E-WORK-011"):
     """A worker went away with the episodes that it was playing.
 
-    Causes: a node went away or was taken back; a worker ran out of memory.
-    Fix: see the log of that worker and the memory of its node; its episodes are played again elsewhere.
+    Causes: a node went away or was preempted; a worker ran out of memory.
+    Fix: see the log of that worker and the memory of its node; other workers play its episodes again.
     Example: 3 workers in a row died while they played episode 2 of task d03, the last of them: the node went away. Fix:
     see the log of that worker and the memory of its node.
     """
 
-    code = "E-WORK-011"
 
+class StorageError(InfrastructureError, code="E-RUN-010"):
+    """The folder of a run could not be written or read: a full, failing or missing disk.
 
-class StorageError(InfrastructureError):
-    """The folder of a run could not be written or read: a full disk, a failing one, one that went away.
+    Everything saved before is intact: the run can be resumed.
 
-    What was durable before stays so: the run can be resumed.
-
-    Causes: a full disk or quota; a disk that was unmounted, is read-only or fails; no right to write there.
-    Fix: free space or let this user write there, then go on with `mcprl resume`.
+    Causes: a full disk or quota; a disk that was unmounted, is read-only or fails; no write permission.
+    Fix: free space, or give this user write permission; then `mcprl resume`.
     Example: writing outputs/a/metrics.jsonl failed: No space left on device. Fix: free space on that disk, or raise the
-    quota; then go on with `mcprl resume`.
+    quota; then continue with `mcprl resume`.
     """
 
-    code = "E-RUN-010"
 
-
-class ResourceLimitError(InfrastructureError):
+class ResourceLimitError(InfrastructureError, code="E-RUN-011"):
     """The system refused mcprl a thread, a process or memory.
 
-    What was durable before stays so: the run can be resumed.
+    Everything saved before is intact: the run can be resumed.
 
     Causes: a limit on memory, threads or processes (ulimit -v, ulimit -u, a container's limits); other programs on the
     machine.
-    Fix: raise the limit, or lower episodes.max_concurrent, workers.count or learner.microbatch; then go on with
-    `mcprl resume`.
+    Fix: raise the limit, or lower episodes.max_concurrent, workers.count or learner.microbatch; then `mcprl resume`.
     Example: the system refuses to start a thread. Fix: raise the limits on memory, threads and processes (ulimit -v,
-    ulimit -u, the container's), or lower episodes.max_concurrent; then go on with `mcprl resume`.
+    ulimit -u, the container's), or lower episodes.max_concurrent; then `mcprl resume`.
     """
 
-    code = "E-RUN-011"
     FIX = (
         "raise the limits on memory, threads and processes (ulimit -v, ulimit -u, the container's), or lower "
-        "episodes.max_concurrent; then go on with `mcprl resume`"
+        "episodes.max_concurrent; then `mcprl resume`"
     )
 
 
-class UnbridgeableError(ConfigurationError):
+class UnbridgeableError(ConfigurationError, code="E-CHAT-001"):
     """The model's chat template cannot continue a conversation without changing the tokens already sampled.
 
     Causes: a template that drops or rewrites earlier turns; a template without a place for tool results; model.renderer
@@ -750,87 +666,71 @@ class UnbridgeableError(ConfigurationError):
     for a ChatML model, or to template.
     """
 
-    code = "E-CHAT-001"
 
-
-class UnheldSchemaError(ConfigurationError):
-    """A tool's schema asks for what a grammar cannot hold, so a call could be admitted that the tool refuses.
+class UnheldSchemaError(ConfigurationError, code="E-CHAT-002"):
+    """A grammar cannot express a tool's schema, so it could admit a call that the tool refuses.
 
     Causes: a schema with keywords that no grammar can express, such as `not` or `uniqueItems`; a name with characters
     that the family cannot write in a call.
     Fix: add the tool to sampling.loose_tools, whose arguments are then checked when it is called, simplify its schema,
     or set sampling.constrain to off.
-    Example: tool 'get_quote' has a schema that a grammar cannot hold: uniqueItems. Fix: add get_quote to
+    Example: tool 'get_quote' has a schema that a grammar cannot express: uniqueItems. Fix: add get_quote to
     sampling.loose_tools (its arguments are still checked when it is called), or set sampling.constrain to off.
     """
 
-    code = "E-CHAT-002"
 
-
-class NoCallSyntaxError(ConfigurationError):
-    """Calls are to be held to a grammar, but how the model's family writes them is not known.
+class NoCallSyntaxError(ConfigurationError, code="E-CHAT-003"):
+    """Calls should follow a grammar, but how the model's family writes them is not known.
 
     Causes: a model of a family that mcprl has no call syntax for; a model whose family was not recognised.
-    Fix: set sampling.constrain to off, or train a model of one of the families that the sentence lists.
+    Fix: set sampling.constrain to off, or train a model of one of the families that the message lists.
     Example: sampling.constrain is on, but no grammar is known for how mistral writes calls. Fix: set sampling.constrain
     to off, or train a model of one of these families: chatml, qwen3, llama-3.
     """
 
-    code = "E-CHAT-003"
 
-
-class GrammarError(ConfigurationError):
+class GrammarError(ConfigurationError, code="E-CHAT-004"):
     """The grammar of the tools on offer does not compile.
 
-    Causes: a pattern in a tool's schema that the grammar's compiler does not know; a schema that refers to itself
-    without end.
-    Fix: mend the tool's schema, leave the tool out with servers.settings.NAME.deny, or set sampling.constrain to off.
-    Example: the grammar of the tools on offer does not compile: unknown escape in pattern. Fix: mend the tool's schema,
-    leave the tool out, or set sampling.constrain to off.
+    Causes: a pattern in a tool's schema that the grammar compiler does not support; a schema with endless recursion.
+    Fix: fix the tool's schema, exclude the tool with servers.settings.NAME.deny, or set sampling.constrain to off.
+    Example: the grammar of the tools on offer does not compile: unknown escape in pattern. Fix: fix the tool's schema,
+    exclude the tool, or set sampling.constrain to off.
     """
 
-    code = "E-CHAT-004"
 
+class MissingLogprobError(ConfigurationError, code="E-SAMP-001"):
+    """The sampler returned tokens without logprobs: the policy ratio would be undefined.
 
-class MissingLogprobError(ConfigurationError):
-    """The sampler returned tokens without logprobs: the ratio of policies would be undefined.
-
-    Causes: another version of the sampler than mcprl was made for; a proxy before it that drops fields it does not
-    know.
+    Causes: another version of the sampler than mcprl was made for; a proxy in between that drops unknown fields.
     Fix: use the version of vLLM that mcprl pins, without a proxy in between.
     Example: vLLM returned no logprobs. Fix: use vLLM 0.32 or later.
     """
 
-    code = "E-SAMP-001"
 
-
-class InadmissibleTokenError(ConfigurationError):
-    """The sampler returned a token that the grammar does not admit: the two hold different grammars or tokenizers.
+class InadmissibleTokenError(ConfigurationError, code="E-SAMP-002"):
+    """The sampler returned a token that the grammar does not admit: the two have different grammars or tokenizers.
 
     Causes: another version of xgrammar in the sampler than in the learner; a tokenizer that differs from the model's;
     several end-of-text tokens that are not declared.
     Fix: give sampler and learner the same model folder, tools and xgrammar.
-    Example: vLLM ended a turn with token 151643, which is none of the stops that it was given. Fix: give the model one
+    Example: vLLM ended a turn with token 151643, which is not one of its stop tokens. Fix: give the model one
     end-of-text: in its tokenizer, its generation_config.json and model.renderer.
     """
 
-    code = "E-SAMP-002"
 
-
-class AlignmentError(ConfigurationError):
+class AlignmentError(ConfigurationError, code="E-LEARN-001"):
     """The learner scored other tokens than those the sampler emitted.
 
-    Causes: a fault in mcprl, or in a sampler or learner of your own; trajectories sampled under a grammar that the
-    learner was not given.
-    Fix: report it with the trajectories of the step; a learner of your own needs the grammars of the model.
+    Causes: a bug in mcprl, or in a custom sampler or learner; trajectories sampled under a grammar that the learner was
+    not given.
+    Fix: report it with the trajectories of the step; a custom learner needs the grammars of the model.
     Example: only 99.12% of the tokens to learn from are the tokens that were sampled. Fix: report this with the
-    trajectories of the step: it is a fault in mcprl.
+    trajectories of the step: it is a bug in mcprl.
     """
 
-    code = "E-LEARN-001"
 
-
-class ParityError(ConfigurationError):
+class ParityError(ConfigurationError, code="E-LEARN-002"):
     """Sampler and learner give the same tokens different probabilities before any update.
 
     Causes: different precisions in sampler and learner; different weights or tokenizers under one name; kernels that
@@ -842,44 +742,36 @@ class ParityError(ConfigurationError):
     bfloat16.
     """
 
-    code = "E-LEARN-002"
 
-
-class NonFiniteError(ConfigurationError):
-    """Update after update met a reward, logprob, loss or gradient that is no number. None of them was made.
+class NonFiniteError(ConfigurationError, code="E-LEARN-003"):
+    """Update after update had NaN or Inf in a reward, logprob, loss or gradient. All were rolled back.
 
     Causes: a learning rate that is too high; half precision that overflows; a reward function that returns NaN; damaged
     weights.
     Fix: look at the episodes that are named, lower learner.learning_rate, or use model.dtype float32; then `mcprl
     resume` from an earlier checkpoint.
-    Example: 3 updates in a row met something that is no number, the last one: the gradient; the weights are those of
-    before them. Fix: look at the episodes named; lower learner.learning_rate, or use model.dtype float32.
+    Example: 3 updates in a row had NaN or Inf, last in the gradient; the weights are those of before them. Fix: look at
+    the episodes named; lower learner.learning_rate, or use model.dtype float32.
     """
 
-    code = "E-LEARN-003"
 
-
-class UnsharableError(ConfigurationError):
+class UnsharableError(ConfigurationError, code="E-LEARN-004"):
     """The model's attention does not let trajectories share a prefix.
 
     Causes: a model with sliding-window, linear or recurrent layers.
     Fix: set learner.share_prefix to false: the same update, without the saving.
-    Example: some/model has layers of sliding_attention; trajectories can share a prefix only where every layer attends
-    to all that came before. Fix: set learner.share_prefix to false.
+    Example: some/model has layers of sliding_attention; trajectories can share a prefix only if every layer attends to
+    all earlier tokens. Fix: set learner.share_prefix to false.
     """
 
-    code = "E-LEARN-004"
 
-
-class UnfitEngineError(ConfigurationError):
-    """The engine, or the client that speaks to it, cannot do what the run needs.
+class UnfitEngineError(ConfigurationError, code="E-ENG-001"):
+    """The engine or its client cannot do what the run needs.
 
     Causes: another version of tinker or SkyRL than mcprl was made for; a LoRA rank or number of adapters that the
     server does not allow; a key that it refuses; an adapter that it did not save itself.
-    Fix: do what the sentence names: another version, a lower learner.lora_rank, the key in TINKER_API_KEY, or
+    Fix: do what the message names: another version, a lower learner.lora_rank, the key in TINKER_API_KEY, or
     engine=transformers.
     Example: the server samples from weights that it saved itself, not from outputs/a/adapter. Fix: use the adapter with
     another engine: --set engine=transformers.
     """
-
-    code = "E-ENG-001"

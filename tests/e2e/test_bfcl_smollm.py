@@ -8,7 +8,7 @@ from mcprl.records import StopReason, turns_by_message
 
 pytest.importorskip("bfcl_eval", reason="needs the wheel: pip install --no-deps bfcl-eval==2026.3.23 mpmath")
 
-from mcprl.evaluation.harness import Request, Wishes, evaluate, make_request
+from mcprl.evaluation.harness import Request, evaluate, make_request
 from mcprl_suites.bfcl.suite import BfclMultiTurn
 
 # The first has a short prompt, about 2,000 tokens; that of the second has more than the context.
@@ -42,8 +42,8 @@ async def test_an_untrained_model_is_judged_on_every_task_also_on_one_that_does_
         "sampling.max_tokens=12",
         "episodes.max_concurrent=1",
     )
-    wishes = Wishes(suite="bfcl-multi-turn", model=str(smollm2), overrides=settings)
-    request = Request(config=make_request(wishes).config, suite=TwoTasks())
+    config = make_request(suite="bfcl-multi-turn", model=str(smollm2), overrides=settings).config
+    request = Request(config=config, suite=TwoTasks())
     played = await evaluate(request, Nobody(), logs=tmp_path)
     by_task = {trajectory.task_id: trajectory for trajectory in played.trajectories}
     assert set(by_task) == set(PLAYED)

@@ -89,5 +89,5 @@ def test_live_progress_names_what_a_person_wants_to_know(quickstart):
     (first, *_rest) = [line for line in quickstart.made.printed["train"].splitlines() if line.startswith("step 1/")]
     for column in ("reward", "valid calls", "KL", "ratio", "tokens/s", "ETA"):
         assert column in first
-    next_command = "Next: mcprl try recipes/hello-cpu.yaml --adapter outputs/hello-cpu/adapter"
+    next_command = "Next: mcprl try outputs/hello-cpu/config.yaml --adapter outputs/hello-cpu/adapter"
     assert next_command in quickstart.made.printed["train"]

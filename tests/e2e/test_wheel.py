@@ -71,4 +71,4 @@ def test_it_says_what_a_person_wants_to_know(trained):
     (first,) = [line for line in trained.printed.splitlines() if line.startswith("step 1/")]
     for column in ("reward", "valid calls", "KL", "ratio", "tokens/s"):
         assert column in first
-    assert "Next: mcprl try recipes/hello-cpu.yaml --adapter outputs/hello-cpu/adapter" in trained.printed
+    assert "Next: mcprl try outputs/hello-cpu/config.yaml --adapter outputs/hello-cpu/adapter" in trained.printed

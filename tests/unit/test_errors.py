@@ -73,7 +73,7 @@ def test_every_error_is_exported():
 
 @pytest.mark.parametrize("error", CONCRETE, ids=lambda error: error.code)
 def test_an_error_is_the_same_in_another_process(error):
-    made = error("it failed", fix="mend it")
+    made = error("it failed", fix="fix it")
     copy = pickle.loads(pickle.dumps(made))
     assert type(copy) is error
     assert (str(copy), copy.args, vars(copy)) == (str(made), made.args, vars(made))

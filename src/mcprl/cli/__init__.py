@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
 
-from mcprl.cli.printing import printable
+from mcprl import __version__
+from mcprl.cli.commands import Commands, Group
 from mcprl.errors import Fault, McprlError, MissingExtraError, ResourceLimitError
 
 __all__ = ["app", "main"]
@@ -29,36 +30,52 @@ EXTRAS = {
 }
 EXIT_CODES = {Fault.CONFIGURATION: 2, Fault.INFRASTRUCTURE: 3}
 
-# Commands in the order of `--help`. The text is what the list shows; the rest of the help is in the command's module.
-COMMANDS = {
-    "init": "Make a project that trains: an MCP server in Python, tasks, a recipe, a test and a README.",
-    "doctor": "Check a recipe from its YAML to a sample of its episodes, and say how to fix what is wrong.",
-    "train": "Train a model by a recipe.",
-    "resume": "Resume a run from its newest valid checkpoint.",
-    "try": "Let the model play a task and print the conversation.",
-    "play": "Play a task yourself: see what the model sees, type calls, see the reward.",
-    "parity": "Compare sampler and learner on a few short episodes.",
-    "plan": "Predict what a run takes: time, tokens, calls, money, disk.",
-    "eval": "Evaluate a model or an adapter, and compare two evaluations.",
-    "dashboard": "Show runs in a browser: curves, health, tools, and every episode.",
-    "logs": "List the logs of a run, or print the end of one.",
-    "explain": "Explain an error code: causes and fixes.",
-    "runs": "List runs, show one, compare several.",
-    "tasks": "Check, make and read task files.",
-    "serve": "Serve tools over stdio, or over HTTP at /mcp.",
-    "tools": "List tools, call them, pin them.",
-    "cassette": "Record, read and check cassettes: files of tool calls that replace the servers.",
-    "config": "Look up settings.",
+# The commands in the order of `--help`: their text there; the rest of the help is in the command's module.
+SECTIONS = {
+    "Prepare": {
+        "init": "Make a project that trains: an MCP server in Python, tasks, a recipe, a test and a README.",
+        "doctor": "Check a recipe end to end (config, servers, tasks, model, sample episodes) and suggest fixes.",
+        "plan": "Predict what a run takes: time, tokens, calls, money, disk.",
+        "parity": "Compare sampler and learner on a few short episodes.",
+    },
+    "Train": {
+        "train": "Train a model with a recipe.",
+        "resume": "Resume a run from its newest valid checkpoint.",
+        "runs": "List runs, show one, compare several.",
+        "logs": "List the logs of a run, or print the end of one.",
+        "dashboard": "Show runs in a browser: curves, health, tools, and every episode.",
+    },
+    "Evaluate": {
+        "eval": "Evaluate a model or an adapter, and compare two evaluations.",
+        "try": "Let the model play a task and print the conversation.",
+        "play": "Play a task yourself: see what the model sees, type calls, see the reward.",
+    },
+    "Tasks and tools": {
+        "tasks": "Check, make and read task files.",
+        "tools": "List tools, call them, pin them.",
+        "serve": "Serve tools over stdio, or over HTTP at /mcp.",
+        "cassette": "Make, read and check cassettes: files of recorded tool calls that replace the servers.",
+    },
+    "Reference": {
+        "config": "Look up settings.",
+        "explain": "Explain an error code: causes and fixes.",
+    },
 }
 _FILES = {"try": "try_"}
 _PACKAGES = ("dashboard",)  # commands of a package that an extra of the same name installs
 
 
-class _Commands(TyperGroup):
-    """Finds a command by its name and imports its module then. (The types of Typer's own copy of click are private.)"""
+class _TopLevel(Group):
+    """Finds a command by its name and imports its module then."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # Typer suggests one of these names after a typing error.
+        self.commands = cast("Any", dict.fromkeys(self.list_commands(None)))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*COMMANDS, *sorted(_plugins().keys() - COMMANDS.keys())]
+        known = [name for section in SECTIONS.values() for name in section]
+        return [*known, *sorted(_plugins().keys() - set(known))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         plugin = _plugins().get(cmd_name)
@@ -66,24 +83,30 @@ class _Commands(TyperGroup):
             return _command(cmd_name, plugin.load())
         if cmd_name in _PACKAGES:
             raise MissingExtraError(f"`mcprl {cmd_name}` is not installed", fix=f"pip install 'mcprl[{cmd_name}]'")
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.list_commands(ctx):
             return None
         return _command(cmd_name, import_module(f"mcprl.cli.{_FILES.get(cmd_name, cmd_name)}"))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS.get(name, "")) for name in self.list_commands(ctx)])
+        known = [name for section in SECTIONS.values() for name in section]
+        others = {name: "" for name in self.list_commands(ctx) if name not in known}
+        for title, commands in (SECTIONS | {"Other packages": others}).items():
+            if commands:
+                with formatter.section(title):
+                    formatter.write_dl(list(commands.items()))
 
 
+@cache
 def _plugins(group: str = "") -> dict[str, EntryPoint]:
     """Commands of other packages, by name: those below a group of commands, or those at the top."""
-    found = {entry.name: entry for entry in entry_points(group="mcprl.commands")}
     prefix = f"{group}." if group else ""
-    return {
-        name.removeprefix(prefix): entry
-        for name, entry in found.items()
-        if name.startswith(prefix) and "." not in name.removeprefix(prefix)
-    }
+    found = {entry.name.removeprefix(prefix): entry for entry in _entry_points() if entry.name.startswith(prefix)}
+    return {name: entry for name, entry in found.items() if "." not in name}
+
+
+@cache
+def _entry_points() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group="mcprl.commands"))
 
 
 def _command(name: str, module: Any) -> Any:
@@ -93,27 +116,32 @@ def _command(name: str, module: Any) -> Any:
             module.app.command(below)(plugin.load())
         command = typer.main.get_group(module.app)
     else:
-        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        alone = Commands()
         alone.command(name)(module.command)
         command = typer.main.get_command(alone)
     command.name = name
     return command
 
 
-app = typer.Typer(
-    name="mcprl",
-    cls=_Commands,
-    help="Train language models by reinforcement learning to use tools over many turns; the tools are MCP servers.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+app = Commands(
+    "Train language models by reinforcement learning to use tools over many turns; the tools are MCP servers.",
+    _TopLevel,
 )
+app.info.name = "mcprl"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mcprl {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def _mcprl() -> None:
-    """Typer makes a group only of an app with a callback or a command."""
+def _mcprl(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None: ...
 
 
 def main() -> None:
@@ -123,6 +151,8 @@ def main() -> None:
     try:
         _run()
     except McprlError as error:
+        from mcprl.cli.printing import printable
+
         # Printable, because an error may quote what a server wrote.
         print(printable(f"mcprl: {error} (mcprl explain {error.code})"), file=sys.stderr)
         for note in getattr(error, "__notes__", []):

@@ -1,4 +1,4 @@
-"""`mcprl cassette`: recorded tool calls as a world to train in."""
+"""`mcprl cassette`: recorded tool calls that replace live servers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from mcprl.cli.commands import Commands
 from mcprl.cli.options import parse_pairs
 from mcprl.cli.printing import plain_table, printable, words
 
@@ -22,11 +23,7 @@ __all__ = ["app"]
 
 _LISTED = 20
 
-app = typer.Typer(
-    help="Make, read and check cassettes: files of recorded tool calls that replace the servers.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = Commands("Make, read and check cassettes: files of recorded tool calls that replace the servers.")
 
 _Cassette = Annotated[Path, typer.Argument(metavar="CASSETTE", help="SQLite file of recorded calls.")]
 _FILES = typer.Argument(metavar="FILE", help="Recorded conversations: a JSON list of rows, or one row per line.")
@@ -34,28 +31,26 @@ _Conversations = Annotated[list[Path], _FILES]
 _MaybeConversations = Annotated[list[Path] | None, _FILES]
 _Aliases = Annotated[
     list[str] | None,
-    typer.Option("--alias", metavar="OTHER=NAME", help="Another name of an argument. May be repeated."),
+    typer.Option("--alias", metavar="OTHER=NAME", help="Alias of an argument. May be repeated."),
 ]
 _Errors = Annotated[
     list[str] | None,
-    typer.Option("--error", metavar="REGEX", help="What an answer that is an error looks like. May be repeated."),
+    typer.Option("--error", metavar="REGEX", help="Pattern of results that are errors. May be repeated."),
 ]
 
 
 @app.command("import")
 def import_(
     files: _Conversations,
-    into: Annotated[Path, typer.Option("--into", help="Cassette to write; what it holds already stays.")],
+    into: Annotated[Path, typer.Option("--into", help="Cassette to write; existing recordings stay.")],
     servers: Annotated[
         list[str] | None,
-        typer.Option(
-            "--server", metavar="NAME=PATTERN", help="Server of the tools that match; the first match counts."
-        ),
+        typer.Option("--server", metavar="NAME=PATTERN", help="Server of the matching tools; the first match counts."),
     ] = None,
-    tools: Annotated[Path | None, typer.Option("--tools", help="JSON list of the tools' definitions.")] = None,
+    tools: Annotated[Path | None, typer.Option("--tools", help="JSON list of tool definitions.")] = None,
     reads: Annotated[
         list[str] | None,
-        typer.Option("--read", metavar="PATTERN", help="Tools that change nothing, whatever their name says."),
+        typer.Option("--read", metavar="PATTERN", help="Tools to treat as read-only, despite their name."),
     ] = None,
     writes: Annotated[
         list[str] | None,
@@ -64,7 +59,7 @@ def import_(
     aliases: _Aliases = None,
     errors: _Errors = None,
 ) -> None:
-    """Make a cassette from recorded conversations: the calls that worked, of tools that change nothing."""
+    """Make a cassette from recorded conversations: the successful calls of read-only tools."""
     from mcprl.errors import CassetteError
     from mcprl.tools.cassettes.cassette import Cassette
     from mcprl.tools.cassettes.importing import DEFAULT_SERVER, ImportRules, error_rules, import_recordings
@@ -93,8 +88,8 @@ def show(
     tool: Annotated[
         str | None, typer.Option("--tool", metavar="PATTERN", help="List the recordings of these tools.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many recordings to list.")] = _LISTED,
-    full: Annotated[bool, typer.Option("--full", help="Print whole answers, not their beginning.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Number of recordings to list.")] = _LISTED,
+    full: Annotated[bool, typer.Option("--full", help="Print whole results, not their beginning.")] = False,
 ) -> None:
     """Show the tools of a cassette, or with --tool its recordings."""
     from mcprl.tools.cassettes.cassette import Cassette
@@ -132,7 +127,7 @@ def verify(
 
 
 def _print_table(header: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
-    """Columns of numbers are on the right. A zero is left empty, so that what matters is seen."""
+    """Columns of numbers are right-aligned; zeros are left empty."""
     lines = [[str(cell) if cell != 0 else "" for cell in row] for row in rows]
     table = plain_table(*header)
     for number, column in enumerate(table.columns):
@@ -154,21 +149,21 @@ def _print_import(report: ImportReport, recordings: Recordings, into: Path) -> N
     _, recorded, distinct, differing, _, _, unfit = totals
     _echo(f"{into}: {recorded} of {recordings.calls_seen} calls recorded, {distinct} of them different.")
     if differing:
-        _echo(f"{differing} calls were answered differently at different times: the last answer is replayed.")
+        _echo(f"{differing} calls had different results at different times: the last result is replayed.")
     writes = [f"{count.tool} ({count.seen})" for count in report.tools if count.is_write]
     if writes:
-        _echo(f"Taken for writes, by definition or name: {', '.join(writes)}. --read PATTERN overrules.")
+        _echo(f"Treated as writes, by definition or name: {', '.join(writes)}. --read PATTERN overrides.")
     if unfit:
-        _echo("Unfit calls have arguments that the tool's definition does not allow, so no policy could make them.")
+        _echo("Unfit calls have arguments that the tool's definition does not allow.")
     inferred = [count.tool for count in report.tools if count.inferred]
     if inferred:
         _echo(f"Definitions inferred from the calls, better given with --tools: {', '.join(inferred)}.")
     if recordings.redefined:
-        _echo(f"Defined differently in several rows, the last counts: {', '.join(sorted(recordings.redefined))}.")
+        _echo(f"Defined differently in several rows, the last is used: {', '.join(sorted(recordings.redefined))}.")
     if report.unassigned:
         tools = ", ".join(f"{tool} ({number})" for tool, number in report.unassigned.items())
         _echo(f"Left out, because no --server pattern matches: {tools}.")
-    _echo(f"Argument aliases applied: {report.aliases_applied}. Texts with secrets struck out: {report.redactions}.")
+    _echo(f"Argument aliases applied: {report.aliases_applied}. Texts with redacted secrets: {report.redactions}.")
     _print_unreadable(recordings)
 
 

@@ -6,14 +6,16 @@ from typing import Annotated
 
 import typer
 
+from mcprl.cli.commands import Commands
+
 __all__ = ["app"]
 
-app = typer.Typer(help="Look up settings.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("Look up settings.")
 
 
 @app.command("explain")
 def explain(
-    field: Annotated[str, typer.Argument(help="Setting or section, e.g. sampling.temperature; all if left out.")] = "",
+    field: Annotated[str, typer.Argument(help="Setting or section, e.g. sampling.temperature; default: all.")] = "",
 ) -> None:
     """Print what a setting means, its type and its default."""
     from mcprl.errors import UnknownKeyError, did_you_mean

@@ -1,4 +1,4 @@
-"""What `mcprl train` shows: a live panel on a terminal, one plain line per step elsewhere, and the summary."""
+"""The output of `mcprl train`: a live panel on a terminal, one plain line per step elsewhere, and the summary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mcprl.cli.printing import (
 from mcprl.cli.stages import print_timed
 from mcprl.config import RunConfig
 from mcprl.records import LostEpisode, Trajectory
-from mcprl.verdicts import Severity, Verdict
+from mcprl.verdicts import VALID_CALLS_BY_STEP, Severity, Verdict
 
 if TYPE_CHECKING:
     from mcprl.runs.summary import SuccessMetric, Summary
@@ -38,18 +38,21 @@ if TYPE_CHECKING:
 __all__ = ["TrainingConsole", "enduring_output", "print_summary", "success_table"]
 
 
-def success_table(metrics: Sequence[SuccessMetric]) -> Table:
+def success_table(metrics: Sequence[SuccessMetric], steps: int) -> Table:
+    """The figures of a run of that many steps against their targets."""
     table = plain_table("", "success", right=("measured",))
     table.add_column("target", no_wrap=True)
     table.add_column("", style="dim")
     for metric in metrics:
         form = ".2%" if "%" in metric.bar else ".3g"
+        is_due = steps >= VALID_CALLS_BY_STEP or not metric.bar.endswith(f"by step {VALID_CALLS_BY_STEP}")
+        mark = Text("✓", style=STYLES[Severity.OK]) if metric.met else Text("✗", style=STYLES[Severity.BAD])
         table.add_row(
-            Text("✓", style=STYLES[Severity.OK]) if metric.met else Text("✗", style=STYLES[Severity.BAD]),
+            mark if metric.met or is_due else Text("–"),
             metric.name,
             "–" if metric.value is None else format(metric.value, form),
             metric.bar,
-            metric.note,
+            metric.note if metric.met or is_due else f"not due yet: {metric.note}",
         )
     return table
 
@@ -74,7 +77,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _LastingStream:
-    """A stream whose first failed write makes it a stream to nowhere."""
+    """A stream that discards everything after its first failed write."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -96,7 +99,7 @@ class _LastingStream:
         return getattr(self._stream, name)
 
     def _turn_away(self, error: OSError) -> None:
-        # The descriptor itself, because what is buffered is written again when the process ends.
+        # The descriptor itself is redirected, because buffered text is written again when the process ends.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -124,7 +127,7 @@ def _enduring(stream: TextIO | None) -> Any:
 
 
 class TrainingConsole:
-    """Follows a training run, of which `steps_done` were done before."""
+    """Shows a training run, of which `steps_done` steps were done before."""
 
     def __init__(self, config: RunConfig, console: Console | None = None, *, steps_done: int = 0) -> None:
         self._config = config
@@ -170,22 +173,22 @@ class TrainingConsole:
             return
         cells = [f"{name} {value}" for name, value in zip(COLUMNS, row, strict=True)]
         self._console.print("  ".join(cells), soft_wrap=True, markup=False)
-        # What stays as it was is named on the line above; its words are said once.
+        # A verdict that persists is named on the line above and printed in full only once.
         for verdict in verdicts:
             if verdict.severity is not Severity.OK and (verdict.severity, verdict.name) not in known:
                 self._console.print(Text("  ") + verdict_text(verdict), soft_wrap=True)
 
 
-def print_summary(summary: Summary, *, recipe: Path, config: RunConfig, folder: Path) -> None:
+def print_summary(summary: Summary, *, config: RunConfig, folder: Path) -> None:
     """What the run learned, whether its numbers can be trusted, its health, and what to try next."""
     console = Console(highlight=False)
     console.print(facts_table(list(_closing_facts(summary.as_dict(), config, folder))))
     console.print()
-    console.print(success_table(summary.success))
+    console.print(success_table(summary.success, len(summary.steps)))
     console.print()
     for line in _closing_verdicts(summary):
         console.print(line)
-    command = try_command(recipe, folder, engine=config.engine, whole_model=config.learner.tuning == "full")
+    command = try_command(folder, engine=config.engine, whole_model=config.learner.tuning == "full")
     console.print(f"\nNext: {command}", markup=False, soft_wrap=True)
 
 

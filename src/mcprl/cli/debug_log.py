@@ -1,7 +1,7 @@
-"""`--debug`: everything that is said about a run, in logs/debug.log of its folder and, shortened, on stderr.
+"""`--debug`: a full log of a run in logs/debug.log of its folder and, shortened, on stderr.
 
 Modules of mcprl log under their own names; a `RunLogger` adds the events of the loop. Other libraries are logged from
-INFO upwards. Secrets are redacted when records are made, control characters escaped when they are written.
+INFO upwards. Secrets are redacted when records are made; control characters are escaped when they are written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEVELS = {Severity.OK: logging.DEBUG, Severity.WARN: logging.WARNING, Severity.
 
 
 class RunLogger:
-    """A watcher that logs to `mcprl.run`. Costs next to nothing if nobody listens."""
+    """A watcher that logs to `mcprl.run`. Costs almost nothing if nobody listens."""
 
     def stage(self, text: str) -> None:
         _logger.info("%s", text)
@@ -81,9 +81,9 @@ class RunLogger:
 
 @contextmanager
 def debugging(logs: Path) -> Generator[None]:
-    """Write all that is logged within to a file in the folder `logs`, and shortened to stderr.
+    """Write everything logged inside the block to a file in the folder `logs` and, shortened, to stderr.
 
-    An error of mcprl that ends it is printed with its traceback, which is otherwise kept from the user.
+    An error of mcprl that ends it is printed with its traceback, which users do not see otherwise.
     """
     SECRETS.install_in_logging()
     path = logs / FILE_NAME
@@ -122,7 +122,7 @@ class _Printable(logging.Formatter):
 
 
 class _ShortLines(logging.Handler):
-    """The first line of each record, cut. Looks stderr up each time, since a live panel puts its own in its place."""
+    """The first line of each record, cut. Looks up stderr each time, since a live panel replaces it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""`mcprl doctor`: checks everything about a recipe that can be known before a step is spent."""
+"""`mcprl doctor`: checks everything about a recipe that can be checked before training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ExaminationStatus(StageConsole):
     """Shows on stderr what is being checked; nothing if stderr is not a terminal."""
 
     def hide(self) -> None:
-        """Leave the line to what is printed next."""
+        """Clear the line before something else is printed."""
         self._progress.stop()
 
     def stage(self, text: str) -> None:
@@ -81,19 +81,20 @@ def print_closing(console: Console, findings: Sequence[Finding], seconds: float)
 def command(
     recipe: Recipe,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Load no model: the recipe, keys, servers, tasks and the machine alone.")
+        bool,
+        typer.Option(
+            "--fast", help="Do not load the model: check only the recipe, keys, servers, tasks and the machine."
+        ),
     ] = False,
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
-    """Check a recipe from its YAML to a sample of its episodes, and say how to fix what is wrong.
+    """Check a recipe end to end (config, servers, tasks, model, sample episodes) and suggest fixes.
 
-    Exits with 1 if something is wrong.
+    Exits with status 1 if there are errors.
     """
     import asyncio
     import time
-
-    from mcprl.checks.doctor import passed
 
     started = time.monotonic()
     console = Console(highlight=False)
@@ -104,6 +105,9 @@ def command(
 
     findings = asyncio.run(_examine(recipe, overrides or [], fast=fast, show=show))
     seconds = time.monotonic() - started
+
+    from mcprl.checks.doctor import passed
+
     if as_json:
         found = [finding.to_json() for finding in findings]
         print_json({"passed": passed(findings), "seconds": seconds, "findings": found})
@@ -118,13 +122,14 @@ async def _examine(
     import shutil
     import tempfile
 
-    from mcprl.checks.doctor import Examination, examine
-    from mcprl.checks.doctor.checks import CHECKS
-
     folder = Path(tempfile.mkdtemp(prefix="mcprl-doctor-"))
     findings: tuple[Finding, ...] = ()
     try:
         with ExaminationStatus() as status:
+            status.stage("loading libraries")
+
+            from mcprl.checks.doctor import Examination, examine
+            from mcprl.checks.doctor.checks import CHECKS
 
             def tell(finding: Finding) -> None:
                 status.hide()
@@ -133,7 +138,7 @@ async def _examine(
             examination = Examination(recipe=recipe, folder=folder, teller=status, overrides=overrides, fast=fast)
             findings = await examine(examination, CHECKS, tell)
     finally:
-        # A log that a finding tells to read is left for that.
+        # Kept if a finding names a log in it.
         if not any(str(folder) in finding.measured + finding.fix for finding in findings):
             shutil.rmtree(folder)
     return findings

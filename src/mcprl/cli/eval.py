@@ -1,7 +1,8 @@
-"""`mcprl eval`: any model or adapter on any tasks, with intervals, compared with another evaluation, as a report."""
+"""`mcprl eval`: evaluate a model or an adapter on tasks, and compare evaluations."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,7 @@ _SHOWN_ROWS = 12
 
 
 def print_report(report: Report, folder: Path | None, console: Console | None = None) -> None:
-    """The tables of a report, long ones cut, and where the whole is."""
+    """The tables of a report, long ones cut, and the path of the full report."""
     from mcprl.evaluation.report import EVERY_TASK
 
     console = console or Console(highlight=False)
@@ -56,15 +57,15 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     model: Annotated[str | None, typer.Option("--model", help="Folder or hub name of another model.")] = None,
     episodes: Annotated[int, typer.Option("--episodes", "-k", min=1, help="Episodes of each task.")] = 1,
     sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="Play only so many tasks, drawn by the seed.")
+        int | None, typer.Option("--sample", min=1, help="Evaluate a random subset of N tasks (fixed by the seed).")
     ] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token, almost always.")] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily (temperature close to 0).")] = False,
     against: Annotated[
-        Path | None, typer.Option("--against", exists=True, help="Evaluation to compare with, as the one before.")
+        Path | None, typer.Option("--against", exists=True, help="Baseline evaluation to compare with.")
     ] = None,
     compared: Annotated[
         tuple[Path, Path] | None,
-        typer.Option("--compare", metavar="BEFORE AFTER", help="Compare two evaluations; play nothing."),
+        typer.Option("--compare", metavar="BEFORE AFTER", help="Compare two existing evaluations and stop."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the report; default: outputs/eval-NAME.")] = None,
     as_json: AsJson = False,
@@ -72,20 +73,21 @@ def command(  # noqa: PLR0913 - each is an option of the command line
 ) -> None:
     """Evaluate a model or an adapter: success with intervals, pass@k, pass^k, tools, failures, cost, before and after.
 
-    Writes results.json, report.md, report.html and every trajectory into a folder of its own.
+    Writes results.json, report.md, report.html and every trajectory into a new folder.
     """
     import asyncio
 
     if compared is not None:
         _compare(compared, out, as_json=as_json)
         return
-    from mcprl.evaluation.harness import Wishes, make_request
+    print("loading libraries", file=sys.stderr)
+    from mcprl.evaluation.harness import make_request
     from mcprl.evaluation.report import make_folder, write_report
     from mcprl.evaluation.results import compare, read_evaluation
 
     before = None if against is None else read_evaluation(against)
-    wishes = Wishes(
-        recipe=recipe,
+    request = make_request(
+        recipe,
         suite=suite,
         tasks=tasks,
         model=model,
@@ -95,7 +97,6 @@ def command(  # noqa: PLR0913 - each is an option of the command line
         greedy=greedy,
         overrides=overrides or [],
     )
-    request = make_request(wishes)
     name = request.config.name if suite is None or recipe is None else f"{request.config.name}-{suite}"
     folder = make_folder(request.config.training.outputs, name, out)
     played = asyncio.run(_play(request, folder))
@@ -120,7 +121,7 @@ def _show(played: Played, comparison: Comparison | None, folder: Path, *, as_jso
     if not as_json:
         print_report(evaluation_report(played.evaluation, comparison), folder)
         return
-    # What there is per task or per episode is in results.json.
+    # Details per task and episode are in results.json.
     document: dict[str, Any] = to_json(played.evaluation)
     for name in ("tasks", "episodes", "config"):
         del document[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Iterable, Mapping
@@ -16,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mcprl.cli.printing import facts_table
-from mcprl.errors import Fault, McprlError, UnknownKeyError
+from mcprl.errors import Fault, McprlError, UnknownKeyError, did_you_mean
 
-__all__ = ["FAULTS", "GROUPS", "ErrorPage", "command", "error_pages", "find_page", "nearest_codes", "read_page"]
+__all__ = ["FAULTS", "GROUPS", "ErrorPage", "command", "error_pages", "find_page", "read_page"]
 
 
 GROUPS = {
@@ -35,7 +34,7 @@ GROUPS = {
     "WORK": "Workers",
     "RUN": "Runs and their folders",
 }
-"""What the codes of a group are about, by the letters in the middle of them, in the order of a run."""
+"""The topic of a group of codes, by the letters in the middle, in the order of a run."""
 
 FAULTS = {
     Fault.CONFIGURATION: "yours to fix: something that was written, chosen or installed. The run stops.",
@@ -49,12 +48,11 @@ _PARTS = re.compile(
     r"(?P<meaning>\S.*?)\n\nCauses: (?P<causes>\S.*?)\nFix: (?P<fix>\S.*?)\nExample: (?P<example>\S.*)", re.DOTALL
 )
 _WRITTEN_CODE = re.compile(r"\s*(?:[Ee][-_ ])?([A-Za-z]+)[-_ ]?0*([0-9]{1,3})\s*", re.ASCII)
-_MAX_NEAREST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPage:
-    """All that is said of one error.
+    """The page of one error.
 
     ErrorPage(code="E-TOOL-003", name="UnknownToolError", fault=Fault.CONFIGURATION,
               meaning="A task names a tool that no server lists: …", causes=("a typing error in the task", …),
@@ -107,11 +105,6 @@ def find_page(written: str) -> ErrorPage | None:
     return None if found is None else error_pages().get(f"E-{found[1].upper()}-{int(found[2]):03d}")
 
 
-def nearest_codes(written: str) -> tuple[str, ...]:
-    """The codes nearest to one that does not exist, nearest first; empty if none is near."""
-    return tuple(difflib.get_close_matches(written.strip().upper(), error_pages(), n=_MAX_NEAREST))
-
-
 def _with_codes(error: type[McprlError]) -> Iterable[type[McprlError]]:
     # A class without a code of its own only groups others.
     if "code" in vars(error) and error.__module__ == McprlError.__module__:
@@ -122,18 +115,17 @@ def _with_codes(error: type[McprlError]) -> Iterable[type[McprlError]]:
 
 def command(
     code: Annotated[
-        str | None, typer.Argument(metavar="[CODE]", help="Code of an error, such as E-TOOL-003.", show_default=False)
+        str | None, typer.Argument(metavar="CODE", help="Code of an error, such as E-TOOL-003.", show_default=False)
     ] = None,
 ) -> None:
-    """Print what an error means, whose fault it is, its usual causes and how to fix it. Without a code: all codes."""
+    """Print what an error means, whose fault it is, its usual causes and its fix. Without a code: list all codes."""
     console = Console(highlight=False)
     if code is None:
         _print_all(console)
         return
     page = find_page(code)
     if page is None:
-        nearest = nearest_codes(code)
-        hint = f"; the nearest are {', '.join(nearest)}" if nearest else ""
+        hint = did_you_mean(code.strip().upper(), error_pages())
         raise UnknownKeyError(f"no error has the code {code!r}{hint}", fix="see all with `mcprl explain`")
     _print_page(console, page)
 
@@ -143,7 +135,7 @@ def _print_all(console: Console) -> None:
         console.print(Text(title, style="bold"))
         console.print(facts_table([(f"  {p.code}", p.meaning) for p in error_pages().values() if p.group == group]))
         console.print()
-    console.print("mcprl explain CODE prints the causes of one, and how to fix it.")
+    console.print("mcprl explain CODE prints the causes and the fix of one.")
 
 
 def _print_page(console: Console, page: ErrorPage) -> None:
@@ -161,5 +153,5 @@ def _print_page(console: Console, page: ErrorPage) -> None:
     console.print(Text(page.meaning), width=width)
     say("Whose fault", FAULTS[page.fault], mark=" ")
     say("Usual causes", *page.causes, mark=" •")
-    say("How to fix it", page.fix, mark=" ")
+    say("Fix", page.fix, mark=" ")
     say("As it appears", f"mcprl: {page.example}", mark=" ")

@@ -16,7 +16,7 @@ _COMMENT_COLUMN = 33
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Folder of the project: a new one, or an empty one.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the project, new or empty.")],
     model: Annotated[
         str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
     ] = None,
@@ -48,7 +48,7 @@ def _print_project(project: Project) -> None:
         )
     console.print("\nNext:\n")
     for line, purpose in project.next_steps():
-        # Lines that a terminal's width would break could not be copied.
+        # Not wrapped, so that the lines can be copied.
         shown = Text(f"  {printable(line)}", style="bold")
         if purpose:
             shown.pad_right(max(0, _COMMENT_COLUMN - len(shown)))

@@ -1,4 +1,4 @@
-"""`mcprl logs`: what the processes of a run wrote while it ran."""
+"""`mcprl logs`: the logs of a run's processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _choose_log(logs: Mapping[str, Path], written: str, run: str) -> Path:
 
 
 def last_lines(path: Path, count: int, text: str = "", *, only_whole: bool = False) -> tuple[list[str], int]:
-    """The last `count` lines with `text`, and where in the file they end: what is added later begins there.
+    """The last `count` lines with `text`, and the offset in the file where they end.
 
     With `only_whole`, a last line that is still being written is left for later.
     """
@@ -112,21 +112,21 @@ def command(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]",
+            metavar="RUN",
             help="Folder of a run, or its name below outputs; default: the newest run there.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Log to print, such as vllm.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="Log to print, such as vllm.", show_default=False)
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what is added, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="Lines to print.")] = 50,
-    grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Print only lines with this text.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="Number of lines.")] = 50,
+    grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Print only lines that contain this text.")] = "",
 ) -> None:
     """List the logs of a run, or print the end of one.
 
-    A single name that is not a run is a log of the newest run: mcprl logs vllm --follow.
+    With one argument that is not a run, prints that log of the newest run: mcprl logs vllm --follow.
     """
     path, name = _choose_run(run, name)
     logs = find_logs(path)
@@ -140,7 +140,7 @@ def command(
 
 
 def _choose_run(run: str | None, name: str | None) -> tuple[Path, str | None]:
-    """The folder of the run that was meant, and the name of the log."""
+    """The folder of the run, and the name of the log."""
     from mcprl.runs.past_runs import find_runs, is_run, read_run
 
     if run is not None:
@@ -151,7 +151,7 @@ def _choose_run(run: str | None, name: str | None) -> tuple[Path, str | None]:
     if run is not None and name is None and newest is not None and {run, f"{run}.log"} & find_logs(newest).keys():
         return newest, run
     if run is not None:
-        # There is no such run: this says so, with the nearest name.
+        # There is no such run: `read_run` raises an error with the nearest name.
         return read_run(_OUTPUTS / run if len(Path(run).parts) == 1 else Path(run)).path, name
     if newest is None:
         raise NoRunError(f"there are no runs in {_OUTPUTS}", fix="name the folder of a run")
@@ -173,16 +173,14 @@ def _print_list(logs: Mapping[str, Path], path: Path) -> None:
         seen = log.stat()
         table.add_row(words(name), decimal(seen.st_size), f"{duration(max(0, now - seen.st_mtime))} ago")
     console.print(table)
-    console.print(
-        words(f"\nmcprl logs {path} NAME prints the end of one; --follow prints what is added."), soft_wrap=True
-    )
+    console.print(words(f"\nmcprl logs {path} NAME prints the end of one; --follow keeps printing."), soft_wrap=True)
 
 
 def _print_log(log: Path, *, lines: int, grep: str, follow: bool) -> None:
     from mcprl.secrets import SECRETS
 
     def show(line: str) -> None:
-        # The logs of tool servers were redacted when they were written; vLLM and others write their own.
+        # Logs of tool servers are redacted when written; vLLM and others write their own.
         print(printable(SECRETS.redact(line)), flush=follow)
 
     found, end = last_lines(log, lines, grep, only_whole=follow)

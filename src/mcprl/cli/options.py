@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and what they do with them."""
+"""Arguments that several commands share, and how they are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Opens(Protocol):
 
 @asynccontextmanager
 async def shown_opening(opens: _Opens, then: str) -> AsyncGenerator[Toolbox]:
-    """Open a toolbox with temporary logs; the status line says that servers start, and then `then`."""
+    """Open a toolbox with temporary logs; the status line shows that servers start, and then `then`."""
     from rich.console import Console
     from rich.text import Text
 
@@ -79,14 +79,14 @@ def typed_value(parameters: Mapping[str, Any], key: str, text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     if isinstance(value, str):
-        return text  # quotes that someone wrote around a text are part of it
-    # Only what says which values this one argument takes: the others may still be missing.
+        return text  # quotes around a text are part of it
+    # Only the part of the schema about this argument: others may still be missing.
     schema = {word: parameters[word] for word in _VALUE_WORDS if word in parameters}
     return value if ArgumentCheck(key, "", schema).problem({key: value}) is None else text
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Recipe = Annotated[Path, typer.Argument(help="Recipe: the YAML file of a run.", show_default=False)]
+Recipe = Annotated[Path, typer.Argument(help="YAML file of the run's settings.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.steps=3. May be repeated."),

@@ -1,7 +1,7 @@
 """The live panel of `mcprl train`: progress, curves, health, and what the run uses.
 
-Nothing is laid out before it is drawn, so the panel still fits after the terminal is resized. The most important rows
-come first: a terminal that is too low loses the last ones.
+The layout is computed on each draw, so the panel fits after the terminal is resized. The most important rows come
+first: a terminal that is too low loses the last ones.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ _NEAR, _NEARLY_ALL = 0.8, 0.95
 class ToolUse:
     """Counts calls, failures and lost attempts, and how much of each budget is used.
 
-    It does not see calls of lost episodes, or of those played before a run was resumed; the budget that stops the run
-    counts those too.
+    It does not see calls of lost episodes, or from before a run was resumed; the budget that stops the run does.
     """
 
     def __init__(self, servers: ServersConfig) -> None:
@@ -94,7 +93,7 @@ class ToolUse:
             self._calls += 1
             self._failed += seen.fault is not None
             self._cached += seen.source in (Source.CACHE, Source.CASSETTE)
-            # A call that was refused before it was sent took no time.
+            # A call that was refused before it was sent has no latency.
             if seen.server is not None and seen.source is Source.LIVE and seen.latency_s > 0:
                 self._delivered[seen.server] += seen.attempts
 
@@ -135,7 +134,7 @@ _CURVES = (
 
 
 class TrainingPanel:
-    """What a terminal shows of a run. The console tells it of events; rich draws it whenever it likes."""
+    """The display of a run on a terminal. The console passes events to it; rich draws it."""
 
     def __init__(self, config: RunConfig, *, steps_done: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -154,7 +153,7 @@ class TrainingPanel:
         self._is_closed = False
 
     def show_stage(self, text: str) -> None:
-        """What the run is busy with, until the next episode or step ends."""
+        """What the run is doing, until the next episode or step ends."""
         self._stage = printable(text)
 
     def add_episode(self, step: int, outcome: Trajectory | LostEpisode) -> None:
@@ -180,11 +179,11 @@ class TrainingPanel:
         return self._rows[-1]
 
     def close(self) -> None:
-        """From now on the panel shows how the run ended rather than what it is doing."""
+        """From now on the panel shows how the run ended."""
         self._is_closed = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # The border is dim, and its style would be that of the title too.
+        # The border's dim style would apply to the title too.
         title = Text(" · ").join(self._title())
         title.stylize("not dim")
         body = Group(self._lines(options.max_width - 4), self._facts())
@@ -206,7 +205,7 @@ class TrainingPanel:
             yield Text(f"ETA {duration(self._left_s())}")
 
     def _left_s(self) -> float:
-        """From the mean of the steps so far. Stands still while a step takes longer than that."""
+        """Estimated from the mean of the steps so far."""
         mean_s = sum(self._step_seconds) / len(self._step_seconds)
         left = self._config.training.steps - self._steps_done
         return left * mean_s - (min(self._clock() - self._step_began, mean_s) if left else 0.0)
@@ -235,7 +234,7 @@ class TrainingPanel:
         yield "run", bar(self._steps_done, steps, "green"), f"{self._steps_done}/{steps} steps", ""
         if self._is_closed or self._steps_done == steps:
             return
-        # With an asynchronous pipeline, episodes of later steps finish too: the bar is that of the first one.
+        # With an asynchronous pipeline, episodes of later steps finish too: the bar shows the first step.
         step = min(self._finished, default=self._steps_done)
         finished, total = self._finished[step], self._config.training.tasks_per_step * self._config.episodes.group_size
         doing = f"{finished}/{total} episodes" if finished < total else "update, publish"

@@ -1,4 +1,4 @@
-"""`mcprl parity`: do sampler and learner agree about the same tokens?"""
+"""`mcprl parity`: do sampler and learner give the same tokens the same probabilities?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["command", "print_parity"]
 
 
 def print_parity(console: Console, report: ParityReport) -> None:
-    """The figures, the verdict and, unless all is exact, the tokens that differ most."""
+    """The figures, the verdict and, unless it is ok, the tokens that differ most."""
     from mcprl.checks.parity import EXACT_MAX, EXACT_MEAN
 
     verdict, figures = report.verdict, report.figures
@@ -50,13 +50,13 @@ def print_parity(console: Console, report: ParityReport) -> None:
 
 def command(
     recipe: Recipe,
-    prompts: Annotated[int, typer.Option("--prompts", "-n", min=1, help="How many episodes to compare.")] = 16,
+    prompts: Annotated[int, typer.Option("--prompts", "-n", min=1, help="Number of episodes to compare.")] = 16,
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
     """Compare sampler and learner on a few short episodes: the same tokens, the same probabilities?
 
-    Exits with 1 if they disagree.
+    Exits with status 1 if they disagree.
     """
     import asyncio
 
@@ -72,9 +72,12 @@ def command(
 
 
 async def _measure(config: RunConfig, prompts: int) -> ParityReport:
-    from mcprl.checks.parity import run_parity
     from mcprl.cli.stages import StageConsole
     from mcprl.tasks import load_tasks
 
     with StageConsole() as console:
+        console.stage("loading libraries")
+
+        from mcprl.checks.parity import run_parity
+
         return await run_parity(config, load_tasks(config.tasks.train), console, prompts=prompts)

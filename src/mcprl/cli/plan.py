@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mcprl.cli.options import Overrides, Recipe
-from mcprl.cli.printing import printable
+from mcprl.cli.printing import plain_table, printable
 
 if TYPE_CHECKING:
     from mcprl.checks.plan import Figure, Plan
@@ -28,7 +28,7 @@ __all__ = ["command"]
 
 _COUNTS = ("episodes", "turns", "calls", "prompt_tokens", "sampled_tokens", "learned_tokens")
 _ASSUME_HELP = (
-    "Give a figure that the recipe does not hold, e.g. turns=3. May be repeated. Per episode: turns, prompt_tokens, "
+    "Set a figure that the recipe does not contain, e.g. turns=3. May be repeated. Per episode: turns, prompt_tokens, "
     "turn_tokens, observation_tokens, length_tokens, calls, tool_s; per GPU: sampler_tokens_per_s, "
     "learner_tokens_per_s; of the model: parameters."
 )
@@ -36,20 +36,23 @@ _ASSUME_HELP = (
 
 def command(
     recipe: Recipe,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, help="GPUs; 0: the model runs on a CPU.")] = 0,
+    gpus: Annotated[int, typer.Option("--gpus", min=0, help="Number of GPUs; 0: the model runs on a CPU.")] = 0,
     workers: Annotated[
         int | None, typer.Option("--workers", min=0, help="Ray workers; 0: none; default: as in the recipe.")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", help="Folder of a past run: take its episodes and its speed for this one's.")
+        Path | None,
+        typer.Option(
+            "--run", help="Base the forecast on the measured speed and episode sizes of the run in this folder."
+        ),
     ] = None,
     assume: Annotated[list[str] | None, typer.Option("--assume", metavar="FIGURE=NUMBER", help=_ASSUME_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Predict what a run takes: time, tokens, calls, money, disk, memory; what it waits for, and what changes that.
+    """Predict what a run takes: time, tokens, calls, money, disk, memory; its bottleneck, and the setting to change.
 
-    Nothing is started. What the recipe does not say is assumed, and each assumption is listed.
+    Nothing is started. Figures that the recipe does not contain are assumed, and each assumption is listed.
     """
     from mcprl.checks.plan import make_plan
     from mcprl.recipe import load_recipe
@@ -90,7 +93,7 @@ def _blocks(config: RunConfig, plan: Plan, gpus: int) -> Iterator[RenderableType
 
 def _amounts(plan: Plan, steps: int) -> Table:
     step, run = plan.step, plan.run
-    table = _table("", "per step", f"{steps:,} steps")
+    table = plain_table("", right=("per step", f"{steps:,} steps"))
     table.add_row("time", _duration(step.seconds), _duration(run.seconds))
     table.add_row("  collect + update", f"{_duration(plan.collect_s)} + {_duration(plan.update_s)}")
     for name in _COUNTS:
@@ -107,7 +110,8 @@ def _amounts(plan: Plan, steps: int) -> Table:
 
 
 def _parts(plan: Plan) -> Table:
-    table = _table("\npart", "\nunits", "\nbusy per step", "\nshare", last="\nto change")
+    table = plain_table("\npart", right=("\nunits", "\nbusy per step", "\nshare"))
+    table.add_column("\nto change", overflow="fold")
     for part in plan.parts:
         share = f"{part.busy_s / plan.step.seconds:.0%}"
         table.add_row(printable(part.name), f"{part.units:,}", _duration(part.busy_s), share, printable(part.setting))
@@ -115,20 +119,11 @@ def _parts(plan: Plan) -> Table:
 
 
 def _figures(plan: Plan) -> Table:
-    table = _table("figure", "value", last="source")
+    table = plain_table("figure", right=("value",))
+    table.add_column("source", overflow="fold")
     for name, figure in sorted(plan.figures.items(), key=lambda item: item[1].assumed):
         source = f"assumed: {figure.source}" if figure.assumed else figure.source
         table.add_row(name, f"{figure.value:,.4g}", printable(source))
-    return table
-
-
-def _table(first: str, *right: str, last: str | None = None) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, overflow="fold")
-    for title in right:
-        table.add_column(title, justify="right", no_wrap=True)
-    if last is not None:
-        table.add_column(last, overflow="fold")
     return table
 
 

@@ -1,4 +1,4 @@
-"""`mcprl play`: a person acts as the model, with the same prompt, tools and rewards."""
+"""`mcprl play`: play a task by hand, with the model's prompt, tools and rewards."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TypingError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typed:
-    """What a line means: calls, or an answer.
+    """The meaning of a line: calls, or an answer.
 
     Typed(calls=(ToolCall(name="fmp_get_quote", arguments={"symbol": "VLKN"}),), answer=None)
     """
@@ -118,10 +118,10 @@ def _call_of(entry: Any) -> ToolCall:
 
 
 def command(
-    task: Annotated[str, typer.Argument(help="Id of the task; the first one if left out.")] = "",
+    task: Annotated[str, typer.Argument(help="Id of the task; default: the first one.")] = "",
     recipe: Annotated[
         Path | None,
-        typer.Option(help="Recipe with the tasks, servers and rewards; default: the market that comes with mcprl."),
+        typer.Option(help="Recipe with the tasks, servers and rewards; default: the offline market of mcprl."),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
@@ -158,7 +158,7 @@ def command(
 def _open_lease(
     task: Task, servers: ServersConfig, *, lives_s: float
 ) -> Generator[tuple[BlockingPortal, ToolAccess, tuple[Tool, ...]]]:
-    """The task's tools, on an event loop in a thread of its own: this one belongs to whoever types."""
+    """The task's tools, on an event loop in another thread, since this one waits for input."""
     from anyio.from_thread import start_blocking_portal
 
     from mcprl.episodes import require_tools, require_worlds
@@ -179,7 +179,7 @@ def _open_lease(
 
 
 class _Game:
-    """One task, one person. What tools and tasks wrote is never printed as formatting."""
+    """One task, one person. Texts of tools and tasks are never printed as formatting."""
 
     def __init__(self, task: Task, tools: tuple[Tool, ...], environment: Environment, portal: BlockingPortal) -> None:
         self._task = task
@@ -189,7 +189,7 @@ class _Game:
         self._console = Console(highlight=False)
 
     def play(self, max_turns: int) -> None:
-        """Until the episode stops, or the person does."""
+        """Play until the episode stops, or the person does."""
         self._print_task(max_turns)
         while (typed := self._next_action(max_turns)) is not None:
             result = self._portal.call(self._environment.step, _action(typed))
@@ -239,7 +239,7 @@ class _Game:
         self._console.print(words(f"\n{_HOW.format(example=call, json=as_json)}", "dim"))
 
     def _next_action(self, max_turns: int) -> Typed | None:
-        """What was typed next, after questions are answered; None if the person leaves."""
+        """The next action; None if the person quits."""
         schemas = {name: tool.parameters for name, tool in self._tools.items()}
         while True:
             try:
@@ -254,7 +254,7 @@ class _Game:
                 self._console.print(words(str(error), "yellow"))
 
     def _is_question(self, typed: list[str]) -> bool:
-        """Whether the line only asks for something, which is then shown."""
+        """Whether the line only asks for information, which is then printed."""
         match typed:
             case ["tools"]:
                 print_tools(self._console, self._tools.values())
@@ -265,7 +265,7 @@ class _Game:
                 calls = [_as_json(call.name, call.arguments) for call in solution.calls]
                 self._console.print(words("\n".join([*calls, f"answer {solution.answer}"]), "yellow"))
             case ["solution"]:
-                self._console.print(Text("this task comes without a solution", "yellow"))
+                self._console.print(Text("this task has no solution", "yellow"))
             case _:
                 return False
         return True
@@ -283,5 +283,5 @@ def _action(typed: Typed) -> Action:
     from mcprl.records import FinishReason
 
     said = typed.answer or ""
-    # Nothing was sampled: these turns are never learnt from.
+    # Nothing was sampled: nothing is learned from these turns.
     return Action(text=said, prose=said, calls=typed.calls, sampled_ids=(), finish=FinishReason.STOP, weights_version=0)

@@ -1,4 +1,4 @@
-"""What commands print with: cleaned text, tables, durations, sparklines, JSON."""
+"""Printing for commands: escaped text, tables, durations, sparklines, JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 
 
 def printable(text: str) -> str:
-    r"""The text with characters that command a terminal written out, as models and tools may send them.
+    r"""The text with terminal control characters escaped, since models and tools may send them.
 
     >>> printable("\x1b[31mred\x1b[0m\r")
     '\\x1b[31mred\\x1b[0m\\x0d'
@@ -51,7 +51,7 @@ def _escape(code: int) -> str:
 
 
 def words(text: str, style: str = "") -> Text:
-    """Text that others wrote: never markup, never a command to the terminal."""
+    """Text from elsewhere: never markup, never terminal control."""
     return Text(printable(text), style=style)
 
 
@@ -123,8 +123,8 @@ _NO_NUMBER = "×"
 def sparkline(values: Sequence[float], width: int, scale: Sequence[float] = ()) -> str:
     """Values as blocks from the lowest to the highest, at most `width` of them, each the mean of its neighbours.
 
-    If a value is not a number, a cross stands for it and its neighbours. With `scale`, its lowest and highest value
-    are those of the blocks too, so that several curves compare.
+    If a value is not a number, a cross replaces it and its neighbours. `scale` extends the range, so that several
+    curves compare.
 
     >>> sparkline([0.0, 0.5, 1.0], 8)
     '▁▅█'
@@ -141,7 +141,7 @@ def sparkline(values: Sequence[float], width: int, scale: Sequence[float] = ()) 
 def _block(value: float, low: float, high: float) -> str:
     # Halves, because the difference of two huge values may be more than a float can hold.
     span = high / 2 - low / 2
-    # If nothing changes, there is no lowest or highest: a line in the middle.
+    # A constant curve is a line in the middle.
     return _BLOCKS[round((value / 2 - low / 2) / span * (len(_BLOCKS) - 1))] if span else _BLOCKS[3]
 
 
@@ -150,16 +150,16 @@ def _mean(values: Sequence[float]) -> float:
     return sum(value / len(values) for value in values)
 
 
-def try_command(recipe: Path, folder: Path, *, engine: str, whole_model: bool) -> str:
+def try_command(folder: Path, *, engine: str, whole_model: bool) -> str:
     """How to try what the run in a folder left: an adapter, or a model if all weights were trained.
 
-    >>> try_command(Path("a.yaml"), Path("outputs/a"), engine="vllm", whole_model=False)
-    'mcprl try a.yaml --adapter outputs/a/adapter'
+    >>> try_command(Path("outputs/a"), engine="vllm", whole_model=False)
+    'mcprl try outputs/a/config.yaml --adapter outputs/a/adapter'
     """
     if whole_model:
         option = ["--set", f"model.path={folder.absolute() / 'model'}"]
     else:
         option = ["--adapter", str(folder / "adapter")]
-    if engine == "skyrl":  # whose server samples only from what it saved itself
+    if engine == "skyrl":  # its server samples only from weights that it saved itself
         option += ["--set", "engine=transformers"]
-    return shlex.join(["mcprl", "try", str(recipe), *option])
+    return shlex.join(["mcprl", "try", str(folder / "config.yaml"), *option])

@@ -46,9 +46,9 @@ def command(
     overrides: Overrides = None,
     from_step: Annotated[
         int | None,
-        typer.Option("--from", help="Go back to the checkpoint of this step; later steps are discarded."),
+        typer.Option("--from", help="Resume from the checkpoint of this step and discard later ones."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the state of the run and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print where the run would resume and stop.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
 ) -> None:
     """Resume a run from its newest valid checkpoint. Episodes that finished after it are not played again."""
@@ -66,6 +66,4 @@ def command(
     from mcprl.cli.running import run_to_the_end
 
     with debugging(folder.logs) if debug else nullcontext():
-        run_to_the_end(
-            resume_point.config, recipe=folder.path / "config.yaml", folder=folder, resume_point=resume_point
-        )
+        run_to_the_end(resume_point.config, folder, resume_point)

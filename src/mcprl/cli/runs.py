@@ -16,6 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.text import Text
 
+from mcprl.cli.commands import Commands
 from mcprl.cli.options import AsJson
 from mcprl.cli.printing import (
     duration,
@@ -57,13 +58,13 @@ _FIGURES = {
 
 
 def next_command(run: PastRun) -> str:
-    """What to do with a run, as a command; empty if there is nothing to do."""
+    """The command to run next; empty if there is none."""
     match run.state.value:
         case "stopped" | "failed to start":
             return shlex.join(["mcprl", "resume", str(run.path)])
         case "finished":
             engine, is_model = str(run.config.get("engine", "")), "model" in run.files
-            return try_command(run.path / "config.yaml", run.path, engine=engine, whole_model=is_model)
+            return try_command(run.path, engine=engine, whole_model=is_model)
         case _:
             return ""
 
@@ -71,14 +72,13 @@ def next_command(run: PastRun) -> str:
 def differing_settings(runs: Sequence[PastRun]) -> dict[str, list[str]]:
     """The values of each setting that is not the same in all runs, – if a run has no such setting."""
     settings = [run.settings() for run in runs]
-    # The name of a run says nothing about what it did.
     paths = dict.fromkeys(path for each in settings for path in each if path != "name")
     rows = {path: [each.get(path, "–") for each in settings] for path in paths}
     return {path: row for path, row in rows.items() if len(set(row)) > 1}
 
 
 def cautions(runs: Sequence[PastRun]) -> list[str]:
-    """What makes a comparison of these runs unfair."""
+    """Reasons why a comparison of these runs may be unfair."""
     found: list[str] = []
     differing = differing_settings(runs)
     if any(path.startswith("rewards.") for path in differing):
@@ -129,7 +129,7 @@ def _run_table(runs: Sequence[PastRun], now: float, *, with_curve: bool) -> Tabl
 def run_details(
     run: PastRun, checkpoints: Sequence[Checkpoint | Damaged], now: float | None = None
 ) -> Iterator[RenderableType]:
-    """One run: progress, success, verdicts, its checkpoints (verified), settings, files, and what to do next."""
+    """One run: progress, success, verdicts, verified checkpoints, settings, files, and the next command."""
     from mcprl.cli.console import success_table
     from mcprl.runs.summary import success_metrics
 
@@ -141,7 +141,7 @@ def run_details(
     metrics = success_metrics(run.metrics)
     if metrics:
         yield Text()
-        yield success_table(metrics)
+        yield success_table(metrics, run.steps_done)
     if run.verdicts:
         yield Text(f"\nverdicts on step {run.steps_done}", style="bold")
         yield from map(verdict_text, run.verdicts)
@@ -254,7 +254,7 @@ def _command(text: str) -> Text:
 _OUTPUTS = Path("outputs")
 _RUN_HELP = "Folder of a run, or its name below outputs."
 
-app = typer.Typer(help="List runs, show one, compare several.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("List runs, show one, compare several.")
 
 
 @app.command("list")
@@ -262,7 +262,7 @@ def list_runs(
     outputs: Annotated[Path, typer.Argument(metavar="OUTPUTS", help="Folder of runs.")] = _OUTPUTS,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs in a folder, the last changed first: state, steps, reward from the first step to the last, size."""
+    """List the runs in a folder, the last changed first: state, steps, first and last reward, size."""
     with _status("reading the runs"):
         from mcprl.runs.past_runs import find_runs
 
@@ -280,7 +280,7 @@ def list_runs(
 def show_run(
     run: Annotated[str, typer.Argument(metavar="RUN", help=_RUN_HELP, show_default=False)], as_json: AsJson = False
 ) -> None:
-    """Show a run: steps, rewards, verdicts, checkpoints (each verified), settings, what to do next."""
+    """Show a run: steps, rewards, verdicts, verified checkpoints, settings, and the next command."""
     with _status("reading the run") as status:
         from mcprl.runs.past_runs import verify_checkpoints
 
@@ -294,14 +294,14 @@ def show_run(
 
 @app.command("compare")
 def compare_runs(
-    chosen: Annotated[list[str], typer.Argument(metavar="RUN RUN [RUN]...", help=_RUN_HELP, show_default=False)],
+    chosen: Annotated[list[str], typer.Argument(metavar="RUN", help=_RUN_HELP, show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """Show runs side by side: the settings that differ, their figures, and the rewards over the steps."""
+    """Show runs side by side: the settings that differ, their figures, and their rewards over the steps."""
     from mcprl.errors import NoRunError
 
     if len(chosen) < 2:
-        raise NoRunError("one run alone cannot be compared", fix="name two or more, as mcprl runs list lists them")
+        raise NoRunError("a comparison needs two runs", fix="name two or more of those that mcprl runs list shows")
     with _status("reading the runs"):
         found = [_find(run) for run in chosen]
     console = Console(highlight=False)
@@ -321,7 +321,7 @@ def _find(run: str) -> PastRun:
 
 @contextmanager
 def _status(what: str) -> Generator[Status]:
-    """A line on a terminal's stderr, since the libraries take a moment to load."""
+    """A status line on a terminal's stderr."""
     with Console(stderr=True, highlight=False).status(f"{what} …") as status:
         yield status
 

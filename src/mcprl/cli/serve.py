@@ -6,13 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from mcprl.cli.commands import Commands
+
 __all__ = ["Http", "Port", "app", "serve_by_name"]
 
-app = typer.Typer(
-    help="Serve tools over stdio, or over HTTP at /mcp. `pip install 'mcprl[market]'` brings more servers.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = Commands("Serve tools over stdio, or over HTTP at /mcp. `pip install 'mcprl[market]'` brings more servers.")
 
 Http = Annotated[bool, typer.Option("--http", help="Streamable HTTP on 127.0.0.1 instead of stdio.")]
 Port = Annotated[int, typer.Option(help="Port for --http.")]

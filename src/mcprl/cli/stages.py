@@ -1,4 +1,4 @@
-"""What commands show on stderr while they start something or play episodes."""
+"""Progress on stderr while commands start something or play episodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LINES = 10  # of progress, without a terminal to draw a bar on
 
 
 class StageConsole:
-    """Shows on stderr what is being started and, if their number is known, how many episodes are done."""
+    """Shows on stderr what is being started and, if the number is known, how many episodes are done."""
 
     def __init__(self, episodes: int | None = None, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)

@@ -1,4 +1,4 @@
-"""`mcprl tasks`: check task files before a step is spent on them, make new ones, and look at them."""
+"""`mcprl tasks`: check, generate and print task files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from mcprl.cli.commands import Commands
 from mcprl.cli.options import AsJson
 from mcprl.cli.printing import plain_table, words
 
@@ -31,7 +32,7 @@ _LISTED = 20
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Figures, problems, drift and what is not checked, then a verdict in one line."""
+    """Figures, problems, drift and unchecked rows, then a verdict in one line."""
     _print_figures(console, report)
     _print_problems(console, report)
     _print_drift(console, report)
@@ -41,8 +42,9 @@ def print_report(console: Console, report: Report) -> None:
             table.add_row(_words(what), f"{rows}")
         console.print(table, "")
     recorded = sum(tool.recorded for tool in report.by_tool)
-    found = f"{len(report.problems)} problems, {len(report.drift)} of {recorded} recorded calls drifted"
-    verdict = "nothing wrong" if report.fine else found
+    problems = f"{len(report.problems)} problem{'s' if len(report.problems) != 1 else ''}"
+    found = f"{problems}, {len(report.drift)} of {recorded} recorded calls drifted"
+    verdict = "no problems" if report.fine else found
     console.print(_words(f"{report.file}: {report.tasks} tasks, {verdict}", "green" if report.fine else "bold red"))
 
 
@@ -78,7 +80,7 @@ def _print_drift(console: Console, report: Report) -> None:
     """Calls that drifted in the same way are one entry, with all their places."""
     alike: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for call in report.drift:
-        fix = "; ".join(map(str, call.aliases)) or "none would fix it"
+        fix = "; ".join(map(str, call.aliases)) or "no alias fixes it"
         places = alike.setdefault((call.tool, ", ".join(call.problems), fix), {})
         row = call.row if call.part == "prompt" else f"{call.row}, {call.part}"
         places.setdefault(f"{row}, message", []).append(f"{call.message}")
@@ -111,7 +113,7 @@ def is_perfect(trial: Trial) -> bool:
 
 
 def print_gold(console: Console, trials: Sequence[Trial], tasks: int) -> None:
-    """The solutions that do not score in full, and how many do."""
+    """The solutions without the full reward, and how many get it."""
     wrong = [trial for trial in trials if not is_perfect(trial)]
     if wrong:
         table = plain_table("solution of", "reward", "parts", "faults")
@@ -122,7 +124,7 @@ def print_gold(console: Console, trials: Sequence[Trial], tasks: int) -> None:
             )
         console.print(table, "")
     unplayed = tasks - len(trials)
-    missing = f"; {unplayed} tasks have none that can be played" if unplayed else ""
+    missing = f"; {unplayed} tasks have no playable solution" if unplayed else ""
     text = f"{len(trials) - len(wrong)} of {len(trials)} solutions score 1.0{missing}"
     console.print(_words(text, "bold red" if wrong else "green"))
 
@@ -148,7 +150,7 @@ def print_task(console: Console, task: Task) -> None:
     states = [f"{_call(state.tool, state.arguments)} says {_all_of(state.texts)}" for state in goal.state]
     in_order = "in any order" if goal.in_any_order else "in this order"
     parts = {
-        "tools": [", ".join(task.tools) if task.tools is not None else "all that the servers have"],
+        "tools": [", ".join(task.tools) if task.tools is not None else "all tools of the servers"],
         "answer": [_all_of([goal.answer])] if goal.answer is not None else [],
         f"needs, {in_order}": [_call(call.tool, call.arguments) for call in goal.calls],
         "calls that must work": [f"{goal.min_calls}"] if goal.min_calls else [],
@@ -183,7 +185,7 @@ def _few(places: Iterable[str]) -> str:
 
 
 def _words(text: str, style: str = "") -> Text:
-    """Text from a file, without keys that got into it."""
+    """Text from a file, with secrets redacted."""
     from mcprl.secrets import SECRETS
 
     return words(SECRETS.redact(text), style)
@@ -191,10 +193,10 @@ def _words(text: str, style: str = "") -> Text:
 
 _SHIPPED = ("fmp", "polygon", "tavily", "slack", "python")
 _WORLD = re.compile(r"market-(\d+)")
-# The tools are the same in every world: this one is used if no task names one.
+# Used if no task names a world: the tools are the same in each.
 _ANY_WORLD = 7
 
-app = typer.Typer(help="Check, make and read task files.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("Check, make and read task files.")
 
 _TaskFile = Annotated[Path, typer.Argument(metavar="FILE", help="Task file: JSONL, or SkyRL's rows.")]
 
@@ -204,20 +206,20 @@ def validate_tasks(
     file: _TaskFile,
     against: Annotated[
         list[Path] | None,
-        typer.Option("--against", metavar="FILE", help="File that must not share a task. May be repeated."),
+        typer.Option("--against", metavar="FILE", help="File that must have no task in common. May be repeated."),
     ] = None,
     servers: Annotated[
         Path | None,
-        typer.Option("--servers", help="mcpServers file; default: the five servers of the market, offline."),
+        typer.Option("--servers", help="mcpServers file; default: the offline market servers that mcprl ships."),
     ] = None,
     gold: Annotated[
-        bool, typer.Option("--gold", help="Play each task's solution on the servers and show what it scores.")
+        bool, typer.Option("--gold", help="Play each task's solution on the servers and print its reward.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a task file: unknown tools, drifted calls, checks nobody can pass, duplicates, leaks.
+    """Check a task file for unknown tools, drifted calls, impossible checks, duplicates and leaks.
 
-    Exits with 1 if something is.
+    Exits with status 1 if problems are found.
     """
     import asyncio
 
@@ -243,9 +245,7 @@ def validate_tasks(
 @app.command("show")
 def show_task(
     file: _TaskFile,
-    task_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="Task to show; left out: all, a line each.")
-    ] = None,
+    task_id: Annotated[str | None, typer.Argument(metavar="ID", help="Task to print; default: list all.")] = None,
 ) -> None:
     """Print a task, or list the tasks of a file."""
     from mcprl.cli.options import choose_task
@@ -269,7 +269,7 @@ def print_schema() -> None:
 async def _ask_servers(
     tasks: Sequence[Task], servers: Path | None, *, gold: bool
 ) -> tuple[tuple[Tool, ...], tuple[Trial, ...]]:
-    """The tools that the servers list and, with `gold`, what the solutions score, each in the world of its task."""
+    """The servers' tools and, with `gold`, the trials of the solutions, each in the world of its task."""
     from functools import partial
 
     from mcprl.cli.options import shown_opening
@@ -288,7 +288,7 @@ async def _ask_servers(
 
 
 async def _play(tasks: Sequence[Task], toolbox: Toolbox) -> tuple[Trial, ...]:
-    """Play the solutions of those tasks that have one and name no tool that nobody lists."""
+    """Play the solutions of tasks that have one and whose tools all exist."""
     from mcprl.config import RewardsConfig
     from mcprl.episodes.demonstrations import play_gold
     from mcprl.episodes.environment import require_worlds
@@ -304,7 +304,7 @@ async def _play(tasks: Sequence[Task], toolbox: Toolbox) -> tuple[Trial, ...]:
 
 
 def _by_world(tasks: Sequence[Task], servers: Path | None) -> dict[int, list[Task]]:
-    """The tasks by the seed of their world. Servers of the user's own are of one world, and say themselves which."""
+    """The tasks by the seed of their world. A user's own servers have one world and report it themselves."""
     from mcprl.errors import BadValueError
 
     if servers is not None:
@@ -314,7 +314,7 @@ def _by_world(tasks: Sequence[Task], servers: Path | None) -> dict[int, list[Tas
         named = _WORLD.fullmatch(task.world) if task.world is not None else None
         if task.world is not None and named is None:
             raise BadValueError(
-                f"task {task.id!r} is about the world {task.world!r}, which no server of mcprl's own has",
+                f"task {task.id!r} is about the world {task.world!r}, which no server of mcprl has",
                 fix="write market-SEED, or name the servers of that world with --servers",
             )
         worlds.setdefault(int(named[1]) if named else _ANY_WORLD, []).append(task)

@@ -1,4 +1,4 @@
-"""`mcprl tools`: list the tools of a recipe, call one, pin them, and see what became of a run's calls."""
+"""`mcprl tools`: list the tools of a recipe, call one, pin them, and count the calls of a run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from mcprl.cli.commands import Commands
 from mcprl.cli.options import Overrides, Recipe, parse_pairs, typed_value
 from mcprl.cli.printing import plain_table, words
 
@@ -59,9 +60,8 @@ def print_tools(console: Console, tools: Iterable[Tool], aliases: Mapping[str, s
 def _tool_cells(tool: Tool, aliases: Mapping[str, str]) -> tuple[Text, Text, Text, Text, Text]:
     required = tool.parameters.get("required", [])
     arguments = [name if name in required else f"[{name}]" for name in tool.parameters.get("properties", {})]
-    # Nothing is assumed of a tool without a mark: it may do anything, twice if called twice.
     effects = "read-only" if tool.read_only else "idempotent" if tool.idempotent else ""
-    summary = " ".join(tool.description.strip().split("\n\n")[0].split())  # some servers write pages
+    summary = " ".join(tool.description.strip().split("\n\n")[0].split())  # some servers write pages of it
     if len(summary) > _MAX_DESCRIPTION:
         summary = summary[: _MAX_DESCRIPTION - 1].rsplit(" ", 1)[0] + "…"
     others = [alias for alias, meant in aliases.items() if meant == tool.name]
@@ -79,15 +79,15 @@ _Numbers = Mapping[str, float | None]
 _COLORS = {"failed": "bold red", "breaker opened": "bold red", "restarts": "yellow"}
 _PARTICULARS = {
     "retries": "calls repeated",
-    "cached": "answers from the cache",
-    "replayed": "answers from a cassette",
-    "shared": "answers shared with the same call under way",
-    "truncated": "answers cut",
+    "cached": "results from the cache",
+    "replayed": "results from a cassette",
+    "shared": "results shared with an identical call in flight",
+    "truncated": "results truncated",
 }
 
 
 def print_tool_stats(console: Console, document: StatsDocument) -> None:
-    """A table of servers, one of tools, and what else there was: retries, cached answers, errors by code."""
+    """A table of servers, one of tools, and one of retries, cached results and errors by code."""
     servers = document["servers"]
     has_price = any(entry["usd"] for entry in servers.values())
     rows: list[tuple[Text, _Numbers]] = [
@@ -107,7 +107,7 @@ def print_tool_stats(console: Console, document: StatsDocument) -> None:
         console.print("", _number_table("tool", rows), sep="\n")
     unknown = document.get("unknown_tool_calls", 0)
     if unknown:
-        console.print(f"\n{unknown:,} more call{'s' if unknown > 1 else ''} named no tool on offer.")
+        console.print(f"\n{unknown:,} more call{'s' if unknown > 1 else ''} named an unknown tool.")
     table = plain_table("tool", right=("times",))
     table.add_column("what", overflow="fold")
     for _, tool, figures in tools:
@@ -132,7 +132,7 @@ def _outcomes(figures: ToolFigures) -> _Numbers:
 
 
 def _number_table(first: str, rows: Sequence[tuple[Text, _Numbers]]) -> Table:
-    """Names, numbers and their totals, without columns that nobody has a number for. Latencies have no total."""
+    """Names, numbers and totals, without empty columns. Latencies have no total."""
     titles = dict.fromkeys(title for _, row in rows for title, value in row.items() if value is not None)
     table = plain_table(first, right=list(titles))
     in_cents = all(round(row.get("usd") or 0, 2) == (row.get("usd") or 0) for _, row in rows)
@@ -155,7 +155,7 @@ def _natural_width(table: Table) -> int:
 
 
 def _meaning(code: str) -> str:
-    """What an error code stands for: the first sentence of its class."""
+    """The meaning of an error code: the first sentence of its class."""
     from mcprl import errors
 
     for name in errors.__all__:
@@ -176,7 +176,7 @@ def diff_text(lines: Iterable[str]) -> Text:
 
 
 def observation_details(seen: Observation) -> Text:
-    """Where an answer came from and what it took, in one line."""
+    """The source, latency and attempts of a result, in one line."""
     if seen.fault is not None and not seen.latency_s:
         return words(f"{seen.server or 'no server'} · refused without asking the server", "dim")
     details = [seen.server or "no server", f"{1000 * seen.latency_s:,.0f} ms", seen.source.value]
@@ -188,12 +188,12 @@ def observation_details(seen: Observation) -> Text:
     return words(" · ".join(details), "dim")
 
 
-app = typer.Typer(help="List tools, call them, pin them.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("List tools, call them, pin them.")
 
 
 @app.command("list")
 def list_tools(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Start the servers of a recipe and list their tools with their arguments; [brackets] mark optional ones."""
+    """Start the servers of a recipe and list their tools; [brackets] mark optional arguments."""
     import asyncio
 
     servers = _load(recipe, overrides)
@@ -216,7 +216,7 @@ def call_tool(
     json_arguments: Annotated[str, typer.Option("--json", help="Arguments as one JSON object.")] = "",
     overrides: Overrides = None,
 ) -> None:
-    """Call a tool as a policy would and print what the policy would read. Exits with 1 if the call is refused."""
+    """Call a tool as the model would and print the result. Exits with status 1 if the call is refused."""
     import asyncio
 
     servers = _load(recipe, overrides)
@@ -236,10 +236,12 @@ def pin_tools(
             help="Pin file; default: servers.pins of the recipe, or NAME.pins.json beside the mcpServers file."
         ),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if the tools differ.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit with status 1 if the tools differ.")
+    ] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Write down the tools of a recipe's servers, so that a run stops if they change. Shows what changed."""
+    """Pin the current tool schemas; a run stops if a server's tools change. Prints what changed since the last pin."""
     import asyncio
 
     from mcprl.tools.pins import write_pins
@@ -248,7 +250,7 @@ def pin_tools(
     path = _pin_file(servers, into)
 
     async def listed() -> ToolsOfServers:
-        # Compared here and not on the way: the run's own pins would stop the servers from being listed.
+        # Without the recipe's pins, which would stop the servers from being listed.
         live = servers.model_copy(update={"pins": None, "cassette": None, "cassette_mode": "live"})
         async with _open(live) as toolbox:
             return toolbox.definitions
@@ -270,14 +272,14 @@ def pin_tools(
 def show_stats(
     run: Annotated[Path, typer.Argument(help="Folder of a run, such as outputs/NAME.", show_default=False)],
 ) -> None:
-    """Print what became of a run's calls: by server and tool, faults, failures, retries, cached answers and times."""
+    """Print the calls of a run by server and tool: faults, failures, retries, cached results and latencies."""
     from mcprl.tools.stats import read_stats
 
     print_tool_stats(Console(highlight=False), read_stats(run))
 
 
 def _load(recipe: Path, overrides: list[str] | None) -> ServersConfig:
-    """The servers of a recipe, each once: looking at a tool or calling it needs no replicas."""
+    """The servers of a recipe, without replicas."""
     from mcprl.recipe import load_recipe
 
     servers = load_recipe(recipe, overrides or []).servers
@@ -336,14 +338,14 @@ async def _call(servers: ServersConfig, name: str, exact: dict[str, Any], texts:
             aliases = servers.settings.get(tool.server, ServerSettings()).argument_aliases
             named = resolve_arguments(texts, tool.parameters.get("properties", {}), aliases)
             arguments = exact | {key: typed_value(tool.parameters, key, text) for key, text in named.items()}
-        # Leased alone: a server per episode is started only if this tool needs it.
+        # Leased alone, so that per-episode servers start only if this tool needs one.
         async with toolbox.lease([meant] if meant in catalog else None) as lease:
             return await lease.call(ToolCall(name=name, arguments=arguments))
 
 
 def _print_observation(seen: Observation) -> None:
     Console(highlight=False).print(words(seen.text, "red" if seen.fault is not None else ""), soft_wrap=True)
-    # On stderr, so that another program can read the answer alone.
+    # On stderr, so that a pipe gets the result alone.
     Console(stderr=True, highlight=False).print(observation_details(seen), soft_wrap=True)
 
 
@@ -351,12 +353,12 @@ def _pin_file(servers: ServersConfig, into: Path | None) -> Path:
     from mcprl.errors import BadValueError
 
     if servers.file is None:
-        raise BadValueError("servers.file names no mcpServers file, so no server can be listed", fix="set servers.file")
+        raise BadValueError("servers.file is not set, so no server can be listed", fix="set servers.file")
     return into or servers.pins or servers.file.with_name(f"{servers.file.stem}.pins.json")
 
 
 def _print_changes(console: Console, path: Path, found: ToolsOfServers, *, must_read: bool) -> bool:
-    """Print per server how its tools differ from those in the file; True if none does."""
+    """Print per server how its tools differ from the pins; True if nothing differs."""
     from mcprl.errors import ConfigFileError
     from mcprl.secrets import SECRETS
     from mcprl.tools.pins import compare_tools, read_pins

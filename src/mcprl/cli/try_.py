@@ -1,4 +1,4 @@
-"""`mcprl try`: a few episodes of a task, printed for a person to read."""
+"""`mcprl try`: play a few episodes of a task and print them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MIN_WIDTH = 20
 def print_transcript(
     task: Task, trajectory: Trajectory, console: Console | None = None, *, timings: bool = True
 ) -> None:
-    """Print the task, then each turn with its calls and observations, then what it was worth and why.
+    """Print the task, then each turn with its calls and results, then the reward and its parts.
 
     Without timings, the same episode prints the same text.
     """
@@ -65,8 +65,8 @@ def _say(console: Console, who: str, text: str, style: str) -> None:
 
 def command(
     recipe: Recipe,
-    task: Annotated[str, typer.Option("--task", help="Id of the task; the first one if left out.")] = "",
-    episodes: Annotated[int, typer.Option("--episodes", "-n", min=1, help="How many attempts.")] = 1,
+    task: Annotated[str, typer.Option("--task", help="Id of the task; default: the first one.")] = "",
+    episodes: Annotated[int, typer.Option("--episodes", "-n", min=1, help="Number of episodes.")] = 1,
     adapter: Annotated[Path | None, typer.Option("--adapter", exists=True, help="Adapter of an earlier run.")] = None,
     overrides: Overrides = None,
 ) -> None:
@@ -84,11 +84,14 @@ def command(
 
 async def _play(config: RunConfig, task: Task, episodes: int, adapter: Path | None) -> tuple[Trajectory, ...]:
     from mcprl.cli.stages import StageConsole
-    from mcprl.concurrency import run_all
-    from mcprl.episodes.stage import open_stage
-    from mcprl.records import Weights
 
     with tempfile.TemporaryDirectory(prefix="mcprl-try-") as folder, StageConsole() as console:
+        console.stage("loading libraries")
+
+        from mcprl.concurrency import run_all
+        from mcprl.episodes.stage import open_stage
+        from mcprl.records import Weights
+
         async with open_stage(config, [task], console, logs=Path(folder) / "logs") as stage:
             if adapter is not None:
                 await stage.sampler.publish(Weights(version=1, adapter=adapter))

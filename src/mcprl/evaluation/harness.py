@@ -1,4 +1,4 @@
-"""Plays an evaluation: every episode of every task on an open stage, without a learner; those lost are played again."""
+"""Plays an evaluation: every episode of every task, without a learner; lost episodes are played again."""
 
 from __future__ import annotations
 
@@ -39,15 +39,12 @@ __all__ = [
     "Played",
     "Player",
     "Request",
-    "Wishes",
     "choose_tasks",
     "evaluate",
     "fingerprint",
     "make_request",
 ]
 
-
-# Episodes are those of no step of a training run, so their turns are drawn from streams of their own.
 _STEP = 0
 
 
@@ -55,7 +52,7 @@ _STEP = 0
 class Request:
     """What to evaluate: Request(config=config, suite=suite, episodes=4, sample=None, adapter=Path("…/adapter")).
 
-    `config` is as the suite wants it. With `sample`, only so many tasks are played, drawn by the run's seed.
+    `config` has the settings that the suite needs. With `sample`, a subset of that size is drawn by the seed.
     """
 
     config: RunConfig
@@ -74,7 +71,7 @@ class Played:
 
 
 async def evaluate(request: Request, watcher: Watcher, *, logs: Path) -> Played:
-    """Play, judge, count. `watcher` hears of each attempt. Raises GroupIncompleteError if one keeps being lost."""
+    """Play, judge, count. `watcher` hears of each attempt. Raises GroupIncompleteError if an episode keeps failing."""
     config, suite = request.config, request.suite
     started, began = datetime.now(UTC), time.monotonic()
     every_task = suite.tasks()
@@ -109,7 +106,7 @@ async def evaluate(request: Request, watcher: Watcher, *, logs: Path) -> Played:
 
 
 def choose_tasks(tasks: Sequence[Task], sample: int | None, seed: int) -> tuple[Task, ...]:
-    """All tasks, or as many as asked for, drawn by the seed, in their order."""
+    """All tasks, or a sample of them drawn by the seed, in their order."""
     if not tasks:
         raise BadValueError("there is no task to play", fix="name a file that has some with --tasks")
     if sample is None or sample >= len(tasks):
@@ -119,13 +116,13 @@ def choose_tasks(tasks: Sequence[Task], sample: int | None, seed: int) -> tuple[
 
 
 def fingerprint(task: Task) -> str:
-    """The same for two tasks only if they ask the same and check the same."""
-    # `repr` names the class of each check: to contain a text and to be that text differ in nothing else.
+    """Equal for two tasks only if they ask the same and check the same."""
+    # `repr` names the class of each check: `Contains` and `Exactly` differ in nothing else.
     return hashlib.blake2b(repr(task).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class Player:
-    """Plays the episodes of tasks, so many at once; what the infrastructure fails is counted and played again."""
+    """Plays the episodes of tasks concurrently; those lost to the infrastructure are counted and played again."""
 
     def __init__(self, runner: RunsEpisodes, config: EpisodesConfig, suite: Suite, watcher: Watcher) -> None:
         self.lost: Counter[str] = Counter()
@@ -136,7 +133,7 @@ class Player:
         self._places = asyncio.Semaphore(config.max_concurrent)
 
     async def play(self, task: Task, episodes: int) -> tuple[tuple[Trajectory, EpisodeOutcome], ...]:
-        """So many episodes of a task, each with what is counted of it."""
+        """That many episodes of a task, each with its outcome."""
         return await run_all(self._member(task, member) for member in range(episodes))
 
     async def _member(self, task: Task, member: int) -> tuple[Trajectory, EpisodeOutcome]:
@@ -182,57 +179,39 @@ GREEDY_TEMPERATURE: Final = 0.01
 """Nearly greedy. Samplers do not take 0: the logprobs of a certain choice say nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What a person asks for. A recipe or a suite is needed; the rest has defaults.
+def make_request(  # noqa: PLR0913 - each is an option of `mcprl eval`
+    recipe: Path | None = None,
+    *,
+    suite: str | None = None,
+    tasks: Path | None = None,
+    model: str | None = None,
+    adapter: Path | None = None,
+    episodes: int = 1,
+    sample: int | None = None,
+    greedy: bool = False,
+    overrides: Sequence[str] = (),
+) -> Request:
+    """The request of a command line: a recipe or a suite is needed, the rest has defaults.
 
-    Wishes(recipe=Path("recipes/hello-cpu.yaml"), tasks=Path("recipes/hello/tasks.jsonl"), episodes=4,
-           overrides=("engine=transformers",))
+    Raises a ConfigurationError if arguments contradict each other.
     """
-
-    recipe: Path | None = None
-    suite: str | None = None
-    tasks: Path | None = None
-    model: str | None = None
-    adapter: Path | None = None
-    episodes: int = 1
-    sample: int | None = None
-    greedy: bool = False
-    overrides: Sequence[str] = ()
-
-
-def make_request(wishes: Wishes) -> Request:
-    """The request that fulfils the wishes. Raises a ConfigurationError if they contradict each other."""
-    if wishes.recipe is None and wishes.suite is None:
+    if recipe is None and suite is None:
         raise BadValueError("there is nothing to evaluate", fix="name a recipe, or a suite with --suite")
-    if wishes.suite is not None and wishes.tasks is not None:
-        raise BadValueError("a suite has tasks of its own", fix="give --suite or --tasks, not both")
-    named = None if wishes.suite is None else named_suite(wishes.suite)
-    settings = _settings(wishes)
-    config = (
-        _bare_config(wishes.suite or "", settings) if wishes.recipe is None else load_recipe(wishes.recipe, settings)
-    )
+    if suite is not None and tasks is not None:
+        raise BadValueError("a suite has its own tasks", fix="give --suite or --tasks, not both")
+    named = None if suite is None else named_suite(suite)
+    # Later settings win. Training injects faults; an evaluation does so only on request.
+    settings = ["episodes.injected_errors=0", *overrides]
+    if greedy:
+        settings.append(f"sampling.temperature={GREEDY_TEMPERATURE}")
+    if model is not None:
+        settings.append(f"model.path={json.dumps(_location(model))}")
+    settings += _adapter_settings(adapter)
+    config = _bare_config(suite or "", settings) if recipe is None else load_recipe(recipe, settings)
     # Nothing is imitated here, so no task needs a solution.
     config = _without_warm_start(config)
-    suite = named or _task_suite(config, wishes.tasks)
-    return Request(
-        config=suite.adapt(config),
-        suite=suite,
-        episodes=wishes.episodes,
-        sample=wishes.sample,
-        adapter=wishes.adapter,
-    )
-
-
-def _settings(wishes: Wishes) -> list[str]:
-    """All that is set besides the recipe, the later the stronger."""
-    # Faults are injected to train by, so not here, unless they are asked for.
-    settings = ["episodes.injected_errors=0", *wishes.overrides]
-    if wishes.greedy:
-        settings.append(f"sampling.temperature={GREEDY_TEMPERATURE}")
-    if wishes.model is not None:
-        settings.append(f"model.path={json.dumps(_location(wishes.model))}")
-    return [*settings, *_adapter_settings(wishes.adapter)]
+    chosen = named or _task_suite(config, tasks)
+    return Request(config=chosen.adapt(config), suite=chosen, episodes=episodes, sample=sample, adapter=adapter)
 
 
 def _task_suite(config: RunConfig, tasks: Path | None) -> Suite:
@@ -246,27 +225,27 @@ def _task_suite(config: RunConfig, tasks: Path | None) -> Suite:
 
 
 def _bare_config(suite: str, settings: Sequence[str]) -> RunConfig:
-    """A configuration without a recipe: whatever the suite does not replace is a default or set on the command line."""
+    """A configuration without a recipe: the suite's settings, those of the command line, and defaults."""
     bare: dict[str, Any] = {"name": suite, "tasks": {"train": f"{suite}.jsonl"}, "servers": {"file": f"{suite}.json"}}
     with tempfile.TemporaryDirectory(prefix="mcprl-eval-") as folder:
         path = Path(folder) / f"{suite}.yaml"
         path.write_text(yaml.safe_dump(bare), encoding="utf-8")
-        # Paths on the command line are seen from where it was typed.
-        return load_recipe(path, [_seen_from_here(setting) for setting in settings])
+        # Paths on the command line are relative to the working directory.
+        return load_recipe(path, [_from_working_directory(setting) for setting in settings])
 
 
-def _seen_from_here(setting: str) -> str:
+def _from_working_directory(setting: str) -> str:
     name, _, value = setting.partition("=")
     return f"{name}={json.dumps(_location(value))}" if name == "model.path" and value.startswith(".") else setting
 
 
 def _location(model: str) -> str:
-    """A folder by its absolute path, since a recipe's own paths are seen from the recipe; a hub name as it is."""
+    """A folder as an absolute path, since a recipe's own paths are relative to the recipe; a hub name as it is."""
     return str(Path(model).absolute()) if Path(model).is_dir() or model.startswith((".", "/")) else model
 
 
 def _adapter_settings(adapter: Path | None) -> list[str]:
-    """Settings of a sampler that can load the adapter, whatever the recipe trains."""
+    """Settings of a sampler that can load the adapter, even if the recipe trains something else."""
     if adapter is None:
         return []
     path = adapter / "adapter_config.json"

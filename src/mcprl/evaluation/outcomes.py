@@ -1,4 +1,4 @@
-"""What is counted of an episode: whether it solved its task, one named reason if it did not, its calls, its cost."""
+"""The outcome of an episode: whether it solved its task, one reason if it did not, its calls, its cost."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """Whether an episode solved its task, and why not, if a suite knows better than its record.
+    """Whether an episode solved its task, and why not.
 
-    `failure` is the suite's own name of what went wrong, such as "wrong state"; None leaves it to
-    `mcprl.evaluation.outcomes`, which names the failure by what the trajectory shows.
+    `failure` is the suite's own reason, such as "wrong state"; if it is None, `failure_of` derives one from the
+    trajectory.
 
     Judged(success=False, failure="wrong state")
     """
@@ -44,30 +44,30 @@ class Judged:
 
 
 class Suite(Protocol):
-    """Tasks with a judge. A benchmark implements it; `TaskSuite` is that of a plain task file."""
+    """Tasks with a judge. Benchmarks implement it; `TaskSuite` does so for a task file."""
 
     @property
     def name(self) -> str:
-        """What `--suite` calls it; also part of the names of folders."""
+        """Its name after `--suite`, and in the names of folders."""
         ...
 
     def adapt(self, config: RunConfig) -> RunConfig:
         """The configuration with the servers and limits that the suite needs. Model and sampling stay the user's.
 
-        Without a recipe, `config` names no usable servers and no usable task file: the suite replaces both.
+        Without a recipe, `config` has placeholders for servers and tasks, which the suite replaces.
         """
         ...
 
     def tasks(self) -> Sequence[Task]:
-        """All tasks, in an order that does not change. An evaluation may play a sample of them."""
+        """All tasks, in a fixed order. An evaluation may play a sample of them."""
         ...
 
     def category(self, task: Task) -> str:
-        """What results are broken down by: the difficulty, or a benchmark's own category."""
+        """The category in reports: the difficulty, or a benchmark's own category."""
         ...
 
     async def judge(self, task: Task, trajectory: Trajectory) -> Judged:
-        """Whether the finished episode solved its task. Called once for each episode, several at the same time."""
+        """Whether the finished episode solved its task. Called once per episode, concurrently."""
         ...
 
 
@@ -106,19 +106,19 @@ def named_suite(name: str) -> Suite:
 
 
 UNKNOWN_TOOL: Final = "(no tool)"
-"""Calls that are unreadable or name no tool on offer are counted as one: a policy may invent names without end."""
+"""Calls that are unreadable or name an unknown tool are counted under one name: a policy may invent many."""
 
 
 class CallFate(StrEnum):
     """What became of a call."""
 
     WORKED = "worked"
-    INVALID = "invalid"  # refused before it reached a tool: no call, no such tool, or arguments that do not fit
+    INVALID = "invalid"  # refused before it reached a tool: not a call, unknown tool, or bad arguments
     ERROR = "error"  # the tool answered with an error, or the failure was injected
 
 
 class FailureKind(StrEnum):
-    """Why an episode failed. Exactly one for each that did; a suite may have names of its own besides."""
+    """Why an episode failed: exactly one reason per failed episode. A suite may add its own names."""
 
     CUT_BY_LENGTH = "cut by length"
     CONTEXT_LIMIT = "context limit"
@@ -139,7 +139,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOutcome:
-    """One call of an episode. `server` is None if it named no tool on offer.
+    """One call of an episode. `server` is None if it named an unknown tool.
 
     CallOutcome(tool="find_person", server="directory", fate=CallFate.WORKED, latency_s=0.003, source=Source.LIVE)
     """
@@ -155,7 +155,7 @@ class CallOutcome:
 class EpisodeOutcome:
     """One episode, reduced to what is counted. `failure` is None if and only if it solved its task.
 
-    `prompt_tokens` are those that the policy read, each counted once: prompt, tools, and what tools answered.
+    `prompt_tokens` are those that the policy read, each counted once: prompt, tools, and results of tools.
 
     EpisodeOutcome(task_id="meet-ana", member=0, success=False, failure="wrong answer", reward=0.4,
                    stop=StopReason.ANSWERED, turns=3, prompt_tokens=812, sampled_tokens=96, duration_s=2.1, calls=(…))
@@ -187,7 +187,7 @@ _ENDED_BY: Final = {
 
 
 def outcome_of(task: Task, trajectory: Trajectory, judged: Judged) -> EpisodeOutcome:
-    """What is counted of a finished episode, as its suite judged it."""
+    """The outcome of a finished episode that its suite has judged."""
     sampled = sum(trajectory.sampled)
     return EpisodeOutcome(
         task_id=task.id,
@@ -205,7 +205,7 @@ def outcome_of(task: Task, trajectory: Trajectory, judged: Judged) -> EpisodeOut
 
 
 def failure_of(goal: Goal, trajectory: Trajectory) -> FailureKind:
-    """Why a failed episode failed: the limit that ended it, or else the first thing that went wrong.
+    """Why an episode failed: the limit that ended it, or else the first thing that went wrong.
 
     Earlier kinds cause later ones, so the first that holds is the one to fix: a call that was never valid, then an
     error that was not overcome, a needed tool that was not used, its arguments, and only then the answer itself.
@@ -225,7 +225,7 @@ def failure_of(goal: Goal, trajectory: Trajectory) -> FailureKind:
 
 
 def _why_not_solved(goal: Goal, trajectory: Trajectory, calls: Sequence[CallOutcome]) -> FailureKind:
-    """Of an episode that ended with an answer, its last calls having worked."""
+    """The reason for an episode that ended with an answer and whose last calls worked."""
     parts = trajectory.reward_parts
     if not calls and (goal.calls or goal.min_calls or goal.state):
         return FailureKind.NO_CALL
@@ -239,7 +239,7 @@ def _why_not_solved(goal: Goal, trajectory: Trajectory, calls: Sequence[CallOutc
         return FailureKind.WRONG_ARGUMENTS
     if parts.get("state", 1.0) < 1.0:
         return FailureKind.WRONG_STATE
-    if parts.get("answer", 1.0) < 1.0 or succeeded(parts):  # solved by its parts: a suite asked for more, of the answer
+    if parts.get("answer", 1.0) < 1.0 or succeeded(parts):  # solved by its parts: the suite wants more of the answer
         return FailureKind.WRONG_ANSWER
     return FailureKind.LOW_GRADE
 
@@ -267,6 +267,6 @@ def _calls(trajectory: Trajectory) -> tuple[CallOutcome, ...]:
 def _fate(call: ToolCall, seen: Observation) -> CallFate:
     if seen.worked:
         return CallFate.WORKED
-    # What is refused before it reaches a server takes no time there.
+    # A call that is refused before it reaches a server has no latency.
     refused = call.problem is not None or seen.server is None or not seen.latency_s
     return CallFate.INVALID if refused and seen.source is not Source.INJECTED else CallFate.ERROR

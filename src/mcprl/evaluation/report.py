@@ -88,7 +88,7 @@ def evaluation_report(evaluation: Evaluation, comparison: Comparison | None) -> 
 
 
 def comparison_report(comparison: Comparison) -> Report:
-    """A comparison alone: nothing was played."""
+    """A comparison of two existing evaluations."""
     before, after = _line(comparison.before_name), _line(comparison.after_name)
     return Report(
         title=f"{after} against {before}", about=(comparison.verdict,), tables=tuple(_comparison_tables(comparison))
@@ -287,12 +287,12 @@ def _amount(value: float) -> str:
 
 
 _METHOD = (
-    "Intervals hold the truth in 95 of 100 evaluations and count by task, since episodes of one task are alike: for "
+    "Intervals are 95% intervals, computed over tasks, since episodes of one task are correlated: for "
     "shares, Wilson's at the effective number of episodes; for rewards, Student's over the tasks' means. Two "
     "evaluations are compared task by task with an exact sign-flip test, which is McNemar's if each task has one "
     "episode."
 )
-_MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")  # what Markdown, or HTML inside it, would not take literally
+_MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")  # characters with a meaning in Markdown, or in HTML inside it
 
 
 def to_markdown(report: Report) -> str:
@@ -338,7 +338,7 @@ _POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none
 
 
 def to_html(report: Report) -> str:
-    """One page with no script and no request: its style sheet is the only thing that its policy admits."""
+    """One page without scripts or requests: its content security policy admits only its style sheet."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -368,7 +368,7 @@ _LEFT, _WIDTH, _ROW, _MAX_ROWS = 8.0, 424.0, 42, 24
 
 
 def _plot(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
-    """A line per row, from 0 to 100%: a label, its figures, and what `_bar` or `_change` drew at height 0."""
+    """A line per row, from 0 to 100%: a label, its figures, and a mark from `_bar` or `_change` at height 0."""
     shown = [*rows[: _MAX_ROWS - 1], rows[-1]] if len(rows) > _MAX_ROWS else rows
     marks = [
         f'<g transform="translate(0 {20 + number * _ROW})"><text x="{_LEFT}" y="0">{escape(label)}</text>'
@@ -398,7 +398,7 @@ def _change(before: float, after: float) -> str:
 
 
 def make_folder(outputs: Path, name: str, chosen: Path | None) -> Path:
-    """A new folder: the one chosen, or `eval-NAME` in `outputs`, with a number if that is taken."""
+    """A new folder: the chosen one, or `eval-NAME` in `outputs`, with a number if that exists."""
     with storage_faults(f"making a folder for the evaluation {name}"):
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)
@@ -416,7 +416,7 @@ def make_folder(outputs: Path, name: str, chosen: Path | None) -> Path:
 
 
 def write_report(folder: Path, played: Played, comparison: Comparison | None) -> None:
-    """Write all files of an evaluation. The results come last: if they are there, the rest is too."""
+    """Write all files of an evaluation. The results come last: if they exist, the rest does too."""
     extra: dict[str, Any] = {} if comparison is None else {"comparison": comparison_json(comparison)}
     write_trajectories(folder / "trajectories.parquet", played.trajectories)
     _write_pages(folder, evaluation_report(played.evaluation, comparison))

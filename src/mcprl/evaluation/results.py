@@ -1,4 +1,4 @@
-"""`results.json`, an evaluation as data with a schema version, and the comparison of two of them."""
+"""`results.json`, an evaluation as versioned data, and the comparison of two evaluations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCost:
-    """What a tool server was used: ServerCost(calls=120, usd=0.12, restarts=0). A price is known if one is set."""
+    """How much a tool server was used: ServerCost(calls=120, usd=0.12, restarts=0). `usd` needs a price per call."""
 
     calls: int
     usd: float
@@ -55,10 +55,10 @@ class ServerCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """An evaluation, whole: what was played, with what, what came out of each episode, and the figures of it all.
+    """A whole evaluation: what was played, the outcome of each episode, and the figures.
 
-    `lost` counts the attempts that the infrastructure failed, by code; all were played again, none is in a figure.
-    `config` has every setting that was in force.
+    `lost` counts attempts lost to the infrastructure, by code; all were played again, none is in a figure. `config`
+    has every setting.
     """
 
     schema: Literal[1] = SCHEMA
@@ -89,7 +89,7 @@ class Evaluation:
 
 
 def _adapter_name(path: Path) -> str:
-    """`outputs/hello-cpu/adapter` is known by its run."""
+    """`outputs/hello-cpu/adapter` is shown as hello-cpu/adapter."""
     return f"{path.parent.name}/{path.name}" if path.name == "adapter" and path.parent.name else path.name
 
 
@@ -101,14 +101,14 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation, extra: Mapping[str, Any]) -> None:
-    """Write `results.json`; `extra` are entries besides those of the evaluation, such as a comparison."""
+    """Write `results.json`, with `extra` entries such as a comparison."""
     document = {**to_json(evaluation), **extra}
     # ASCII: a policy can write half of a surrogate pair, which is not UTF-8.
     write_file(folder / FILE_NAME, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
 
 
 def read_evaluation(folder: Path) -> Evaluation:
-    """The evaluation in a folder, or in a `results.json` named itself. Raises ConfigFileError if there is none."""
+    """The evaluation in a folder, or in a `results.json` file. Raises ConfigFileError if there is none."""
     path = folder / FILE_NAME if folder.is_dir() else folder
     fix = "give the folder of an evaluation, such as outputs/eval-hello-cpu"
     try:
@@ -151,9 +151,9 @@ class CategoryChange:
 class Comparison:
     """Before and after on the tasks that both played.
 
-    `p` is that of the paired test of success, exact; `changes` has every task. `left_out` are tasks that one of the
-    two did not play, or that read differently in the two, and so tell nothing about the policy. `other_settings` are
-    those that differ besides the weights: the difference may be theirs.
+    `p` is from the exact paired test of success; `changes` has every task. `left_out` are tasks that only one of the
+    two played, or that differ between them. `other_settings` are settings that differ besides the weights: they may
+    explain the difference.
 
     Comparison(before_name="smollm2-135m", after_name="smollm2-135m with hello-cpu/adapter", tasks=4, before=0.0,
                after=0.5, difference=Estimate(value=0.5, low=-0.1, high=0.8), p=0.25, won=2, lost=0, …)
@@ -184,12 +184,12 @@ class Comparison:
         )
 
 
-# What may differ between two evaluations without a word: the weights are what is compared.
+# Settings that may differ without a remark: the weights are what is compared.
 _COMPARED: Final = ("name", "model.path", "learner", "training", "algorithm", "tasks.train", "workers")
 
 
 def compare(before: Evaluation, after: Evaluation) -> Comparison:
-    """Hold `after` against `before`. Raises BadValueError if they have no task in common."""
+    """Compare two evaluations. Raises BadValueError if they have no task in common."""
     olds = {task.id: task for task in before.tasks}
     pairs = [(old, new) for new in after.tasks if (old := olds.get(new.id)) and old.fingerprint == new.fingerprint]
     if not pairs:

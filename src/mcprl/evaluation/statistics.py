@@ -1,8 +1,8 @@
-"""What an evaluation may claim: intervals, pass@k and pass^k, paired tests, and figures by task and tool.
+"""Statistics of evaluations: intervals, pass@k and pass^k, paired tests, and figures by task and tool.
 
-Pure Python, no numpy. Tasks are drawn from a population; the K episodes of a task are alike, and K episodes of one task
-say less than one each of K tasks. So every interval here counts by task: its width comes from how much the tasks' means
-differ. An interval that counts episodes as if they were independent would be too narrow by up to √K.
+Pure Python, no numpy. Episodes of one task are correlated, so K episodes of one task tell less than one episode each of
+K tasks. Every interval is therefore computed from the tasks' means. An interval that treats episodes as independent
+would be too narrow by up to √K.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CONFIDENCE: Final = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure and the interval that holds the truth in 95 of 100 evaluations. One task alone has no interval.
+    """A figure and its 95% interval. One task alone has no interval.
 
     Estimate(value=0.42, low=0.31, high=0.54)
     """
@@ -56,11 +56,10 @@ class Estimate:
 def share_interval(task_means: Sequence[float], episodes: int) -> Estimate:
     """The mean over tasks of something between 0 and 1, with a Wilson interval at the effective number of episodes.
 
-    That number is p(1 − p)·n / s² for n tasks whose means have variance s²: as many independent episodes would tell as
-    much. It lies between the number of tasks (episodes of a task all alike) and of `episodes` (tasks all alike). If
-    all means are the same, nothing is known about s², and it is the number of tasks. A Wilson interval stays within
-    [0, 1] and does not shrink to a point if all tasks were solved, or none. Its quantile is Student's if tasks
-    have several episodes, as s² is then itself an estimate.
+    That number is p(1 − p)·n / s² for n tasks whose means have variance s². It lies between the number of tasks
+    (episodes of a task fully correlated) and `episodes` (independent). If all means are equal, s² is unknown and the
+    number of tasks is used. A Wilson interval stays within [0, 1] and does not shrink to a point if all tasks were
+    solved, or none. Its quantile is Student's if tasks have several episodes, as s² is then an estimate.
     """
     tasks = len(task_means)
     p = fmean(task_means)
@@ -78,7 +77,7 @@ def share_interval(task_means: Sequence[float], episodes: int) -> Estimate:
 
 
 def mean_interval(task_means: Sequence[float]) -> Estimate:
-    """The mean over tasks of anything, with Student's interval of the tasks' means."""
+    """The mean over tasks, with Student's interval of the tasks' means."""
     mean = fmean(task_means)
     if len(task_means) < 2:
         return Estimate(value=mean)
@@ -92,8 +91,8 @@ def difference_interval(differences: Sequence[float]) -> Estimate:
     """The mean of paired differences of shares, each between −1 and 1, with an interval that is never a point.
 
     Two tasks are added, one won and one lost, and Student's interval is taken of the n + 2. With one episode per task,
-    this is the interval of Bonett and Price for paired proportions, which keeps its promise even if few pairs
-    differ; an interval of the differences alone would claim certainty if none does.
+    this is the interval of Bonett and Price for paired proportions, which holds even if few pairs differ; an interval
+    of the differences alone would be a point if none does.
     """
     n = len(differences) + 2
     centre = sum(differences) / n
@@ -104,9 +103,9 @@ def difference_interval(differences: Sequence[float]) -> Estimate:
 
 
 def pass_at_k(episodes: int, solved: int, k: int) -> float:
-    """The chance that at least one of k episodes, drawn of those played, solves the task: 1 − C(n−c, k) / C(n, k).
+    """The probability that one or more of k of the episodes solve the task: 1 − C(n−c, k) / C(n, k).
 
-    Unbiased for the chance with k fresh episodes, unlike 1 − (1 − c/n)^k.
+    Unbiased for k fresh episodes, unlike 1 − (1 − c/n)^k.
 
     >>> pass_at_k(4, 1, 2)
     0.5
@@ -117,7 +116,7 @@ def pass_at_k(episodes: int, solved: int, k: int) -> float:
 
 
 def pass_all_k(episodes: int, solved: int, k: int) -> float:
-    """pass^k, the chance that all of k episodes solve the task: C(c, k) / C(n, k). It tells how reliable a policy is.
+    """pass^k, the probability that all of k episodes solve the task: C(c, k) / C(n, k). It measures reliability.
 
     >>> round(pass_all_k(4, 3, 2), 3)
     0.5
@@ -132,10 +131,10 @@ def _require_k(episodes: int, solved: int, k: int) -> None:
 
 
 def sign_flip_p(differences: Sequence[Fraction]) -> float:
-    """The chance, were before and after the same, of a mean difference as large as this one in either direction.
+    """The two-sided p-value of a mean difference this large, by the exact sign-flip test.
 
-    Were they the same, each task's difference could as well have had the other sign. All 2ⁿ choices of signs are
-    counted, exactly, by the sums that they give. With one episode per task this is the exact test of McNemar.
+    Under the null hypothesis, each task's difference could as well have had the other sign. All 2ⁿ choices of signs
+    are counted by their sums. With one episode per task this is McNemar's exact test.
     """
     unit = math.lcm(*(d.denominator for d in differences)) if differences else 1
     steps = [abs(int(d * unit)) for d in differences if d]
@@ -144,7 +143,7 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
     common = math.gcd(*steps)
     steps = [step // common for step in steps]
     total, observed = sum(steps), abs(int(sum(differences) * unit)) // common
-    # chance[i]: of a sum of the positive ones of i. With m of them positive, the signed sum is 2m − total.
+    # chance[i]: the probability that the positive ones sum to i. With a positive sum m, the signed sum is 2m − total.
     chance = [1.0] + [0.0] * total
     reached = 0
     for step in steps:
@@ -156,14 +155,14 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By nearest rank: the smallest value that at least so many per cent of all reach or stay below."""
+    """By nearest rank: the smallest value that at least `percent` of all values do not exceed."""
     return sorted(values)[max(0, math.ceil(percent * len(values) / 100) - 1)]
 
 
 def student_cdf(t: float, freedom: int) -> float:
-    """The chance that Student's t with that many degrees of freedom is at most `t` (Abramowitz and Stegun 26.7.3–4).
+    """The probability that Student's t with `freedom` degrees is at most `t` (Abramowitz and Stegun 26.7.3–4).
 
-    With θ = atan(t / √ν), the chance of [−t, t] is a finite sum of powers of cos θ.
+    With θ = atan(t / √ν), the probability of [−t, t] is a finite sum of powers of cos θ.
     """
     angle = math.atan(t / math.sqrt(freedom))
     square = math.cos(angle) ** 2
@@ -178,7 +177,7 @@ def student_cdf(t: float, freedom: int) -> float:
 
 @lru_cache(maxsize=1024)
 def student_quantile(probability: float, freedom: int) -> float:
-    """The t that Student's distribution stays below with that probability, at least one half. By bisection."""
+    """The quantile of Student's distribution for a probability of at least one half, by bisection."""
     if not 0.5 <= probability < 1.0:
         raise ValueError(f"{probability} is not a probability from one half to below 1")
     low, high = 0.0, 1.0
@@ -192,7 +191,7 @@ def student_quantile(probability: float, freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """One task over all its episodes. Two evaluations are compared if ids and fingerprints agree.
+    """One task over all its episodes. Two evaluations compare tasks whose ids and fingerprints agree.
 
     TaskResult(id="meet-ana", category="medium", fingerprint="9f2c…", episodes=4, solved=1, reward=0.31)
     """
@@ -217,7 +216,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How a number is spread over episodes: Spread(mean=2.4, p50=2, p95=5, most=8, total=115)."""
+    """The distribution of a number over episodes: Spread(mean=2.4, p50=2, p95=5, most=8, total=115)."""
 
     mean: float
     p50: float
@@ -248,7 +247,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """All that is said of an evaluation as a whole.
+    """The figures of an evaluation as a whole.
 
     `pass_at[k]` and `pass_all[k]` go from k = 1 to the number of episodes per task; `failures` has the most frequent
     kind first; `turn_counts` are episodes by their number of turns.

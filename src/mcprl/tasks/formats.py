@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from mcprl.conversations import text_of
+from mcprl.errors import did_you_mean
 from mcprl.files import canonical_json
 from mcprl.goals import (
     AnyText,
@@ -418,6 +419,11 @@ def first_problem(error: ValidationError) -> str:
     parts = [str(part) for part in first["loc"]]
     field = ".".join(part for part in parts if not (part.startswith("<") and part.endswith(">")))
     message = first["msg"].removeprefix("Value error, ")
+    unknown = [str(found["loc"][-1]) for found in error.errors() if found["type"] == "extra_forbidden"]
+    if first["type"] == "extra_forbidden":
+        message += did_you_mean(parts[-1], TaskLine.model_fields)
+    elif first["type"] == "missing" and unknown:
+        message += f" (unknown field {unknown[0]!r})"
     return f"{field}: {message}" if field else message
 
 

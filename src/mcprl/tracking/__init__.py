@@ -1,1 +1,1 @@
-"""W&B, Weave, TensorBoard and OpenTelemetry, each in a process of its own."""
+"""W&B, Weave, TensorBoard and OpenTelemetry, each in a separate process."""

@@ -1,7 +1,7 @@
 """How reports reach a tracker: a bounded queue, a thread that empties it, a process with the library, and deadlines.
 
-The run only ever puts something into the queue, which takes no time and cannot fail. The thread makes a report of it,
-redacts secrets and writes it into a pipe; if the process does not read, the thread waits and the queue fills.
+The run only puts something into the queue, which takes no time and cannot fail. The thread turns it into a report,
+redacts secrets and writes it to a pipe; if the process does not read, the thread blocks and the queue fills.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_SENTENCES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was delivered: all, a part, or nothing after a failure; and what was said about it.
+    """What was delivered: everything, a part, or nothing after a failure; and the messages about it.
 
     Outcome(state="delivered", reports=85, dropped=0, said=())
     """
@@ -62,7 +62,7 @@ class Outcome:
 
 
 class Delivery:
-    """One tracker, as seen from the run. `tell` is called once, with a sentence, if it does not work.
+    """The run's side of one tracker. `tell` is called once, with a sentence, if the tracker does not work.
 
     `ready` is set once the library has been loaded and has accepted the run.
     """
@@ -94,7 +94,7 @@ class Delivery:
         assert child.stdout is not None
         self._child, self._words = child, child.stdout.fileno()
         self.put(lambda: started)
-        # The thread has an end of the pipe of its own: nobody closes it while it writes.
+        # The thread has its own descriptor of the pipe: nobody closes it during a write.
         pipe = os.dup(child.stdin.fileno())
         child.stdin.close()
         threading.Thread(target=self._write, args=(pipe,), name=f"tracker-{self.kind}", daemon=True).start()
@@ -105,7 +105,7 @@ class Delivery:
         self._start_timer = loop.call_later(_START_S, self._fail, f"it was not ready after {_START_S:g} s")
 
     def put(self, make: Callable[[], Report]) -> None:
-        """Send what `make` gives, called in the thread; dropped and counted if the tracker is too slow, or gone."""
+        """Send the result of `make`, called in the thread; dropped and counted if the tracker is too slow, or gone."""
         self._reports += 1
         if self._failed:
             self._dropped += 1
@@ -116,7 +116,7 @@ class Delivery:
             self._dropped += 1
 
     def put_last(self, make: Callable[[], Report] | None) -> None:
-        """The same for what must not be dropped; an earlier report is instead. None: there is nothing more."""
+        """As `put`, but an earlier report is dropped instead if the queue is full. None ends the queue."""
         self._reports += make is not None
         if self._queue.full():
             with contextlib.suppress(queue.Empty):  # the thread was faster
@@ -125,7 +125,7 @@ class Delivery:
         self._queue.put_nowait(make)
 
     async def close(self, flush_s: float) -> Outcome:
-        """Let it send what is left for at most `flush_s`; then kill it."""
+        """Let it send the rest for at most `flush_s`, then kill it."""
         if self._child is None:
             return Outcome(state="failed", reports=self._reports, dropped=self._dropped, said=tuple(self._said))
         self.put_last(None)
@@ -134,7 +134,7 @@ class Delivery:
                 async with asyncio.timeout(flush_s):
                     await self._child.wait()
         except TimeoutError:
-            self._say(f"had not taken everything when its time was over{_REMEDY.get(self.kind, '')}")
+            self._say(f"did not take everything in time{_REMEDY.get(self.kind, '')}")
         finally:
             await self._end(self._child)
         self._dropped += self._unsendable
@@ -159,7 +159,7 @@ class Delivery:
             self._start_timer.cancel()
 
     def _write(self, pipe: int) -> None:
-        """In the thread: until there is nothing more, or nobody reads."""
+        """Runs in the thread, until the queue ends or nobody reads."""
         try:
             with os.fdopen(pipe, "wb") as output:
                 while (make := self._queue.get()) is not None:
@@ -172,7 +172,7 @@ class Delivery:
         try:
             return pickle.dumps(make())
         except RecursionError:
-            # A policy nests its arguments as deeply as it likes.
+            # A policy may nest its arguments arbitrarily deep.
             self._unsendable += 1
             return b""
 
@@ -211,7 +211,7 @@ class Delivery:
         self._say(f"gets no more reports: {why}")
 
     def _say(self, text: str) -> None:
-        """Only the first sentence is shown; those that follow from it are written down."""
+        """Only the first sentence is shown; all are recorded."""
         sentence = SECRETS.redact(f"{_NAMES[self.kind]} {text}")
         if sentence in self._said or len(self._said) == _MAX_SENTENCES:
             return
@@ -224,14 +224,14 @@ _NAMES = {"wandb": "W&B", "weave": "Weave", "tensorboard": "TensorBoard", "opent
 _REMEDY = {"wandb": "; `wandb sync` sends the rest from the folder wandb of the run"}
 
 
-# What each needs: a module that its extra brings. The extra has the tracker's name.
+# The module that each needs, from the extra of the same name.
 _MODULES = {
     "wandb": "wandb",
     "weave": "weave",
     "tensorboard": "tensorboard",
     "opentelemetry": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 }
-# Variables that a library reads by itself, keys among them.
+# Prefixes of the variables that a library reads itself, keys among them.
 _VARIABLES = {
     "wandb": ("WANDB_",),
     "weave": ("WANDB_", "WEAVE_", "WF_"),
@@ -239,23 +239,23 @@ _VARIABLES = {
     "opentelemetry": ("OTEL_",),
 }
 _OTLP_HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
-# No error reports to the library's maker, and no links in a log.
+# No error reports to the vendor, and no links in a log.
 _QUIET = {"WANDB_ERROR_REPORTING": "false", "WEAVE_PRINT_CALL_LINK": "false"}
-# We learn from its log what a library gives up, so nobody may silence that.
+# The log shows what the library gave up, so it must not be silenced.
 _HEARD = {"WEAVE_LOG_LEVEL": "INFO"}
-# Of the time that a run has for stopping.
+# Share of the time that a run has for stopping.
 _SHARE_WHEN_STOPPED = 0.2
 
 
 class Trackers:
-    """Passes on the events of a run: to its watcher as they are, and to each tracker through its own delivery.
+    """Passes the events of a run on: to its watcher as they are, and to each tracker through a `Delivery`.
 
     async with Trackers(config, console) as trackers, open_run(config, trackers) as run:
         await trackers.start(run.folder.path)
         summary = await train(run)
         trackers.run_ended(summary.as_dict())
 
-    On leaving, what became of the deliveries is written to tracking.json in the folder of the run.
+    On leaving, the outcome of each delivery is written to tracking.json in the folder of the run.
     """
 
     def __init__(self, config: RunConfig, watcher: Watcher, *, is_stopping: Callable[[], bool] = lambda: False) -> None:
@@ -268,7 +268,7 @@ class Trackers:
         self._deliveries: list[Delivery] = []
 
     async def start(self, folder: Path) -> None:
-        """Start the processes of the configured trackers. Does not wait for them."""
+        """Start the processes of the configured trackers without waiting for them."""
         self._folder = folder
         keys = load_keys(self._config.servers.env_file)
         started = run_started(self._config, folder)
@@ -336,13 +336,13 @@ def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
-        return False  # the package around it is missing
+        return False  # its parent package is missing
 
 
 def tracker_environment(kind: str, tracking: TrackingConfig, keys: Mapping[str, str]) -> dict[str, str]:
     """The environment of a tracker's process: ours without keys, plus its own, which are registered as secrets.
 
-    `keys` is what `load_keys` gives: the environment, completed by the file of keys.
+    `keys` is the environment completed by the key file, from `load_keys`.
     """
     own = {name: value for name, value in keys.items() if name.startswith(_VARIABLES[kind])}
     for name, value in own.items():

@@ -1,9 +1,9 @@
-"""The process of one tracker: reads reports from its standard input until that ends, and passes them to its library.
+"""The process of one tracker: reads reports from stdin until it ends, and passes them to its library.
 
     python -m mcprl.tracking.process wandb
 
-The reports are pickles of our own process, one after the other, the first of them a `RunStarted`. What it has to say it
-writes to its standard output, a line of JSON each: see `StatusWriter`. What the libraries print goes to the log.
+The reports are pickles from our own process, the first of them a `RunStarted`. It writes its status to stdout, one line
+of JSON each: see `StatusWriter`. What the libraries print goes to the log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import BinaryIO, Literal, Protocol, TypedDict
+from typing import BinaryIO, Literal, Protocol
 
 from mcprl.tracking.opentelemetry import OpenTelemetryTracker
 from mcprl.tracking.reports import EpisodeReport, LossHandler, Report, RunEnded, RunStarted, StepReport
@@ -24,13 +24,13 @@ from mcprl.tracking.tensorboard import TensorboardTracker
 from mcprl.tracking.wandb import WandbTracker
 from mcprl.tracking.weave import WeaveTracker
 
-__all__ = ["KINDS", "StatusLine", "StatusWriter", "main"]
+__all__ = ["KINDS", "StatusWriter", "main"]
 
 
 class Tracker(Protocol):
-    """Reports a run to one library. Made when the run starts, in a process of its own, where it may block.
+    """Reports a run to one library, in a separate process, where it may block.
 
-    An exception that it lets through ends it, and the message is shown to whoever watches the run.
+    An exception ends it, and its message is shown to whoever watches the run.
     """
 
     def episode_finished(self, episode: EpisodeReport) -> None: ...
@@ -59,42 +59,35 @@ KINDS: Mapping[str, Callable[[RunStarted, StatusWriter], Tracker]] = {
 _MAX_CHARS = 300
 
 
-State = Literal["ready", "trouble", "failed", "delivered"]
-
-
-class StatusLine(TypedDict):
-    """A line of the process: it is ready, has trouble and continues, has failed and ends, or has sent everything."""
-
-    state: State
-    text: str
-
-
 class StatusWriter:
-    """Writes words to the process of the run, from any thread."""
+    """Writes status lines to the process of the run, from any thread: {"state": "trouble", "text": "…"}.
+
+    The process is ready, has trouble and continues, has failed and ends, or has delivered everything.
+    """
 
     def __init__(self, output: BinaryIO) -> None:
         self._output = output
         self._lock = threading.Lock()
 
-    def say(self, state: State, text: str = "") -> None:
-        line = json.dumps(StatusLine(state=state, text=text)).encode() + b"\n"
+    def say(self, state: Literal["ready", "trouble", "failed", "delivered"], text: str = "") -> None:
+        line = json.dumps({"state": state, "text": text}).encode() + b"\n"
         with self._lock:
             self._output.write(line)
             self._output.flush()
 
     def listen_to(self, library: str, about: str) -> None:
-        """Report what a library logs that it gives up: it continues after that, and never raises it."""
+        """Report data that a library logs as lost: it continues after that and raises nothing."""
         logging.getLogger(library).addHandler(LossHandler(lambda text: self.say("trouble", f"{about}: {text}")))
 
     def crashed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """The process ends by an exception: report it, with its traceback in the log."""
+        """An exception ends the process: report it; its traceback goes to the log."""
         sys.__excepthook__(kind, error, trace)
         text = " ".join(str(error).split())
         self.say("failed", text[:_MAX_CHARS] or kind.__name__)
 
 
 def main(kind: str) -> None:
-    # What libraries print must not come between our words.
+    # What libraries print must not mix with our status lines.
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     status = StatusWriter(output)

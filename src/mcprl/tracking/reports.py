@@ -1,4 +1,4 @@
-"""What trackers are sent: small records of a run, without tokens and without secrets."""
+"""The reports for trackers: small records of a run, without tokens and without secrets."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TurnReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeReport:
-    """An episode. `ended_at` is in seconds since 1970, and measured when the run heard of its end.
+    """An episode. `ended_at` is in seconds since 1970, measured when the run was notified of its end.
 
     EpisodeReport(task_id="meet-ana", step=3, member=0, attempt=0, reward=0.8, reward_parts={"answer": 0.8},
                   stop="answered", tokens=412, duration_s=1.9, ended_at=1763280004.5, turns=(…,))
@@ -107,7 +107,7 @@ class EpisodeReport:
 
     @property
     def conversation(self) -> str:
-        """All turns as one text: what the policy wrote, and after → what the tools answered."""
+        """All turns as one text: what the policy wrote, and after → the results of tools."""
         parts: list[str] = []
         for turn in self.turns:
             parts.append(turn.text)
@@ -134,7 +134,7 @@ class RunEnded:
     summary: Mapping[str, Any]
 
 
-# A policy can write half a surrogate pair, which is not a character and which no library sends.
+# A policy can write half a surrogate pair, which no library can send.
 _HALF_PAIRS = re.compile("[\ud800-\udfff]")
 
 Part = EpisodeReport | TurnReport | CallReport
@@ -142,7 +142,7 @@ Report = RunStarted | EpisodeReport | StepReport | RunEnded
 
 
 class EpisodesOfSteps:
-    """Keeps episodes until their step is done: if steps are collected ahead, those of several come mixed."""
+    """Keeps episodes until their step is done; with steps collected ahead, those of several steps come mixed."""
 
     def __init__(self) -> None:
         self._of_step: dict[int, list[EpisodeReport]] = {}
@@ -170,7 +170,7 @@ def run_started(config: RunConfig, folder: Path) -> RunStarted:
 
 
 def episode_report(trajectory: Trajectory, ended_at: float) -> EpisodeReport:
-    """A trajectory without secrets: tools' answers were redacted before, here all texts are."""
+    """A trajectory without secrets: results of tools were redacted before, here all texts are."""
     turns = [
         TurnReport(
             text=_text(turn.text),
@@ -301,12 +301,12 @@ class SpanTracker:
 
 _LEFT_OUT = re.compile(r"\b(drop|skip)(s|ped|ping)?\b", re.IGNORECASE)
 _MOST_CHARACTERS = 300
-# These parts of W&B report retries: if something was lost by one, another part says so.
+# These parts of W&B report retries; if data is lost, another part reports it.
 _NO_LOSSES = ("api:", "featurechecker:", "monitor:")
 
 
 class LossHandler(logging.Handler):
-    """Passes on the errors that a library logs, and the warnings that say that something is dropped."""
+    """Passes on the errors that a library logs, and its warnings about dropped data."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -319,7 +319,7 @@ class LossHandler(logging.Handler):
 
 
 class WandbLog:
-    """The log of a W&B run, one JSON object per line. What is retried is not an error in it; what is given up is.
+    """The log of a W&B run, one JSON object per line. Retries are not errors in it; lost data is.
 
     {"time": "…", "level": "ERROR", "msg": "filestream: failed to upload: 403 Forbidden url=…"}
     """
@@ -334,7 +334,7 @@ class WandbLog:
                 file.seek(self._offset)
                 whole, newline, _torn = file.read().rpartition(b"\n")
         except FileNotFoundError:
-            return [f"it is unknown what was sent: its log {self._path.name} is missing"]
+            return [f"its log {self._path.name} is missing, so lost data is unknown"]
         self._offset += len(whole) + len(newline)
         return [text for line in whole.split(b"\n") if (text := _loss(line))]
 
@@ -344,7 +344,7 @@ def _loss(line: bytes) -> str:
         entry: Any = json.loads(line)
         level, text = str(entry["level"]), str(entry["msg"])
     except (ValueError, KeyError, TypeError):
-        return ""  # written by the Go runtime when it crashes; then `finish` raises
+        return ""  # from a crash of the Go runtime; then `finish` raises
     given_up = level.startswith("ERROR") or (level.startswith("WARN") and _LEFT_OUT.search(text))
     return _first_line(text) if given_up and not text.startswith(_NO_LOSSES) else ""
 

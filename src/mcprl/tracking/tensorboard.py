@@ -15,7 +15,7 @@ __all__ = ["TensorboardTracker"]
 
 
 class TensorboardTracker:
-    """Writes event files. Those of a run that is resumed lie beside those of before, and TensorBoard joins them."""
+    """Writes event files. A resumed run adds files, and TensorBoard joins them."""
 
     def __init__(self, run: RunStarted, status: StatusWriter) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -37,7 +37,7 @@ class TensorboardTracker:
         rewards = [episode.reward for episode in self._episodes.take(step.step)]
         if rewards:
             self._write(step.step, make_histogram("rewards", rewards))
-        # A person who looks at a running run sees the step at once.
+        # So that the step shows at once.
         self._writer.flush()
 
     def run_ended(self, end: RunEnded) -> None: ...

@@ -27,10 +27,9 @@ _VERDICT_COLUMNS = ["step", "severity", "rule", "what", "fix"]
 
 
 class WandbTracker:
-    """A run of W&B. Its files are in the folder `wandb` of the run, from where `wandb sync` sends what was not sent.
+    """A run of W&B. Its files are in the folder `wandb` of the run, from where `wandb sync` sends the rest.
 
-    A run that is resumed continues under the same id. The axis is our step, not W&B's, which cannot go back to a step
-    that is made again.
+    A resumed run keeps its id. The axis is our step, not W&B's, which cannot go back to a repeated step.
     """
 
     def __init__(self, run: RunStarted, status: StatusWriter) -> None:
@@ -59,7 +58,7 @@ class WandbTracker:
                 init_timeout=_START_S,
                 x_graphql_timeout_seconds=_GRAPHQL_S,
                 finish_timeout_raises=True,  # if WANDB_FINISH_TIMEOUT is set
-                # This process is not the run: what it uses and where its code is would mislead.
+                # This process is not the run: its resources and code would mislead.
                 disable_git=True,
                 disable_code=True,
                 x_disable_stats=True,
@@ -132,7 +131,7 @@ def choose_episodes(episodes: Sequence[EpisodeReport], count: int = _EPISODES_PE
 
 
 def _run_id(folder: Path) -> tuple[str, bool]:
-    """The id that W&B knows the run by, and whether it was there before."""
+    """The run's id in W&B, and whether it existed before."""
     path = folder / "wandb" / "run-id"
     if path.exists():
         return path.read_text().strip(), True

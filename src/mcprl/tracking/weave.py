@@ -24,14 +24,14 @@ class WeaveTracker(SpanTracker):
 
         if should_disable_weave():
             raise BadValueError(
-                "WEAVE_DISABLED turns off what tracking.weave turns on", fix="unset the variable, or leave the key out"
+                "WEAVE_DISABLED contradicts tracking.weave", fix="unset the variable, or remove tracking.weave"
             )
         settings = run.tracking.weave
         assert settings is not None
         status.listen_to("weave", settings.project)
         self._prompts = {task.id: list(task.prompt) for task in load_tasks(run.tasks)}
         self._run, self._model = run.name, run.model
-        # Only what we send is worth tracing in this process; its code is not the run's.
+        # Trace only our reports; the code of this process is not the run's.
         quiet = {"implicitly_patch_integrations": False, "capture_code": False}
         self._client = cast("Any", weave).init(settings.project, settings=quiet)
 

@@ -105,7 +105,7 @@ def test_questions_are_answered_and_leaving_shows_what_was_reached(play, recipe)
     result = play("--recipe", str(recipe), typed=["tools", "schema find_person", "solution"])
     assert result.returncode == 0, result.stderr
     assert '"required"' in result.stdout
-    assert "comes without a solution" in result.stdout
+    assert "has no solution" in result.stdout
     assert "not solved" in result.stdout
 
 

@@ -79,12 +79,12 @@ def test_an_import_reports_what_went_in_what_did_not_and_why(run, log, tmp_path)
     assert cells(result.output, "rest send_message") == ["rest", "send_message", "1", "1"]
     assert cells(result.output, "total 4") == ["total", "4", "2", "1", "1", "1", "1"]
     assert "2 of 5 calls recorded, 1 of them different." in result.output
-    assert "1 calls were answered differently at different times: the last answer is replayed." in result.output
-    assert "Taken for writes, by definition or name: send_message (1). --read PATTERN overrules." in result.output
+    assert "1 calls had different results at different times: the last result is replayed." in result.output
+    assert "Treated as writes, by definition or name: send_message (1). --read PATTERN overrides." in result.output
     assert (
         "Definitions inferred from the calls, better given with --tools: fmp_get_quote, send_message." in result.output
     )
-    assert "Argument aliases applied: 1. Texts with secrets struck out: 0." in result.output
+    assert "Argument aliases applied: 1. Texts with redacted secrets: 0." in result.output
     assert "unreadable: log.json, row 1, message 9: the call is not JSON" in result.output
 
 

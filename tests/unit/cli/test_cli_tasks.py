@@ -64,7 +64,7 @@ def directory(tmp_path) -> Path:
 def test_a_file_with_nothing_wrong_exits_with_0(run, write, directory):
     code, printed = run("validate", write(ZONE), "--servers", directory)
     assert code == 0
-    assert "tasks.jsonl: 1 tasks, nothing wrong" in printed
+    assert "tasks.jsonl: 1 tasks, no problems" in printed
     assert "list_people" in printed
 
 
@@ -127,7 +127,7 @@ def test_solutions_are_played_on_the_servers_and_one_that_earns_less_than_everyt
     tasks = write(ZONE, wrong, unsolved)
     code, printed = run("validate", tasks, "--servers", directory, "--gold")
     assert code == 1
-    assert "1 of 2 solutions score 1.0; 1 tasks have none that can be played" in printed
+    assert "1 of 2 solutions score 1.0; 1 tasks have no playable solution" in printed
     code, printed = run("validate", tasks, "--servers", directory, "--gold", "--json")
     rewards = {trial["task_id"]: trial["reward"] for trial in json.loads(printed)["gold"]}
     assert rewards["zone-of-ana"] == 1.0
@@ -138,7 +138,7 @@ def test_solutions_are_played_on_the_servers_and_one_that_earns_less_than_everyt
 def test_a_task_of_another_world_than_the_servers_is_not_played(run, write, directory):
     with pytest.raises(OtherWorldError, match="market-7"):
         run("validate", write(ZONE | {"world": "market-7"}), "--servers", directory, "--gold")
-    with pytest.raises(BadValueError, match="the world 'staging', which no server of mcprl's own has"):
+    with pytest.raises(BadValueError, match="the world 'staging', which no server of mcprl has"):
         run("validate", write(ZONE | {"world": "staging"}))
 
 

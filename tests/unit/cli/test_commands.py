@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from mcprl.cli import app, main
+import mcprl as mcprl_package
+from mcprl.cli import SECTIONS, app, main
 from mcprl.errors import McprlError, ServerLostError, UnknownToolError
 from mcprl.recipe import load_recipe, settings
 
@@ -154,6 +156,41 @@ def test_a_task_that_names_an_unknown_tool_stops_training_before_any_model_is_lo
     assert "Traceback" not in result.stderr
     assert "starting the tool servers" in result.stdout
     assert "sampler" not in result.stdout
+
+
+def every_command(command, *path):
+    """The words of every command and group: (), ("runs",), ("runs", "list"), …"""
+    yield path
+    for name in command.list_commands(None) if hasattr(command, "list_commands") else ():
+        yield from every_command(command.get_command(None, name), *path, name)
+
+
+@pytest.mark.parametrize("path", list(every_command(typer.main.get_command(app))), ids=" ".join)
+def test_help_has_whole_sentences_and_one_way_to_write_arguments(path):
+    result = CliRunner().invoke(app, [*path, "--help"])
+    assert result.exit_code == 0
+    usage, _, rest = result.output.partition("\n\n")
+    assert not re.search(r"[{}<>]|\[\[|\.{4}", usage), usage
+    assert "…" not in rest
+    assert not re.search(r"\w\.\.\.$|<list|<path>|<str>", rest, re.MULTILINE), rest
+
+
+def test_help_lists_every_command_under_a_heading():
+    printed = CliRunner().invoke(app, ["--help"]).output
+    assert re.findall(r"^(\w[\w ]*):$", printed, re.MULTILINE) == ["Options", *SECTIONS]
+    commands = typer.main.get_command(app).list_commands(None)
+    assert [name for name in commands if not re.search(rf"^  {name} ", printed, re.MULTILINE)] == []
+
+
+def test_the_version_is_printed():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"mcprl {mcprl_package.__version__}\n")
+
+
+def test_a_misspelt_command_is_refused_with_a_suggestion():
+    result = CliRunner().invoke(app, ["trian"])
+    assert result.exit_code == 2
+    assert "Did you mean 'train'?" in result.output
 
 
 def run_main(monkeypatch, error: McprlError) -> int:

@@ -213,7 +213,7 @@ def summary() -> Summary:
 
 def test_the_summary_shows_whether_it_learned_and_whether_its_numbers_can_be_trusted(summary, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    print_summary(summary, recipe=Path("recipes/a.yaml"), config=CONFIG, folder=Path("[red]outputs/trial"))
+    print_summary(summary, config=CONFIG, folder=Path("[red]outputs/trial"))
     first = capsys.readouterr().out.split("\n\n")[0]
     rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in first.splitlines())
     assert rows["updates"] == "2 in 1m00s: 40 s to collect, 20 s to learn"
@@ -229,18 +229,19 @@ def test_the_summary_shows_whether_it_learned_and_whether_its_numbers_can_be_tru
 
 def test_the_summary_holds_the_figures_of_success_against_their_bars(summary, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    print_summary(summary, recipe=Path("a.yaml"), config=CONFIG, folder=Path("outputs/trial"))
+    print_summary(summary, config=CONFIG, folder=Path("outputs/trial"))
     lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert ["✓", "mean ratio, worst step", "1", "0.8 – 1.2"] in lines
     assert ["✗", "token alignment, worst step", "50.00%", "100%"] in lines
     assert ["✓", "KL per token, worst step", "0.00123", "≤ 3 nats"] in lines
     assert ["✓", "active tokens, mean", "70.00%", "> 60%", "0% of groups dead"] in lines
-    assert ["✗", "valid tool calls, last step", "75.00%", "≥ 90% by step 50", "after 2 steps"] in lines
+    due_later = "not due yet: after 2 steps"
+    assert ["–", "valid tool calls, last step", "75.00%", "≥ 90% by step 50", due_later] in lines
 
 
 def test_the_summary_tells_how_many_steps_were_healthy_and_the_gravest_verdict_in_words(summary, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    print_summary(summary, recipe=Path("a.yaml"), config=CONFIG, folder=Path("outputs/trial"))
+    print_summary(summary, config=CONFIG, folder=Path("outputs/trial"))
     last = capsys.readouterr().out.split("\n\n")[2]
     assert last.splitlines() == [
         "health  0 ok, 1 warnings, 1 bad of 2 steps",
@@ -255,7 +256,7 @@ def test_updates_that_were_skipped_and_groups_left_out_are_in_the_summary(capsys
     unknown = ("kl", "ratio_mean", "alignment", "parity_ratio_mean_abs_error", "parity_logprob_max_abs_error")
     skipped = {name: value for name, value in METRICS.items() if name not in unknown}
     made.add({**skipped, "update_skipped": 1.0, "groups": 5.0, "groups_dropped": 3.0}, OK)
-    print_summary(made, recipe=Path("a.yaml"), config=CONFIG, folder=Path("outputs/trial"))
+    print_summary(made, config=CONFIG, folder=Path("outputs/trial"))
     text = capsys.readouterr().out
     assert "0 in 30s: 20 s to collect, 10 s to learn; 1 skipped" in text
     assert "2 of 40, and 3 without variance that were dropped" in text
@@ -264,16 +265,18 @@ def test_updates_that_were_skipped_and_groups_left_out_are_in_the_summary(capsys
 
 def test_the_summary_ends_with_a_command_that_can_be_pasted(summary, capsys):
     folder = Path("out [red] puts") / ("x" * 80)
-    print_summary(summary, recipe=Path("my recipes/a.yaml"), config=CONFIG, folder=folder)
+    print_summary(summary, config=CONFIG, folder=folder)
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"Next: mcprl try 'my recipes/a.yaml' --adapter 'out [red] puts/{'x' * 80}/adapter'"
+    assert (
+        last == f"Next: mcprl try 'out [red] puts/{'x' * 80}/config.yaml' --adapter 'out [red] puts/{'x' * 80}/adapter'"
+    )
 
 
 def test_an_adapter_of_skyrl_is_tried_with_the_engine_that_can_load_it(summary, capsys):
     config = CONFIG.model_copy(update={"engine": "skyrl"})
-    print_summary(summary, recipe=Path("a.yaml"), config=config, folder=Path("outputs/a"))
+    print_summary(summary, config=config, folder=Path("outputs/a"))
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "Next: mcprl try a.yaml --adapter outputs/a/adapter --set engine=transformers"
+    assert last == "Next: mcprl try outputs/a/config.yaml --adapter outputs/a/adapter --set engine=transformers"
     # `mcprl runs show` says the same of the run later.
     past = PastRun(
         path=Path("outputs/a"),
@@ -288,7 +291,7 @@ def test_an_adapter_of_skyrl_is_tried_with_the_engine_that_can_load_it(summary, 
 
 def test_a_run_that_trains_all_weights_names_the_model_it_left(summary, capsys):
     config = CONFIG.model_copy(update={"learner": CONFIG.learner.model_copy(update={"tuning": "full"})})
-    print_summary(summary, recipe=Path("a.yaml"), config=config, folder=Path("/runs/trial"))
+    print_summary(summary, config=config, folder=Path("/runs/trial"))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "Next: mcprl try a.yaml --set model.path=/runs/trial/model"
+    assert lines[-1] == "Next: mcprl try /runs/trial/config.yaml --set model.path=/runs/trial/model"
     assert any(line.split() == ["model", "/runs/trial/model"] for line in lines)

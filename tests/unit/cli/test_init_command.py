@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mcprl.cli import COMMANDS, app
+from mcprl.cli import SECTIONS, app
 from mcprl.errors import BadValueError
 from mcprl.recipe import load_recipe
 from mcprl.scaffold import DEFAULT_MODEL, FILES, TEMPLATE, write_project
@@ -65,7 +65,7 @@ def test_the_commands_to_go_on_with_exist_and_stand_on_lines_of_their_own(here):
         "mcprl dashboard",
         "mcprl eval",
     ]
-    known = set(COMMANDS)
+    known = {name for section in SECTIONS.values() for name in section}
     assert {command.split()[1] for command in commands if command.startswith("mcprl")} <= known
     config = load_recipe(here / "my shop" / "recipe.yaml")
     assert commands[-1].endswith(f"--adapter {config.training.outputs / config.name / 'adapter'}")

@@ -122,7 +122,7 @@ def test_details_have_where_the_run_stands_and_what_to_do_next():
         "success rate  0% → 50%",
         "time          1m30s, 30.0 s per step",
         "journal       4 finished episodes after the last checkpoint; resuming uses them",
-        "✓  KL a token, mean",
+        "✓  KL per token, mean",
         "verdicts on step 3\nwarn clipping: the clip cuts off much. Try: slow down.",
         "✓  step-00002  1.0 MB  checksums verified",
         "✗  step-00003          damaged: policy.safetensors is not as it was written",

@@ -129,4 +129,4 @@ def test_a_long_command_is_printed_whole(outputs):
 def test_one_run_alone_is_not_compared(outputs):
     error = runs("compare", "hello-cpu").exception
     assert isinstance(error, NoRunError)
-    assert "one run alone" in error.what
+    assert "needs two runs" in error.what

@@ -264,7 +264,7 @@ def test_a_recipe_without_servers_has_nothing_to_pin(office):
     replayed = ["servers.cassette_mode=replay", "servers.cassette=c.sqlite", "servers.file=null", "servers.pins=p.json"]
     error = refused("pin", str(office / "recipe.yaml"), *(word for one in replayed for word in ("--set", one)))
     assert isinstance(error, BadValueError)
-    assert "names no mcpServers file" in str(error)
+    assert "servers.file is not set" in str(error)
 
 
 @pytest.mark.process

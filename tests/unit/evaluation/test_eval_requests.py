@@ -1,4 +1,4 @@
-"""What the options of `mcprl eval` come to, and what is said where they contradict each other."""
+"""What the options of `mcprl eval` request, and the errors if they contradict each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from mcprl.errors import BadValueError
 from mcprl.evaluation import harness
-from mcprl.evaluation.harness import GREEDY_TEMPERATURE, Wishes, make_request
+from mcprl.evaluation.harness import GREEDY_TEMPERATURE, make_request
 from mcprl.evaluation.outcomes import TaskSuite
 
 
@@ -23,40 +23,40 @@ def tasks(root):
 
 
 def test_a_recipe_is_evaluated_on_the_tasks_that_are_named(recipe, tasks):
-    request = make_request(Wishes(recipe=recipe, tasks=tasks, episodes=3, sample=2))
+    request = make_request(recipe=recipe, tasks=tasks, episodes=3, sample=2)
     assert (request.suite.name, request.episodes, request.sample) == ("hello-cpu", 3, 2)
     assert len(request.suite.tasks()) == 4
 
 
 def test_without_tasks_to_validate_by_the_fix_names_an_option(recipe):
     with pytest.raises(BadValueError, match=r"has no tasks\.validation") as raised:
-        make_request(Wishes(recipe=recipe, overrides=["tasks.validation=null"]))
+        make_request(recipe=recipe, overrides=["tasks.validation=null"])
     assert "--tasks" in raised.value.fix
 
 
 def test_faults_are_injected_only_where_they_are_asked_for(recipe, tasks):
-    changed = Wishes(recipe=recipe, tasks=tasks, overrides=["episodes.injected_errors=0.25"])
-    assert make_request(Wishes(recipe=recipe, tasks=tasks)).config.episodes.injected_errors == 0.0
-    assert make_request(changed).config.episodes.injected_errors == 0.25
+    assert make_request(recipe=recipe, tasks=tasks).config.episodes.injected_errors == 0.0
+    changed = make_request(recipe, tasks=tasks, overrides=["episodes.injected_errors=0.25"])
+    assert changed.config.episodes.injected_errors == 0.25
 
 
 def test_greedy_is_a_temperature_near_0(recipe, tasks):
-    request = make_request(Wishes(recipe=recipe, tasks=tasks, greedy=True))
+    request = make_request(recipe=recipe, tasks=tasks, greedy=True)
     assert request.config.sampling.temperature == GREEDY_TEMPERATURE
 
 
 def test_another_model_is_seen_from_where_the_command_was_typed(recipe, tasks, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
-    at = {name: make_request(Wishes(recipe=recipe, tasks=tasks, model=name)) for name in ("mine", "./mine", "org/hub")}
+    at = {name: make_request(recipe=recipe, tasks=tasks, model=name) for name in ("mine", "./mine", "org/hub")}
     assert at["mine"].config.model.path == at["./mine"].config.model.path == str(tmp_path / "mine")
     assert at["org/hub"].config.model.path == "org/hub"
 
 
 def test_the_sampler_is_started_for_the_rank_of_the_adapter(recipe, tasks, tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 64}))
-    wishes = Wishes(recipe=recipe, tasks=tasks, adapter=tmp_path, overrides=["learner.tuning=full"])
-    learner = make_request(wishes).config.learner
+    request = make_request(recipe, tasks=tasks, adapter=tmp_path, overrides=["learner.tuning=full"])
+    learner = request.config.learner
     assert (learner.tuning, learner.lora_rank) == ("lora", 64)
 
 
@@ -65,26 +65,26 @@ def test_a_folder_that_is_no_adapter_is_refused(recipe, tasks, tmp_path, text):
     if text is not None:
         (tmp_path / "adapter_config.json").write_text(text)
     with pytest.raises(BadValueError, match="adapter_config"):
-        make_request(Wishes(recipe=recipe, tasks=tasks, adapter=tmp_path))
+        make_request(recipe=recipe, tasks=tasks, adapter=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("wishes", "what"),
+    ("arguments", "what"),
     [
-        (Wishes(), "nothing to evaluate"),
-        (Wishes(suite="bfcl-multi-turn", tasks="x.jsonl"), "tasks of its own"),
+        ({}, "nothing to evaluate"),
+        ({"suite": "bfcl-multi-turn", "tasks": "x.jsonl"}, "has its own tasks"),
     ],
 )
-def test_wishes_that_contradict_each_other_are_refused(wishes, what):
+def test_arguments_that_contradict_each_other_are_refused(arguments, what):
     with pytest.raises(BadValueError, match=what):
-        make_request(wishes)
+        make_request(**arguments)
 
 
 def test_a_suite_needs_no_recipe_but_a_model(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(harness, "named_suite", lambda name: TaskSuite(name, []))
-    request = make_request(Wishes(suite="some", overrides=["model.path=./mine"]))
+    request = make_request(suite="some", overrides=["model.path=./mine"])
     assert (request.config.name, request.config.model.path) == ("some", str(tmp_path / "mine"))
     with pytest.raises(BadValueError, match=r"'model' is missing"):
-        make_request(Wishes(suite="some"))
+        make_request(suite="some")

@@ -39,7 +39,7 @@ def test_a_section_has_all_parts_of_its_page(code):
     text = section(code)
     assert f"{page.meaning} (`{page.name}`, {page.fault.value})" in text
     assert all(f"\n- {cause}\n" in text for cause in page.causes)
-    assert f"\nHow to mend it: {page.fix}\n" in text
+    assert f"\nFix: {page.fix}\n" in text
     assert f"\n> {page.example}\n" in text
     assert f"](#{code.lower()})" in DOCS
 
@@ -85,8 +85,8 @@ class Whole(ConfigurationError):
     """It went wrong.
 
     Causes: one thing; another.
-    Fix: mend it.
-    Example: it went wrong. Fix: mend it.
+    Fix: fix it.
+    Example: it went wrong. Fix: fix it.
     """
 
     code = "E-CONF-999"
@@ -97,9 +97,7 @@ def test_a_class_elsewhere_is_no_error_of_mcprl():
     assert read_page(Whole).causes == ("one thing", "another")
 
 
-@pytest.mark.parametrize(
-    "part", ["It went wrong.\n\n", "Causes: one thing; another.\n", "Fix: mend it.\n", "Example: "]
-)
+@pytest.mark.parametrize("part", ["It went wrong.\n\n", "Causes: one thing; another.\n", "Fix: fix it.\n", "Example: "])
 def test_a_docstring_without_one_of_its_parts_is_refused(part):
     doc = Whole.__doc__.replace("    ", "")
     broken = type("Broken", (Whole,), {"__doc__": doc.replace(part, "", 1)})

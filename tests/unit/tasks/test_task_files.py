@@ -158,7 +158,10 @@ def test_any_prompt_survives_the_file_even_with_odd_line_separators(tmp_path_fac
         ('{"id": "b"}', "prompt: Field required"),
         ('{"id": "b", "prompt": 3}', "prompt: "),
         ('{"id": "b", "prompt": []}', "prompt: "),
-        ('{"id": "b", "prompt": "x", "anwser": "y"}', "anwser: Extra inputs are not permitted"),
+        (
+            '{"id": "b", "prompt": "x", "anwser": "y"}',
+            "anwser: Extra inputs are not permitted (did you mean 'answer'?)",
+        ),
         ('{"id": "b", "prompt": "x", "answer": 3}', "answer: "),
         ('{"id": "b", "prompt": "x", "difficulty": "trivial"}', "difficulty: "),
         ('{"id": "b", "prompt": "x", "max_turns": 0}', "max_turns: "),

@@ -1,0 +1,100 @@
+"""Typer apps whose help is plain text, with whole sentences and one way to write arguments: RECIPE, [RUN], FILE...
+
+The types of Typer's own copy of click are private, hence `Any`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["Commands", "Group"]
+
+_TYPES = {
+    "str": "TEXT",
+    "int": "N",
+    "int range": "N",
+    "float": "X",
+    "path": "PATH",
+    "file": "FILE",
+    "dir": "FOLDER",
+}
+_TYPE = re.compile(r"<([^<>]+)>")
+
+
+def _first_sentence(help_text: str) -> str:
+    """The first sentence of a command's help, for the list of commands."""
+    return re.split(r"(?<=\.)\s", " ".join(help_text.split()), maxsplit=1)[0]
+
+
+def _argument(parameter: Any) -> str:
+    """An argument as the usage line shows it: RECIPE, [RUN], FILE..., [FILE]..."""
+    name = (parameter.metavar or parameter.name.upper()).strip("[]")
+    return (name if parameter.required else f"[{name}]") + ("..." if parameter.nargs != 1 else "")
+
+
+class _PlainHelp:
+    """Mixed into Typer's classes of commands and groups."""
+
+    def get_help_option(self: Any, ctx: Any) -> Any:
+        option = cast("Any", super()).get_help_option(ctx)
+        option.default = False  # without a default, Typer imports pydantic to convert a flag that was not given
+        return option
+
+    def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:
+        arguments = [_argument(parameter) for parameter in self.params if parameter.param_type_name == "argument"]
+        return [self.options_metavar, *arguments, *([self.subcommand_metavar] if isinstance(self, TyperGroup) else [])]
+
+    def format_options(self: Any, ctx: Any, formatter: Any) -> None:
+        records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        for parameter in self.get_params(ctx):
+            name, text = parameter.get_help_record(ctx)
+            if parameter.param_type_name == "argument":
+                name, text = _argument(parameter), text.removesuffix("  [required]")
+            records[parameter.param_type_name].append((_TYPE.sub(_option_type, name), text))
+        for kind, rows in records.items():
+            if rows:
+                with formatter.section(f"{kind.capitalize()}s"):
+                    formatter.write_dl(rows)
+
+
+def _option_type(found: re.Match[str]) -> str:
+    return _TYPES.get(found[1], found[1])
+
+
+class _Command(_PlainHelp, TyperCommand):
+    pass
+
+
+class Group(_PlainHelp, TyperGroup):
+    """A command with commands below it."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+            formatter.write_dl([(name, _first_sentence(command.help or "")) for name, command in found if command])
+
+
+class Commands(typer.Typer):
+    """A group of commands: Commands("List runs, show one, compare several.")."""
+
+    def __init__(self, help_text: str = "", group: type[Group] = Group) -> None:
+        super().__init__(
+            cls=group,
+            help=help_text,
+            no_args_is_help=True,
+            add_completion=False,
+            pretty_exceptions_enable=False,
+            rich_markup_mode=None,
+        )
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return super().command(name, cls=_Command, **options)
