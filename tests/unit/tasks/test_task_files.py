@@ -181,7 +181,7 @@ def test_any_prompt_survives_the_file_also_where_it_holds_odd_line_separators(tm
         ('{"id": "b", "prompt": "x", "answer": {"all": []}}', "answer.all: "),
         (
             '{"id": "b", "prompt": "x", "answer": {"matches": "(a"}}',
-            "is no usable regular expression",
+            "is not a usable regular expression",
         ),
         ('{"id": "b", "prompt": "x", "state": [{"tool": "t", "texts": []}]}', "state.0.texts: "),
         ('{"id": "b", "prompt": "x", "state": [{"tool": "t", "texts": ["a", {"matches": "*"}]}]}', "texts.1.matches: "),
