@@ -1,4 +1,4 @@
-"""The grammar of a turn: what it admits, where it refuses what, and which tools it will not take."""
+"""The grammar of a turn: what it admits, what it refuses, and which tools it does not support."""
 # R7
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ANA = hermes("find", '{"query": "Ana"}')
 
 @pytest.fixture(scope="module")
 def admitted(chat_of, family_folder):
-    """Whether a turn is admitted: True, or the text up to which it does. All but markers is spelt by characters."""
+    """Whether a turn is admitted: True, or the text up to which it is. All but markers is spelled by characters."""
     made: dict = {}
 
     def of(family: str, mode: str, text: str, *, tools=TOOLS, thinking=None, stop=()):
@@ -131,7 +131,7 @@ CALL = '<tool_call>\n{"name": "'
         pytest.param("Ana <think>", "Ana ", id="thinking in prose"),
     ],
 )
-def test_what_is_wrong_is_refused_where_it_goes_wrong(admitted, mode, text, up_to):
+def test_a_malformed_turn_is_refused_at_its_first_wrong_token(admitted, mode, text, up_to):
     held = admitted("qwen3", mode, text)
     assert held is not True
     assert text.startswith(held)
