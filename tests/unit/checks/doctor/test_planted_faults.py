@@ -323,7 +323,7 @@ def missing_model_folder(patient, monkeypatch):
     patient.set("model.path", "./no-such-model")
 
 
-@fault("model", BAD, "model.safetensors is missing, cut off", "fetch or copy the whole model again", "E-CONF-003")
+@fault("model", BAD, "model.safetensors is missing, truncated", "fetch or copy the whole model again", "E-CONF-003")
 def model_that_was_cut_off(patient, monkeypatch):
     folder = copied_model(patient)
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
