@@ -107,7 +107,7 @@ NO_EMPTY_THOUGHT = "deepseek-r1"
 
 
 @pytest.mark.parametrize("family", [family for family in CALL_SYNTAXES if family != NO_EMPTY_THOUGHT])
-def test_in_every_family_a_call_and_an_answer_are_written_as_its_turns_go_on(held, family):
+def test_in_every_family_a_call_and_an_answer_are_written_as_it_continues_turns(held, family):
     chat, prompt, writer, grammars = held(family)
     grammar = make_grammar(chat, [FIND], "act")
     call = ToolCall(name="find", arguments={"query": "Ana", "limit": 3})
@@ -182,9 +182,9 @@ def test_an_answer_after_an_empty_thought_is_refused_if_the_parser_fails_on_it(h
 
 
 @pytest.mark.parametrize("answer", ['See <tool_call>{"name": "find", "arguments": {}}</tool_call>', "<think>Lima."])
-def test_an_answer_that_would_be_read_as_something_else_is_refused(held, answer):
+def test_an_answer_that_would_be_parsed_differently_is_refused(held, answer):
     _, prompt, writer, _ = held("chatml")
-    with pytest.raises(BadValueError, match="read back as something else"):
+    with pytest.raises(BadValueError, match="it is parsed differently"):
         writer.write_answer(prompt, answer, [FIND])
 
 
