@@ -84,7 +84,7 @@ def train(seed: int, outputs: Path) -> tuple[Course, dict[str, Any]]:
     minutes = (time.monotonic() - started) / 60
     run = outputs / f"seed-{seed}"
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = done.stdout.count("setting the engine up again")
+    losses = done.stdout.count("restoring the engine at version")
     return Course(seed, minutes, losses, steps), json.loads((run / "summary.json").read_text())
 
 

@@ -1,4 +1,4 @@
-"""Calls that a grammar admits, drawn at random token by token, as a sampler without any preference would."""
+"""Random calls that a grammar admits, drawn uniformly token by token."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import xgrammar as xgr
 from jsonschema import Draft202012Validator
 from transformers import AutoTokenizer
 
-from mcprl.grammar.schemas import Unheld, as_grammar_schema, find_unheld
+from mcprl.grammar.schemas import Unheld, rewrite
 
 EXCLUDES = ("</", "<t", "<|", "\\ud", "\\uD")
 _BEGIN, _END = "<tool_call>", "</tool_call>"
-# What ends a call soonest comes first: outside of strings, and inside of one.
+# Tokens that end a call soonest, outside of strings and inside one.
 _CLOSING = (("</", "}", "]"), ('"',))
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _MAX_TOKENS = 200
 
 
 class DeadEndError(Exception):
-    """The grammar admitted a beginning that nothing can follow."""
+    """The grammar admitted a text that cannot be continued."""
 
 
 class Walker:
@@ -45,7 +45,7 @@ class Walker:
         self._single = np.array([len(text) == 1 for text in self._texts])
 
     def compile(self, schema: Mapping[str, Any], excludes: Sequence[str] = EXCLUDES) -> xgr.CompiledGrammar:
-        """The grammar of one call whose arguments are held to a schema as it is."""
+        """The grammar of one call with the schema of its arguments as it is."""
         content = {"type": "json_schema", "json_schema": schema, "excludes": list(excludes), "max_whitespace_cnt": 1}
         tag = {"type": "tag", "begin": _BEGIN, "content": content, "end": _END}
         return self._compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": tag}))
@@ -57,7 +57,7 @@ class Walker:
     def walk(self, grammar: xgr.CompiledGrammar, choices: random.Random, budget: int = 40) -> str | None:
         """The arguments of one call. After `budget` tokens it is closed as soon as the grammar allows.
 
-        None where that took too long: a pattern may ask for a word that blind choices do not find.
+        None if that took too long: a pattern may require a word that random choices do not find.
         """
         matcher = xgr.GrammarMatcher(grammar, terminate_without_stop_token=True)
         assert matcher.accept_string(_BEGIN)
@@ -74,7 +74,7 @@ class Walker:
             assert matcher.accept_token(token)
             text += self._texts[token]
             if matcher.is_terminated():
-                # As tokenizers do: in a string without a pattern, xgrammar admits the bytes of half a surrogate pair.
+                # In a string without a pattern, xgrammar admits the bytes of half a surrogate pair.
                 return text.decode(errors="replace").removesuffix(_END)
         return None
 
@@ -82,7 +82,7 @@ class Walker:
         for token in closing or ():
             if bits[token]:
                 return token
-        # Long tokens are the many, and are words inside strings: half of the time, a single character is drawn.
+        # Most tokens are long, and are words inside strings: half of the time, draw a single character.
         single = admitted[self._single[admitted]]
         pool = single if len(single) and (closing is not None or choices.random() < 0.5) else admitted
         return int(pool[choices.randrange(len(pool))])
@@ -90,7 +90,7 @@ class Walker:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of a schema: the keywords that are named, or how long its grammar took and how many calls were drawn.
+    """The result for a schema: the reported keywords, or the compile time and the number of calls drawn.
 
     Verdict(unheld=(), compile_s=0.04, num_calls=3)
     """
@@ -100,14 +100,22 @@ class Verdict:
     num_calls: int = 0
 
 
+def find_unheld(schema: Mapping[str, Any], **options: Any) -> tuple[Unheld, ...]:
+    return rewrite(schema, **options)[1]
+
+
+def as_grammar_schema(schema: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    return rewrite(schema, **options)[0]
+
+
 def held_or_named(walker: Walker, schema: Mapping[str, Any], seed: int, num_walks: int = 3) -> Verdict:
-    """Every call drawn from the schema's grammar is valid by it, or a keyword that stands in it is named."""
-    unheld = find_unheld(schema, excludes=EXCLUDES, escapes=True)
+    """Assert that every call drawn from the schema's grammar is valid, or that a keyword of the schema is reported."""
+    written, unheld = rewrite(schema, excludes=EXCLUDES, escapes=True)
     if unheld:
         assert all(each.keyword in part_at(schema, each.path) and each.why for each in unheld)
         return Verdict(unheld=unheld)
-    before_s = time.process_time()  # of all threads: what others do on the machine meanwhile is not counted
-    grammar = walker.compile(as_grammar_schema(schema, excludes=EXCLUDES, escapes=True))
+    before_s = time.process_time()  # of all threads of this process
+    grammar = walker.compile(written)
     compile_s = time.process_time() - before_s
     choices = random.Random(seed)
     calls = [walker.walk(grammar, choices, budget=15 * number) for number in range(num_walks)]
@@ -118,7 +126,7 @@ def held_or_named(walker: Walker, schema: Mapping[str, Any], seed: int, num_walk
 
 
 def part_at(schema: Any, path: str) -> Any:
-    """What stands at a path such as "/properties/tags"."""
+    """The subschema at a path such as "/properties/tags"."""
     for step in path.split("/")[1:]:
         schema = schema[int(step)] if isinstance(schema, list) else schema[step.replace("~1", "/").replace("~0", "~")]
     return schema

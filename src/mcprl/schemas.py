@@ -1,8 +1,8 @@
-"""Values checked against JSON schemas from outside, in bounded time.
+"""Validation of values against untrusted JSON schemas, in bounded time.
 
-A validator of jsonschema is given keywords of our own: each counts a step, `pattern` and `patternProperties` use the
-linear engine, `enum` and `uniqueItems` compare by hash. A pattern that the linear engine cannot do is not enforced, and
-neither is what depends on whether it matches; `SchemaCheck.unenforced` says so.
+A validator of jsonschema gets keywords of our own: each counts a step, `pattern` and `patternProperties` use a linear
+regex engine, `enum` and `uniqueItems` compare by hash. A pattern that the linear engine does not support is not
+enforced, nor is anything that depends on whether it matches, nor `unevaluatedProperties`: see `SchemaCheck.unenforced`.
 """
 
 from __future__ import annotations
@@ -49,34 +49,34 @@ __all__ = [
 
 
 MAX_TOOLS = 1000
-"""Tools of one server that are on offer."""
+"""Tools on offer from one server."""
 MAX_LISTING_BYTES = 8 * 1024 * 1024
 """All tools that one server lists, as JSON."""
 MAX_SCHEMA_BYTES = 512 * 1024
 """One schema, as JSON."""
 MAX_DEPTH = 100
-"""Objects and arrays inside each other."""
+"""Nested objects and arrays."""
 MAX_ENUM_VALUES = 10_000
 """Values of one `enum`."""
 MAX_EXPANSIONS = 10_000
-"""Schemas that hold for one value once every `$ref`, `allOf`, `anyOf` and the like is written out."""
+"""Schemas that apply to one value once every `$ref`, `allOf`, `anyOf` and the like is expanded."""
 MAX_STEPS = 50_000
-"""Keywords looked at while one value is checked, or places while one schema is rewritten for a grammar."""
+"""Keywords evaluated while one value is checked, or places visited while one schema is rewritten for a grammar."""
 MAX_PATTERN_BYTES = 256 * 1024
 """The compiled form of one regular expression."""
 MAX_PROPERTIES = 500
-"""Properties of one object in a grammar: the compiler's time grows with their square."""
+"""Properties of one object in a grammar: compile time grows with their square."""
 MAX_COUNTED_CHARS = 4096
-"""Characters in all patterns and lengths of one schema in a grammar, counts written out: up to 20 ms each."""
+"""Characters in all patterns and lengths of one schema in a grammar, with counts expanded: up to 20 ms each."""
 _MAX_TOGETHER = 4
 
 
 class OverLimitError(ValueError):
-    """Something from outside exceeds a limit. The message names the limit, as in 'is nested more than 100 deep'."""
+    """Untrusted input exceeds a limit. The message names the limit, as in 'is nested more than 100 deep'."""
 
 
 class Steps:
-    """Work that may go on for so many steps."""
+    """A budget of steps."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most = self._left = most
@@ -89,7 +89,7 @@ class Steps:
 
 
 class GrammarWork:
-    """What rewriting and compiling schemas into one grammar may take; `together`: of several schemas."""
+    """The budget for rewriting and compiling one schema into a grammar, or several schemas (`together`)."""
 
     def __init__(self, *, together: bool = False) -> None:
         times = _MAX_TOGETHER if together else 1
@@ -97,14 +97,14 @@ class GrammarWork:
         self._chars_left = self._chars = times * MAX_COUNTED_CHARS
 
     def count_chars(self, chars: int) -> None:
-        """Of a pattern that goes into the grammar."""
+        """Spend the characters of a pattern in the grammar."""
         self._chars_left -= chars
         if self._chars_left < 0:
             raise OverLimitError(f"makes a grammar count more than {self._chars} characters of patterns and lengths")
 
 
 def measure(value: Any, *, most_bytes: int, most_depth: int = MAX_DEPTH) -> int:
-    """About how many bytes a JSON value takes. Raises OverLimitError if they are too many or nested too deeply.
+    """The approximate size of a JSON value in bytes. Raises OverLimitError if it is too long or nested too deeply.
 
     >>> measure({"type": "object"}, most_bytes=100)
     20
@@ -133,7 +133,7 @@ def measure(value: Any, *, most_bytes: int, most_depth: int = MAX_DEPTH) -> int:
 
 
 LINEAR = jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES)
-"""The engine, for validators of jsonschema_rs."""
+"""The linear regex engine, for validators of jsonschema_rs."""
 
 
 def is_found(pattern: str, text: str) -> bool:
@@ -142,7 +142,7 @@ def is_found(pattern: str, text: str) -> bool:
     >>> is_found("^[A-Z]{4}$", "VLKN"), is_found("^[A-Z]{4}$", "It is VLKN.")
     (True, False)
     """
-    # Half of a surrogate pair is no character that a pattern could mean.
+    # Half of a surrogate pair is not a character, and no pattern can match it.
     return _searcher(pattern).isinstance_python(text.encode("utf-8", "replace").decode())
 
 
@@ -152,13 +152,13 @@ def why_no_pattern(pattern: str) -> str | None:
         _searcher(pattern)
     except SchemaError as error:
         reason = str(error).strip().splitlines()[-1].removeprefix("error: ").strip()
-        return f"{pattern!r} is no usable regular expression: {reason}"
+        return f"{pattern!r} is not a usable regular expression: {reason}"
     return None
 
 
 @lru_cache(maxsize=1024)
 def schema_search(pattern: str) -> Callable[[str], bool] | None:
-    """What finds a pattern of a JSON schema in a text. None if the engine cannot do the pattern in linear time.
+    """A function that searches a text for a pattern of a JSON schema. None if that takes more than linear time.
 
     >>> schema_search("^(a+)+$")("a" * 36 + "!"), schema_search("^(?!a)")
     (False, None)
@@ -180,38 +180,37 @@ _best_match = cast("Callable[[Iterable[ValidationError]], ValidationError | None
 _Keyword = Callable[[Any, Any, Any, Any], Iterable[ValidationError] | None]
 
 _MAX_PROBLEMS = 20
-# What the fast check may take: schemas times values. Beyond it, the check that counts its steps judges alone.
+# The limit of the fast check: schemas times values. Beyond it, only the check that counts its steps is used.
 _MAX_FAST = 1_000_000
-# Compiling a pattern takes up to 10 ms: as long as it is with its counts written out.
+# Compiling a pattern takes up to 10 ms, in proportion to its length with counts expanded.
 _MAX_PATTERN_STEPS = 4000
 _COUNT = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 _CHARS_PER_STEP = 10
-# Keywords inside keywords. Python stops at about 250 of them; if it does so inside a library in Rust, that is a panic.
+# Nested keywords. Python's recursion limit is at about 250 of them; if it is hit inside a Rust library, that panics.
 _MAX_KEYWORD_DEPTH = 150
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE = ("not", "if", "then", "else")
 _IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
 _REFERENCES = ("$ref", "$dynamicRef")
-# An error of these may be due to a schema that holds, so it says nothing if that was only assumed.
-_MAY_BLAME_A_MATCH = frozenset(("not", "oneOf", "if", "contains", "unevaluatedItems", "unevaluatedProperties"))
+# These may fail because an inner schema holds, so their errors are ignored if a match was only assumed.
+_MAY_BLAME_A_MATCH = frozenset(("not", "oneOf", "if", "contains", "unevaluatedItems"))
 
 
 class BadSchemaError(ValueError):
-    """Something that is not a JSON schema, in words."""
+    """Why something is not a JSON schema."""
 
 
 class Checking:
-    """One check under way: its steps, and how often a match had to be assumed."""
+    """The state of one check: its steps, and how often a match had to be assumed."""
 
-    def __init__(self, steps: Steps, *, knows_unevaluated: bool = True) -> None:
+    def __init__(self, steps: Steps) -> None:
         self.steps = steps
         self.assumed = 0
         self.depth = 0
-        self.knows_unevaluated = knows_unevaluated
         self._enums: dict[int, frozenset[str]] = {}
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Do work with validators made by `bounded`, which count on this check."""
+        """Call `work`, which uses validators made by `bounded`."""
         token = _checking.set(self)
         try:
             return work()
@@ -238,7 +237,7 @@ _checking: ContextVar[Checking] = ContextVar("checking")
 
 
 def _key(value: Any) -> str:
-    """The same text for values that JSON Schema holds equal: 1 and 1.0, but not 1 and true."""
+    """The same text for values that are equal in JSON Schema: 1 and 1.0, but not 1 and true."""
     return json.dumps(_plain(value), sort_keys=True)
 
 
@@ -255,7 +254,7 @@ def bounded(kind: type[Validator]) -> type[Validator]:
     """The validator of a dialect with keywords that count their steps. Use it within `Checking.run`."""
     keywords = cast("dict[str, _Keyword]", {**cast("Any", kind).VALIDATORS, **_OWN})
     made = cast("Any", untyped_extend)(kind, {name: _counted(name, check) for name, check in keywords.items()})
-    # The library's own would leave these keywords for the stock ones at a `$schema` inside the schema.
+    # The library's own would switch to the stock keywords at a `$schema` inside the schema.
     made.evolve = _evolved
     return made
 
@@ -284,11 +283,13 @@ def _counted(name: str, check: _Keyword) -> _Keyword:
         finally:
             checking.depth -= 1
 
-    def skipping(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-        if _checking.get().knows_unevaluated:
-            yield from counting(validator, value, instance, schema)
+    return counting
 
-    return skipping if name == "unevaluatedProperties" else counting
+
+def _unevaluated_properties(_validator: Any, others: Any, _instance: Any, _: Any) -> Iterator[ValidationError]:
+    # The library's implementation searches with Python's engine, whose time is not bounded.
+    _checking.get().assumed += others is not True
+    return iter(())
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, _: Any) -> Iterator[ValidationError]:
@@ -302,7 +303,7 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, _: Any) ->
     checking = _checking.get()
     for pattern, schema in patterns.items():
         for name, value in instance.items():
-            # Nothing is asked of a value whose name was only assumed to match.
+            # A value whose name was only assumed to match is not checked.
             if checking.matches(pattern, name) and schema_search(pattern) is not None:
                 yield from validator.descend(value, schema, path=name, schema_path=pattern)
 
@@ -333,7 +334,7 @@ def _unique_items(validator: Any, unique: Any, instance: Any, _: Any) -> Iterato
     if unique and validator.is_type(instance, "array"):
         _checking.get().steps.spend(len(instance))
         if len(set(map(_key, instance))) < len(instance):
-            yield ValidationError("an item comes twice")
+            yield ValidationError("the array has duplicate items")
 
 
 _OWN: Mapping[str, _Keyword] = {
@@ -342,13 +343,14 @@ _OWN: Mapping[str, _Keyword] = {
     "additionalProperties": _additional_properties,
     "enum": _enum,
     "uniqueItems": _unique_items,
+    "unevaluatedProperties": _unevaluated_properties,
 }
 
 
 class SchemaCheck:
-    """A schema from outside, ready to check values. Raises BadSchemaError or OverLimitError if it cannot be used.
+    """An untrusted schema, ready to check values. Raises BadSchemaError or OverLimitError if it cannot be used.
 
-    `steps` bounds the work of making it, and of other schemas made with the same.
+    `steps` bounds the work of making it, and may be shared with other schemas.
 
     >>> SchemaCheck({"type": "object", "required": ["city"]}).error({}).message
     "'city' is a required property"
@@ -363,37 +365,31 @@ class SchemaCheck:
             raise BadSchemaError(problem.message)
         try:
             survey = _Survey(schema, kind, steps)
-            # Its own empty registry: the library's default would fetch a foreign reference over the network.
-            self._validator = cast("Any", bounded(kind))(schema, registry=_no_registry())
+            # An empty registry: the library's default would fetch a remote reference over the network.
+            self._validator = cast("Any", bounded(kind))(schema, registry=_NO_REGISTRY)
             self.unenforced = survey.unenforced
-            self._knows_unevaluated = not survey.mixes_unevaluated
             self._weight = survey.weight
             self._is_valid = _compile_fast(schema) if self._weight <= _MAX_FAST else _never
-            Checking(steps, knows_unevaluated=self._knows_unevaluated).run(lambda: self._first_error({}))
+            Checking(steps).run(lambda: next(iter(self._validator.iter_errors({})), None))
         except RecursionError as error:
             raise BadSchemaError("it refers to itself without end, or too deeply") from error
 
     def error(self, value: Any) -> ValidationError | None:
-        """What is wrong with a JSON value. Raises OverLimitError if that takes too long, and RecursionError."""
+        """What is wrong with a JSON value, or None. Raises OverLimitError if that takes too long; RecursionError."""
         if self._is_surely_valid(value):
             return None
-        checking = Checking(Steps(MAX_STEPS, "check"), knows_unevaluated=self._knows_unevaluated)
-        return checking.run(lambda: _best_match(self._validator.iter_errors(value)))
-
-    def _first_error(self, value: Any) -> ValidationError | None:
-        return next(iter(self._validator.iter_errors(value)), None)
+        return Checking(Steps(MAX_STEPS, "check")).run(lambda: _best_match(self._validator.iter_errors(value)))
 
     def _is_surely_valid(self, value: Any) -> bool:
-        """The same check in a library that is a hundred times as fast. Its no is not the last word."""
+        """The same check in a library that is a hundred times as fast. A negative result is not final."""
         try:
             measure(value, most_bytes=_MAX_FAST // self._weight)
             return self._is_valid(value)
-        except (ValueError, OverflowError):  # too long for it, too deep, or text that is not Unicode
+        except (ValueError, OverflowError):  # too long, too deep, or invalid Unicode
             return False
 
 
-def _no_registry() -> Registry[Any]:
-    return Registry()
+_NO_REGISTRY: Registry[Any] = Registry()
 
 
 def _compile_fast(schema: dict[str, Any]) -> Callable[[Any], bool]:
@@ -402,7 +398,7 @@ def _compile_fast(schema: dict[str, Any]) -> Callable[[Any], bool]:
             schema, validate_formats=False, offline=True, pattern_options=LINEAR
         ).is_valid
     except ValueError:
-        return _never  # a regular expression that it does not know
+        return _never  # an unsupported regular expression
 
 
 def _never(_: Any) -> bool:
@@ -414,12 +410,12 @@ def _is_schema(kind: type[Validator]) -> Callable[[Any], bool]:
     try:
         return jsonschema_rs.validator_for(cast("Any", kind).META_SCHEMA, validate_formats=False).is_valid
     except ValueError:
-        return _never  # a dialect that it does not know
+        return _never  # an unsupported dialect
 
 
 def find_problems(schema: Mapping[str, Any], kind: type[Validator]) -> tuple[ValidationError, ...]:
-    """Why something is not a schema of a dialect, some reasons of perhaps many. Empty if it is one."""
-    if _is_schema(kind)(schema):  # a hundred times as fast, but without a word on what is wrong
+    """Why something is not a schema of a dialect: the first reasons. Empty if it is one."""
+    if _is_schema(kind)(schema):  # a hundred times as fast, but gives no reasons
         return ()
     validator = cast("Any", bounded(kind))(cast("Any", kind).META_SCHEMA)
     errors = cast("Iterator[ValidationError]", validator.iter_errors(schema))
@@ -427,10 +423,10 @@ def find_problems(schema: Mapping[str, Any], kind: type[Validator]) -> tuple[Val
 
 
 class _Survey:
-    """What is known of a schema before it is used: its size written out, its patterns, and that its references lead on.
+    """Facts about a schema before it is used: its expanded size, its patterns, and that its references resolve.
 
-    `weight`: how many schemas there are once all references are written out; more than the fast check may take where
-    they lead back to themselves.
+    `weight`: the number of schemas once all references are expanded; beyond the fast check's limit if they are
+    recursive.
     """
 
     def __init__(self, schema: dict[str, Any], kind: type[Validator], steps: Steps) -> None:
@@ -438,7 +434,7 @@ class _Survey:
         self._steps = steps
         self._in_place: dict[int, list[Any]] = {}
         self._all: dict[int, list[Any]] = {}
-        self._has_unevaluated = self._has_names = False
+        self._has_unevaluated = False
         self._patterns: dict[str, None] = {}
         self._walk(schema)
         if max(_unfolded(self._in_place).values(), default=1) > MAX_EXPANSIONS:
@@ -448,16 +444,13 @@ class _Survey:
         weights = _unfolded(self._all, cycles=_MAX_FAST + 1)
         self.weight = weights.get(id(schema), 1)
         self.unenforced = tuple(f"the pattern {each!r}" for each in self._patterns if not self._is_linear(each))
-        # What the library does for it searches with Python's engine.
-        self.mixes_unevaluated = self._has_unevaluated and self._has_names
-        if self.mixes_unevaluated:
-            self.unenforced += ("unevaluatedProperties together with patternProperties",)
+        self.unenforced += ("unevaluatedProperties",) * self._has_unevaluated
 
     def _walk(self, schema: dict[str, Any]) -> None:
         dialect = schema.get("$schema")
         specification = specification_with(dialect, default=DRAFT202012) if isinstance(dialect, str) else DRAFT202012
         root: Resource[Any] = Resource(contents=schema, specification=specification)
-        registry = _no_registry().with_resource("", root).crawl()
+        registry = _NO_REGISTRY.with_resource("", root).crawl()
         pending = [(root, registry.resolver_with_root(root))]
         while pending:
             resource, resolver = pending.pop()
@@ -489,13 +482,12 @@ class _Survey:
         inner += [each for keyword in _IN_PLACE_MAPS for each in contents.get(keyword, {}).values()]
         self._in_place[id(contents)] = [*targets, *inner]
         self._all[id(contents)] = [*targets, *parts]
-        self._has_unevaluated |= "unevaluatedProperties" in contents
+        self._has_unevaluated |= contents.get("unevaluatedProperties", True) is not True
         names = cast("dict[str, Any]", contents.get("patternProperties", {}))
-        self._has_names |= bool(names)
         self._patterns |= dict.fromkeys([*names, *([contents["pattern"]] if "pattern" in contents else [])])
 
     def _is_linear(self, pattern: str) -> bool:
-        """Whether the linear engine can do a pattern. One that no engine can do is the schema's fault."""
+        """Whether the linear engine supports a pattern. One that no engine supports makes the schema invalid."""
         counts = [max(int(low), int(high or 0), 1) for low, high in _COUNT.findall(pattern)]
         self._steps.spend(min(_MAX_PATTERN_STEPS, 50 + len(pattern) * math.prod(counts)))
         if schema_search(pattern) is not None:
@@ -508,7 +500,7 @@ class _Survey:
 
 
 def _unfolded(inner: Mapping[int, list[Any]], cycles: int = 0) -> dict[int, int]:
-    """How many schemas each one holds, itself included, once all are written out. One that leads back adds `cycles`."""
+    """The number of schemas in each one, itself included, once expanded. A recursive reference adds `cycles`."""
     counts: dict[int, int] = {}
     under_way: set[int] = set()
 

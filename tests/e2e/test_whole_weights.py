@@ -193,7 +193,7 @@ def test_a_turn_goes_on_under_new_weights_and_each_token_has_the_logprob_of_its_
     ("name", "reason"),
     [
         ("empty", r"it has no \*\.safetensors"),
-        ("cut", r"model\.safetensors is missing, cut off"),
+        ("cut", r"model\.safetensors is missing, truncated"),
         ("other", "tie_word_embeddings is False instead of True"),
     ],
 )

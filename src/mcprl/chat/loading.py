@@ -1,4 +1,4 @@
-"""The chat of a model: its tokenizer, the renderer of its family, and where its turns end."""
+"""Loads the chat of a model: its tokenizer, the renderer of its family, and the tokens that end its turns."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _START, _END = "<|im_start|>", "<|im_end|>"
 
 
 class ChatmlRenderer(RoleRenderer):
-    """Chats as ChatML models write them."""
+    """Renders ChatML."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
         for token in (_START, _END):
-            if token not in self._control:
+            if token not in self._encoder.control:
                 raise BadValueError(
                     f"model.renderer is chatml, but the tokenizer has no token {token!r}",
                     fix="set model.renderer to the model's family, or to template",
@@ -41,16 +41,16 @@ class ChatmlRenderer(RoleRenderer):
 
 
 _FIX = "set model.renderer to the model's family, or to chatml for a ChatML model"
-# Turns that templates are known to treat apart: with thinking, which some take out, and with calls.
+# Turns that templates are known to treat specially: with thinking, which some remove, and with calls.
 _REMARKABLE = ("<think>\nHm.\n</think>\n\n", '<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>\n')
 
 
 class _NotRenderedError(Exception):
-    """The template refuses these roles, or leaves contents out."""
+    """The template refuses these roles, or omits contents."""
 
 
 class TemplateRenderer(RoleRenderer):
-    """Chats as the tokenizer's template frames them."""
+    """Renders chats with the frame of the tokenizer's template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -72,10 +72,11 @@ class TemplateRenderer(RoleRenderer):
     def spoken(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[Spoken]:
         said = super().spoken(messages, tools)
         if not self._has_tool:
-            said = [("user", _framed_result(text)) if role == "tool" else (role, text) for role, text in said]
+            framed = "<tool_response>\n{}\n</tool_response>"
+            said = [("user", framed.format(text)) if role == "tool" else (role, text) for role, text in said]
         if not self._has_system:
             said = [("user" if role == "system" else role, text) for role, text in said]
-        # Templates that know only users and assistants want them to take turns.
+        # Templates with only users and assistants require them to alternate.
         return said if self._has_tool and self._has_system else _joined(said)
 
     def _takes(self, *roles: str) -> bool:
@@ -86,7 +87,7 @@ class TemplateRenderer(RoleRenderer):
         return True
 
     def _find_frame(self, roles: tuple[str, ...], *, opening: bool, said: str = "", turn: int = -1) -> tuple[str, ...]:
-        """What stands around contents. `said` is something the template may look at, in the contents of `turn`."""
+        """The texts around the contents. `said` is put into the contents of `turn`, for templates that look at it."""
         words = [f"Content{place}of{len(roles)}" for place in range(len(roles))]
         messages = [
             {"role": role, "content": said + word if place == turn else word, "name": "tool"}
@@ -102,7 +103,7 @@ class TemplateRenderer(RoleRenderer):
             raise _NotRenderedError(str(error) or type(error).__name__) from error
         frame = re.split("|".join(words), text)
         if re.findall("|".join(words), text) != words:
-            raise _NotRenderedError("contents are left out, written twice or out of order")
+            raise _NotRenderedError("contents are omitted, repeated or out of order")
         return tuple(frame)
 
     def _check_prefixes(self) -> None:
@@ -117,7 +118,7 @@ class TemplateRenderer(RoleRenderer):
             for said in _REMARKABLE:
                 looked_at = self._find_frame(tuple(roles), opening=False, said=said, turn=turn)
                 if list(looked_at[turn + 1 :]) != whole[turn + 1 :]:
-                    raise _not_stable(turn + 1, f"what follows a turn depends on whether it says {said.split()[0]}")
+                    raise _not_stable(turn + 1, f"the text after a turn depends on whether it has {said.split()[0]}")
             following = roles[turn + 1 :]
             if following:
                 new = following[: following.index("assistant")]
@@ -128,7 +129,7 @@ class TemplateRenderer(RoleRenderer):
 def _check_begins(
     shorter: Sequence[str], whole: Sequence[str], length: int, *, opening: bool, places_before: int = 0
 ) -> None:
-    """Whether a frame of `length` contents is how the whole one begins. An opening may go on, as with `<think>`."""
+    """Check that the whole frame begins with one of `length` contents. An opening may be longer, as with `<think>`."""
     for place in range(length):
         if shorter[place] != whole[place]:
             raise _not_stable(
@@ -141,12 +142,8 @@ def _check_begins(
 
 def _not_stable(place: int, what: str) -> UnbridgeableError:
     return UnbridgeableError(
-        f"the chat template rewrites a conversation as it goes on: at message {place} {what}", fix=_FIX
+        f"the chat template rewrites earlier parts of a conversation: at message {place} {what}", fix=_FIX
     )
-
-
-def _framed_result(text: str) -> str:
-    return f"<tool_response>\n{text}\n</tool_response>"
 
 
 def _joined(said: Sequence[Spoken]) -> list[Spoken]:
@@ -164,11 +161,8 @@ _OWN: Mapping[str, type[ChatmlRenderer] | type[TemplateRenderer]] = {
     "template": TemplateRenderer,
 }
 _FAMILIES = tuple(dict.fromkeys(MODEL_RENDERER_MAP.values()))
-# What a family calls its switch, and how it says on and off there. An effort that has no off is no switch.
-_SWITCHES: Mapping[str, Mapping[bool, object]] = {
-    "enable_thinking": {True: True, False: False},
-    "thinking": {True: True, False: False},
-}
+# The values of a family's switch for thinking. An effort without a value for off is not a switch.
+_SWITCH: Mapping[bool, object] = {True: True, False: False}
 _HY3_SWITCH: Mapping[bool, object] = {True: "high", False: "no_think"}
 _THINK_UNASKED = ("gpt-oss", "inkling")
 
@@ -176,13 +170,13 @@ _THINK_UNASKED = ("gpt-oss", "inkling")
 def load_chat(model: str, renderer: str, *, thinking: bool | None = None) -> Chat:
     """The chat of a model, with the renderer of that name (`auto`: by the model's name on the hub).
 
-    `thinking` turns thinking on or off in families that can be told; None leaves it as the family does.
+    `thinking` turns thinking on or off in families that have a switch; None keeps the family's default.
     """
     try:
         tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
     except (OSError, ValueError) as error:
         raise BadValueError(
-            f"model.path is {model!r}, where no tokenizer can be loaded: {str(error).splitlines()[0]}",
+            f"model.path is {model!r}, but no tokenizer can be loaded from there: {str(error).splitlines()[0]}",
             fix="give the folder of a model (./…, ../… or /…), or its name on the hub",
         ) from error
     family = _family_of(model, renderer)
@@ -200,21 +194,21 @@ def _family_of(model: str, renderer: str) -> str:
     if renderer == "auto":
         if model not in MODEL_RENDERER_MAP:
             raise BadValueError(
-                f"model.renderer is auto, but the family of {model!r} is not known by that name",
+                f"model.renderer is auto, but the family of {model!r} is unknown",
                 fix=f"set model.renderer to the model's family (one of {', '.join(_FAMILIES)}), to chatml for a ChatML "
-                "model, or to template for any other whose chat template only ever adds to a conversation",
+                "model, or to template for any other whose chat template only appends to a conversation",
             )
         return MODEL_RENDERER_MAP[model]
     if renderer not in _FAMILIES and renderer not in _OWN:
         raise BadValueError(
-            f"model.renderer is {renderer!r}, which is none of auto, chatml, template, {', '.join(_FAMILIES)}",
+            f"model.renderer is {renderer!r}, which is not one of auto, chatml, template, {', '.join(_FAMILIES)}",
             fix="name the model's family, or write auto",
         )
     return renderer
 
 
 def _make_renderer(tokenizer: Tokenizer, family: str, thinking: bool | None) -> tuple[Renderer, bool]:
-    """The renderer, and whether its model may begin to think unasked."""
+    """The renderer, and whether its model may open thinking itself."""
     switch = _switch_of(family)
     if thinking is not None and switch is None:
         raise BadValueError(
@@ -223,7 +217,7 @@ def _make_renderer(tokenizer: Tokenizer, family: str, thinking: bool | None) -> 
         )
     if family in _OWN:
         return cast("Renderer", _OWN[family](tokenizer)), False
-    # With "all", thinking stays in the history as it was sampled, and no message that follows makes a bridge refuse.
+    # With "all", thinking stays in the history as it was sampled, and no later message makes a bridge refuse.
     settings: dict[str, object] = {"name": family, "thinking_retention": "all"}
     if thinking is not None and switch is not None:
         settings[switch[0]] = switch[1][thinking]
@@ -232,7 +226,7 @@ def _make_renderer(tokenizer: Tokenizer, family: str, thinking: bool | None) -> 
         made = create_renderer(tokenizer, config)
     except (AssertionError, ValueError) as error:
         raise BadValueError(
-            f"model.renderer is {family}, which the tokenizer does not fit: {error}",
+            f"model.renderer is {family}, which does not fit the tokenizer: {error}",
             fix="set model.renderer to the model's own family, to chatml or to template",
         ) from error
     on = switch is not None and getattr(cast("Any", made).config, switch[0]) == switch[1][True]
@@ -245,11 +239,11 @@ def _switch_of(family: str) -> tuple[str, Mapping[bool, object]] | None:
     if family == "hy3":
         return "reasoning_effort", _HY3_SWITCH
     fields: frozenset[str] = cast("Any", config_from_name(family)).template_field_names()
-    return next(((name, said) for name, said in _SWITCHES.items() if name in fields), None)
+    return next(((name, _SWITCH) for name in ("enable_thinking", "thinking") if name in fields), None)
 
 
 def _stop_token_ids(model: str, renderer: Renderer, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Where turns end: as the renderer says, and where vLLM ends them besides, whatever it is asked for."""
+    """The tokens that end turns: those of the renderer, and those with which vLLM always ends them."""
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return tuple(dict.fromkeys([*renderer.get_stop_token_ids(), *own, *_generation_stops(model)]))
 

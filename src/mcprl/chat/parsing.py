@@ -1,7 +1,7 @@
-"""From the text of a turn to its thinking and its tool calls, in the syntax of the model's family.
+"""Parses the text of a turn into its thinking and its tool calls, in the syntax of the model's family.
 
 Every text gives a list of calls. A call that cannot be used carries a `problem`, which the policy reads in the next
-turn. Nothing here raises, and the time is linear in the text.
+turn. Nothing here raises, and the time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from renderers.base import ParsedToolCall, Renderer, Tokenizer, ToolCallParseStatus
 
-from mcprl.files import is_unicode
 from mcprl.records import ToolCall
 
 __all__ = [
@@ -29,23 +28,17 @@ __all__ = [
     "Problem",
     "Thinking",
     "TurnReader",
-    "call_of",
     "checked_call",
-    "excerpt",
     "is_whole",
     "parse_llama_calls",
     "parse_tool_calls",
     "read_text",
-    "read_value",
-    "skip_space",
     "split_thinking",
-    "uncollected",
-    "unusable_call",
 ]
 
 
 class Problem(StrEnum):
-    """A kind of problem. Its value is the sentence, with places in braces for what differs from call to call.
+    """A kind of problem. Its value is the message, with placeholders in braces.
 
     >>> said = Problem.UNCLOSED.say(closing="</tool_call>")
     >>> said
@@ -66,17 +59,17 @@ class Problem(StrEnum):
     NOT_FINITE = "the call holds a number that is infinite or none, which JSON does not have"
     HALF_CHARACTER = "the call holds half of a surrogate pair, which is no character"
     TOO_MANY = "a turn may hold {limit} calls at most: what comes after them is not read"
-    # Of the families whose calls `renderers` reads:
+    # For families whose calls are parsed by `renderers`:
     MALFORMED = "the call is not written as this model writes calls: see the instructions above the tools"
     UNREADABLE = "the turn cannot be read: it is nested too deeply, or holds a number of too many digits"
 
     def say(self, **details: object) -> str:
-        """The sentence about one call."""
+        """The message for one call."""
         return self.value.format(**details)
 
     @classmethod
     def of(cls, sentence: str) -> Self:
-        """The kind of a sentence that `say` made."""
+        """The kind of a message made by `say`."""
         return next(kind for kind in cls if sentence.startswith(kind.partition("{")[0]))
 
 
@@ -87,8 +80,8 @@ _OPENED_BY_THE_TURN = re.compile(r"\s*<think>")
 class Thinking(StrEnum):
     """How a turn begins.
 
-    NONE: the prompt has closed thinking, or the model has none. OPTIONAL: the model may open it itself, with `<think>`.
-    OPEN: the prompt ends in `<think>`, so that the turn begins inside.
+    NONE: the prompt has closed thinking, or the model does not think. OPTIONAL: the model may open it with `<think>`.
+    OPEN: the prompt ends in `<think>`, so the turn begins inside.
     """
 
     NONE = "none"
@@ -99,9 +92,9 @@ class Thinking(StrEnum):
 def split_thinking(text: str, thinking: Thinking, *, call_opening: str | None) -> tuple[str, str]:
     """Split the text of a turn into its thinking and the rest.
 
-    The first `</think>` ends thinking, so a call drafted before it is thought of and never carried out. Where there is
-    none, the first `call_opening` ends it; without that too, all of the text is thinking. A turn that begins with
-    `<think>` thinks whatever the prompt asked for: under NONE too, what a model thinks is no answer.
+    The first `</think>` ends thinking, so a call drafted before it is never executed. Without it, the first
+    `call_opening` ends thinking; without that too, all of the text is thinking. A turn that begins with `<think>`
+    thinks regardless of the prompt, under NONE too.
 
     >>> split_thinking("Ana, then. </think>Lima.", Thinking.OPEN, call_opening="<tool_call>")
     ('Ana, then. ', 'Lima.')
@@ -125,15 +118,15 @@ CALL_OPENING = "<tool_call>"
 _CALL_CLOSING = "</tool_call>"
 _ARGUMENTS = ("arguments",)
 
-# A policy that has fallen into a loop writes calls by the thousand, and each would be carried out and answered.
+# A policy stuck in a loop writes thousands of calls, and each would be executed and answered.
 MAX_CALLS = 128
 
-# Far more than any tool's arguments need, and far less than the decoders, checkers and encoders that a call passes
-# through can bear: where theirs ends depends on who calls them.
+# Far more than any tool's arguments need, and far less than the limits of the decoders, validators and encoders that a
+# call passes through.
 _MAX_NESTING = 100
 _EXCERPT = 24
 _SPACE = re.compile(r"\s*")
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # what gives back nothing needs no memory of where it was
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: no backtracking, no memory for it
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 _DECODER = json.JSONDecoder()
@@ -141,11 +134,11 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=
 
 
 def uncollected(read: Callable[_Given, _Read]) -> Callable[_Given, _Read]:
-    """The same reading while the garbage collector rests.
+    """Disable the garbage collector while `read` runs.
 
-    What is decoded has no cycles, and the collector, woken by every 700 lists, would take several times as long as the
-    decoder: 256 KB of brackets are 130,000 lists. It rests until the turn is read, and not only until it is decoded:
-    the next object made with it awake, an exception of a generator that ends too, has it look through them all.
+    Decoded JSON has no cycles, and the collector, triggered by every 700 lists, would take several times as long as the
+    decoder: 256 KB of brackets are 130,000 lists. It stays off until the turn is read, not only until it is decoded,
+    because the next object that is created would trigger it.
     """
 
     @wraps(read)
@@ -177,27 +170,22 @@ def read_value(text: str, start: int) -> tuple[object, int] | str:
 
 
 def excerpt(text: str, place: int) -> str:
-    """The first characters from `place` on, for a sentence."""
+    """The first characters from `place` on, for a message."""
     return repr(text[place : place + _EXCERPT]) if place < len(text) else "the end"
 
 
 def skip_space(text: str, place: int) -> int:
-    """The first place from `place` on that is no white space."""
+    """The first place from `place` on that is not white space."""
     return cast("re.Match[str]", _SPACE.match(text, place)).end()
 
 
 def unusable_call(problem: str, name: str = "") -> ToolCall:
-    """A call that failed before it began, with the reason for the policy to read."""
+    """A call that could not be parsed, with the reason for the policy to read."""
     return ToolCall(name=name.encode(errors="replace").decode(), arguments={}, problem=problem)
 
 
-def checked_call(name: str, arguments: Mapping[str, Any], *, decoded_from: str | None = None) -> ToolCall:
-    """A call that can be sent and recorded. Decoders let NaN and halves of characters pass; JSON has neither.
-
-    Where name and arguments were decoded from one text, most such texts tell without a look at the values.
-    """
-    if decoded_from is not None and _is_harmless(decoded_from):
-        return ToolCall(name=name, arguments=arguments)
+def checked_call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
+    """A call that can be sent and recorded. Decoders accept NaN and halves of characters; JSON has neither."""
     try:
         written = _ENCODER.encode([name, arguments])
         written.encode()
@@ -207,14 +195,14 @@ def checked_call(name: str, arguments: Mapping[str, Any], *, decoded_from: str |
         return unusable_call(Problem.TOO_DEEP.say(limit=_MAX_NESTING), name)
     except ValueError:
         return unusable_call(Problem.NOT_FINITE.say(), name)
-    # Few calls hold as many brackets as would be too deep: only those are looked through. One level is not theirs.
+    # Few calls have enough brackets to be too deep. One level is our own.
     if written.count("[") + written.count("{") > _MAX_NESTING and _nesting(written) - 1 > _MAX_NESTING:
         return unusable_call(Problem.TOO_DEEP.say(limit=_MAX_NESTING), name)
     return ToolCall(name=name, arguments=arguments)
 
 
-def call_of(data: object, *, decoded_from: str, arguments_in: tuple[str, ...]) -> ToolCall:
-    """The call that a JSON value, decoded from a text, is, with its arguments in one of the fields `arguments_in`."""
+def call_of(data: object, *, arguments_in: tuple[str, ...]) -> ToolCall:
+    """The call in a decoded JSON value, with its arguments in one of the fields `arguments_in`."""
     if not isinstance(data, dict):
         return unusable_call(Problem.NOT_AN_OBJECT.say(arguments=arguments_in[0]))
     fields = cast("dict[str, Any]", data)
@@ -228,7 +216,7 @@ def call_of(data: object, *, decoded_from: str, arguments_in: tuple[str, ...]) -
     arguments: object = fields[given[0]] if given else {}
     if not isinstance(arguments, dict):
         return unusable_call(Problem.ARGUMENTS_NOT_AN_OBJECT.say(where=f', in "{given[0]}"'), name)
-    return checked_call(name, cast("dict[str, Any]", arguments), decoded_from=decoded_from)
+    return checked_call(name, cast("dict[str, Any]", arguments))
 
 
 @uncollected
@@ -238,13 +226,13 @@ def parse_tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     >>> parse_tool_calls('Let me see. <tool_call>{"name": "find_person", "arguments": {"name": "Ana"}}</tool_call>')
     ('Let me see.', (ToolCall(name='find_person', arguments={'name': 'Ana'}, problem=None),))
     """
-    # Why this is linear, though the JSON of a broken call may be read far past the call's end and over later calls.
-    # Take two readings that are both under way at some place, the later one begun at an opening tag that the earlier
-    # one passed. A tag is passed only inside a string, and that is where the earlier one was while the later one began
-    # outside of any. From there on each quote lets one into a string and the other out of it (before an escaped quote
-    # stands a backslash, which ends the reading that is outside). So at the next opening tag one of the two is outside
-    # of strings, and ends there. No place is read more than twice. (An error counts the lines before it, all of them:
-    # that is quick, there are no more errors than MAX_CALLS, and what is done with is cut off now and then.)
+    # Why this is linear, although the JSON of a broken call may be read far past its end and over later calls: take two
+    # readings that overlap at some place, the later one begun at an opening tag that the earlier one passed. A tag is
+    # passed only inside a string, so the earlier one was inside a string where the later one began outside of any. From
+    # there on each quote moves one into a string and the other out of it (an escaped quote follows a backslash, which
+    # ends the reading that is outside). So at the next opening tag one of the two is outside of strings, and ends
+    # there. No place is read more than twice. (An error counts all lines before it: that is fast, there are at most
+    # MAX_CALLS errors, and text that is done is cut off now and then.)
     pieces: list[str] = []
     calls: list[ToolCall] = []
     place = 0
@@ -267,7 +255,7 @@ def _read_tagged_call(text: str, start: int) -> tuple[ToolCall, int]:
     read, name = read_value(text, start), ""
     if not isinstance(read, str):
         value, end = read
-        call = call_of(value, decoded_from=text[start:end], arguments_in=_ARGUMENTS)
+        call = call_of(value, arguments_in=_ARGUMENTS)
         end = skip_space(text, end)
         if text.startswith(_CALL_CLOSING, end):
             return call, end + len(_CALL_CLOSING)
@@ -279,31 +267,15 @@ def _read_tagged_call(text: str, start: int) -> tuple[ToolCall, int]:
     return unusable_call(read, name), closed + len(_CALL_CLOSING)
 
 
-def _is_harmless(text: str) -> bool:
-    """Whether a text that could be decoded holds no half of a character, no infinite number and no great depth.
-
-    That is said only of texts where it is easily seen: those without fractions, exponents and escaped surrogates.
-    """
-    if "\\ud" in text or "\\uD" in text or not is_unicode(text):
-        return False
-    bare = _STRING.sub("", text)
-    if any(sign in bare for sign in ".EIN") or bare.count("e") != bare.count("true") + bare.count("false"):
-        return False
-    # One level is the call's own.
-    return bare.count("[") + bare.count("{") <= _MAX_NESTING or _nesting(bare) - 1 <= _MAX_NESTING
-
-
 def _nesting(written: str) -> int:
-    """How many levels of lists and objects there are in a JSON text. All of it runs in C, whatever the text."""
+    """The number of nested lists and objects in a JSON text, computed in C even for 100,000 brackets."""
     brackets = _STRING.sub("", written).encode().translate(_ONE_KIND, _NO_BRACKETS)
-    # Without the innermost pairs there is one level less. Where these are many, taking them out leaves a text that is
-    # shorter by an eighth at least, so all these texts together are no longer than eight times the first.
+    # Removing the innermost pairs removes one level. While there are many, the text shrinks by an eighth each time.
     levels = 0
     while brackets.count(b"[]") > len(brackets) // 16:
         brackets = brackets.replace(b"[]", b"")
         levels += 1
-    # Where they are few, each is looked at: before it stand closing brackets, back to the pair before, and then opening
-    # ones.
+    # The few that remain are visited one by one: before each come closing brackets, and then opening ones.
     *before, _ = brackets.split(b"[]")
     steps = accumulate(len(piece) - 2 * piece.count(b"]") for piece in before)
     return levels + max(steps, default=-1) + 1
@@ -344,7 +316,7 @@ def _read_calls(text: str, start: int, first: tuple[object, int] | str) -> list[
     read = first
     while not isinstance(read, str):
         value, end = read
-        calls.append(call_of(value, decoded_from=text[start:end], arguments_in=_LLAMA_ARGUMENTS))
+        calls.append(call_of(value, arguments_in=_LLAMA_ARGUMENTS))
         start = cast("re.Match[str]", _BETWEEN_CALLS.match(text, end)).end()
         if start == len(text):
             return calls
@@ -356,7 +328,7 @@ def _read_calls(text: str, start: int, first: tuple[object, int] | str) -> list[
     return [*calls, unusable_call(read)]
 
 
-# Nothing in these is matched in two ways (`*+` and `++` give back nothing), which keeps the time linear.
+# Nothing in these matches in two ways (`*+` and `++` are possessive), which keeps the time linear.
 _FUNCTION = re.compile(
     r"\s*+<function=[^>]++>\s*+"
     r"(?:<parameter=[^>]++>(?:(?!</parameter>).)*+</parameter>\s*+)*+"
@@ -372,7 +344,7 @@ _INVOKES = re.compile(
 
 
 def _pairs(mark: str = "") -> re.Pattern[str]:
-    """A name, then keys and values. The tags of some families end in a mark of their own."""
+    """A name, then keys and values. The tags of some families end in a mark."""
     key = f"<arg_key{mark}>(?:(?!</arg_key{mark}>).)*+</arg_key{mark}>"
     value = f"<arg_value{mark}>(?:(?!</arg_value{mark}>).)*+</arg_value{mark}>"
     return re.compile(rf"[^<]*+(?:<tool_sep{mark}>\s*+)?+(?:{key}\s*+{value}\s*+)*+", re.DOTALL)
@@ -389,7 +361,7 @@ _SYNTAXES = {
 
 
 def is_whole(family: str, call: str) -> bool:
-    """Whether all of a call is a call, in a family that writes arguments in tags; true in any other.
+    """Whether the whole text of a call is well-formed, in a family that writes arguments in tags; true in any other.
 
     >>> is_whole("glm-4.5", "send<arg_key>to</arg_key><arg_value>Ana</arg_value>")
     True
@@ -405,7 +377,7 @@ ToolSpec = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """A sampled turn as text and calls. `text` is the whole turn, `prose` what is left without thinking and calls.
+    """A sampled turn as text and calls. `text` is the whole turn, `prose` the turn without thinking and calls.
 
     ParsedTurn(
         text='Let me see. <tool_call>{"name": "find_person", "arguments": {"name": "Ana"}}</tool_call><|im_end|>',
@@ -421,7 +393,7 @@ class ParsedTurn:
 
 @dataclass(frozen=True, slots=True)
 class _JsonCalls:
-    """How a family writes calls as text: `opening` is what a call begins with wherever it stands, if anything."""
+    """How a family writes calls as JSON: `opening` is the text that begins every call, if there is one."""
 
     parse: Callable[[str], tuple[str, tuple[ToolCall, ...]]]
     opening: str | None
@@ -447,7 +419,7 @@ _STATUSES = {
 
 
 class TurnReader:
-    """Reads the turns of one model."""
+    """Parses the turns of one model."""
 
     def __init__(
         self,
@@ -464,7 +436,7 @@ class TurnReader:
         self._stop_texts = {token_id: self._decode([token_id]) for token_id in stop_token_ids}
 
     def read(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSpec]) -> ParsedTurn:
-        """The turn that was sampled after `prompt_ids`, with `tools` on offer. The token that ended it is no prose."""
+        """The turn sampled after `prompt_ids` with `tools` on offer. Its stop token is not part of the prose."""
         text = self._decode(sampled_ids)
         if self._family not in JSON_FAMILIES:
             prose, calls = self._read_with_renderer(prompt_ids, sampled_ids, tools)
@@ -476,8 +448,7 @@ class TurnReader:
         self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSpec]
     ) -> tuple[str, tuple[ToolCall, ...]]:
         ids = list(sampled_ids)
-        # Some families close a call with the token that stops the turn; what else a model may stop at, the renderer
-        # would take for text.
+        # Some families close a call with the stop token. The renderer would take any other stop token for text.
         if ids and ids[-1] in self._stop_texts and ids[-1] not in self._renderer.get_stop_token_ids():
             ids.pop()
         try:
@@ -487,7 +458,7 @@ class TurnReader:
                 prompt_ids=list(prompt_ids),
             )
         except (RecursionError, ValueError):
-            # The families' parsers decode JSON, which fails this way on absurd nesting and on endless numbers.
+            # The families' parsers decode JSON, which fails this way on deep nesting and on very long numbers.
             return "", (unusable_call(Problem.UNREADABLE.say()),)
         calls = [_translated(call, self._family) for call in parsed.tool_calls[:MAX_CALLS]]
         if len(parsed.tool_calls) > MAX_CALLS:
@@ -499,7 +470,7 @@ class TurnReader:
 
 
 def read_text(text: str, family: str, thinking: Thinking) -> tuple[str, tuple[ToolCall, ...]]:
-    """The prose and the calls of a turn's text, of a family that writes calls as JSON.
+    """The prose and the calls of a turn's text, in a family that writes calls as JSON.
 
     >>> read_text("<think>Easy.</think>\\n\\nIt is Lima.", "qwen3", Thinking.OPTIONAL)
     ('It is Lima.', ())
@@ -510,14 +481,14 @@ def read_text(text: str, family: str, thinking: Thinking) -> tuple[str, tuple[To
 
 
 def _translated(parsed: ParsedToolCall, family: str) -> ToolCall:
-    """A call as `renderers` read it, in our words."""
+    """A call as parsed by `renderers`, as our own record."""
     name, arguments = parsed.name or "", parsed.arguments
     if (problem := _STATUSES.get(parsed.status)) is not None:
         return unusable_call(problem, name)
     if not is_whole(family, parsed.raw):
         return unusable_call(Problem.MALFORMED.say(), name)
-    # An unknown tool is answered where all are, with the names that are on offer. Likewise a value that is no JSON,
-    # among arguments that are each written as text: it is a text then, and the tool's schema says whether it may be.
+    # Unknown tools are reported later, with the names on offer. A value that is not JSON, among arguments written one
+    # by one, is a string, and the tool's schema decides whether it is valid.
     if isinstance(arguments, dict):
         return checked_call(name, arguments)
     if parsed.status is ToolCallParseStatus.INVALID_JSON:
@@ -526,7 +497,7 @@ def _translated(parsed: ParsedToolCall, family: str) -> ToolCall:
 
 
 def _what_is_wrong_with(arguments: str | None) -> str:
-    if arguments is None:  # The family has a syntax of its own for them.
+    if arguments is None:  # The family does not write them as JSON.
         return Problem.MALFORMED.say()
     read = read_value(arguments, 0)
     if isinstance(read, str):

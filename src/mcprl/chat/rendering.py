@@ -1,7 +1,7 @@
-"""The one place that turns messages and tools into token ids and a sampled turn back into calls.
+"""Turns messages and tools into token ids, and a sampled turn back into calls.
 
 Token in, token out: a conversation is opened once, and each turn is joined to the next by the renderer's bridge, which
-keeps the sampled ids as they are. What tool servers write never becomes a control token: see `control_text`.
+keeps the sampled ids as they are. Text from tool servers never becomes a control token: see `ControlText`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile, zip_longest
+from itertools import takewhile, zip_longest
 from typing import Any, cast
 
-from renderers.base import ParsedResponse, ParsedToolCall, RenderedTokens, Renderer, Tokenizer, ToolCallParseStatus
+from renderers.base import RenderedTokens, Renderer, Tokenizer
 
-from mcprl.chat.parsing import ParsedTurn, Thinking, TurnReader, parse_tool_calls
+from mcprl.chat.parsing import ParsedTurn, Thinking, TurnReader
 from mcprl.errors import BadValueError, UnbridgeableError
 from mcprl.records import Message
 
-__all__ = ["Chat", "ControlText", "RoleRenderer", "Spoken", "control_tokens", "find_traits"]
+__all__ = ["Chat", "ControlText", "FrameEncoder", "RoleRenderer", "Spoken", "control_tokens", "find_traits"]
 
 
 _TAGS = r"</?(?:tool|think)\w*>"
@@ -30,18 +30,18 @@ _BARS = "<>|｜"
 
 
 class ControlText:
-    """The control text of one model. `tags` are the texts that frame messages besides the tokenizer's own tokens."""
+    """The control text of one model. `tags`: texts that frame messages, in addition to the tokenizer's own tokens."""
 
     def __init__(self, tokenizer: Tokenizer, tags: Collection[str]) -> None:
         self._tokenizer = tokenizer
         tokens = control_tokens(tokenizer)
         self._ids = frozenset(tokens.values())
         texts = [text.strip() for text in (*tokens, *tags)]
-        # Some tokenizers look for added tokens in lower case.
+        # Some tokenizers match added tokens in lower case.
         self._pattern = re.compile("|".join([_TAGS, *([_any_of(texts)] if texts else [])]), re.IGNORECASE)
 
     def defused(self, value: Any) -> Any:
-        """The same value, with every text in it broken up where it spells a control token."""
+        """The same value, with every control token that is spelled in its texts broken up."""
         if isinstance(value, str):
             return self._defused_text(value)
         if isinstance(value, Mapping):
@@ -52,15 +52,15 @@ class ControlText:
         return value
 
     def _defused_text(self, text: str) -> str:
-        # Halves of characters come with JSON's \ud800 escapes, and no tokenizer takes them.
+        # Halves of characters come from JSON's \ud800 escapes, and no tokenizer accepts them.
         text = text.encode(errors="replace").decode()
         if text and unicodedata.category(text[0]).startswith("M"):
-            text = f" {text}"  # A mark that joins the character before it would change the tag that frames the text.
+            text = f" {text}"  # A combining mark would change the tag before the text.
         broken = self._broken_up(text)
         if broken.isascii():
             return broken
-        # A tokenizer that brings text into a normal form may find a marker where none is spelt (`＜think＞`): it is
-        # asked. Such texts reach the policy in the normal form that holds no more lookalikes, at worst without them.
+        # A tokenizer that normalises text may find a marker that is not spelled out (`＜think＞`), so it is asked. Such
+        # texts reach the policy in a normal form without lookalikes, at worst in ASCII.
         for lookalike_free in (unicodedata.normalize("NFKC", text), text.encode("ascii", "replace").decode()):
             if self._ids.isdisjoint(self._tokenizer.encode(broken, add_special_tokens=False)):
                 break
@@ -69,13 +69,13 @@ class ControlText:
 
     def _broken_up(self, text: str) -> str:
         found = 1
-        while found:  # Markers can overlap, and then the first pass leaves one whole.
+        while found:  # Markers can overlap, and then the first pass leaves one intact.
             text, found = self._pattern.subn(lambda match: f"{match[0][0]} {match[0][1:]}", text)
         return text
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """The tokens that structure chats, by their text."""
+    """The tokens that structure chats, by text."""
     added: Mapping[int, Any] = cast("Any", tokenizer).added_tokens_decoder
     texts = {
         str(token.content): token_id
@@ -94,11 +94,11 @@ def _can_be_broken(text: str) -> bool:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A pattern for any of the texts. Those that begin alike share that part: tokenizers have thousands."""
+    """A pattern for any of the texts. Common prefixes are shared: tokenizers have thousands of tokens."""
     tails: dict[str, list[str]] = {}
     for text in texts:
         if not text:
-            return ""  # The shortest is enough: to break it up breaks up those that go on.
+            return ""  # The shortest is enough: breaking it up breaks up the longer ones.
         tails.setdefault(text[0], []).append(text[1:])
     branches = [re.escape(head) + _any_of(rest) for head, rest in sorted(tails.items())]
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
@@ -110,49 +110,59 @@ CALL_EXAMPLE = '<tool_call>\n{"name": "TOOL", "arguments": {...}}\n</tool_call>'
 
 
 def written_tools(system: str, tools: Sequence[Any], call_example: str) -> str:
-    """A system text that ends with the tools on offer and how to call them."""
+    """The system text, followed by the tools on offer and how to call them."""
     listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
     offer = f"You can call these tools:\n<tools>{listed}\n</tools>\nTo call one, write:\n{call_example}"
     return f"{system}\n\n{offer}" if system else offer
 
 
-class RoleRenderer(ABC):
-    """Messages to tokens, prefix-stable: what was rendered or sampled is never rendered again."""
-
-    is_prefix_stable = True
+class FrameEncoder:
+    """Encodes contents and the frame around them: control tokens in the frame by id, everything else as plain text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._control = control_tokens(tokenizer)
-        longest_first = sorted(self._control, key=len, reverse=True)
-        self._marker = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self.control = control_tokens(tokenizer)
+        longest_first = sorted(self.control, key=len, reverse=True)
+        self.marker = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+
+    def encode(self, frame: Sequence[str], contents: Sequence[str]) -> list[int]:
+        """The ids of the first text of the frame, the first content, and so on, each run of plain text in one piece."""
+        ids: list[int] = []
+        plain = ""
+        for text, content in zip_longest(frame, contents, fillvalue=""):
+            before, *others = self.marker.split(text)
+            plain += before
+            for marker, after in zip(others[::2], others[1::2], strict=True):
+                ids += [*self._encode_plain(plain), self.control[marker]]
+                plain = after
+            plain += content
+        return ids + self._encode_plain(plain)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) if text else []
+
+
+class RoleRenderer(ABC):
+    """Messages to tokens, prefix-stable: what was rendered or sampled is never rendered again."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._encoder = FrameEncoder(tokenizer)
 
     @abstractmethod
     def frame(self, roles: Sequence[str], *, opening: bool) -> list[str]:
-        """What stands before, between and after the contents of messages of these roles: one text more than roles.
+        """The texts before, between and after the contents of messages of these roles: one more than roles.
 
         With `opening`, the last text ends where the policy's turn begins.
         """
 
     def spoken(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[Spoken]:
-        """Who says what, the tools being listed in the system text."""
+        """The roles and texts of messages, with the tools listed in the system text."""
         said = [(str(message["role"]), _message_text(message)) for message in messages]
         if not tools:
             return said
         system = said[0][1] if said and said[0][0] == "system" else ""
         return [("system", written_tools(system, tools, CALL_EXAMPLE)), *(said[1:] if system else said)]
-
-    def render(
-        self,
-        messages: Sequence[Any],
-        *,
-        tools: Sequence[Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> RenderedTokens:
-        """A whole conversation as tokens."""
-        said = self.spoken(messages, tools)
-        frame = self.frame([role for role, _ in said], opening=add_generation_prompt)
-        return RenderedTokens(token_ids=self._encode(frame, [text for _, text in said]))
 
     def render_ids(
         self,
@@ -161,7 +171,10 @@ class RoleRenderer(ABC):
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
     ) -> list[int]:
-        return self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt).token_ids
+        """A whole conversation as tokens."""
+        said = self.spoken(messages, tools)
+        frame = self.frame([role for role, _ in said], opening=add_generation_prompt)
+        return self._encoder.encode(frame, [text for _, text in said])
 
     def bridge_to_next_turn(
         self,
@@ -171,61 +184,23 @@ class RoleRenderer(ABC):
         *,
         tools: Sequence[Any] | None = None,
     ) -> RenderedTokens | None:
-        """What was there, a closed turn, the new messages, and the opening of the next turn."""
+        """The previous ids, the turn's close if it is missing, the new messages, and the opening of the next turn."""
         said = self.spoken(new_messages, None)
         closes = self.get_stop_token_ids()
-        put_in = any(role == "assistant" for role, _ in said)
-        goes_on_after_its_close = any(i in closes for i in previous_completion_ids[:-1])
-        if not previous_prompt_ids or not said or put_in or goes_on_after_its_close:
+        has_turn = any(role == "assistant" for role, _ in said)
+        continues_after_its_close = any(i in closes for i in previous_completion_ids[:-1])
+        if not previous_prompt_ids or not said or has_turn or continues_after_its_close:
             return None
         frame = self.frame(["user", "assistant", *(role for role, _ in said)], opening=True)
-        added = self._encode(frame[2:], [text for _, text in said])
+        added = self._encoder.encode(frame[2:], [text for _, text in said])
         if previous_completion_ids and previous_completion_ids[-1] in closes:
             added = added[added.index(closes[0]) + 1 :]
         return RenderedTokens(token_ids=[*previous_prompt_ids, *previous_completion_ids, *added])
 
-    def parse_response(
-        self,
-        token_ids: list[int],
-        *,
-        tools: Sequence[Any] | None = None,
-        prompt_ids: list[int] | None = None,
-    ) -> ParsedResponse:
-        """The prose and the calls of a turn. `TurnReader` reads such turns itself, with the reasons of failed calls."""
-        closes = self.get_stop_token_ids()
-        text = self._tokenizer.decode([i for i in token_ids if i not in closes], skip_special_tokens=False)
-        prose, calls = parse_tool_calls(text)
-        ok, failed = ToolCallParseStatus.OK, ToolCallParseStatus.MALFORMED_STRUCTURE
-        return ParsedResponse(
-            content=prose,
-            tool_calls=[
-                ParsedToolCall("", call.name, dict(call.arguments), status=failed if call.problem else ok)
-                for call in calls
-            ],
-        )
-
     def get_stop_token_ids(self) -> list[int]:
-        """The token that closes a turn, where the roles are told apart by tokens at all."""
+        """The token that closes a turn, if roles are separated by tokens at all."""
         closing = self.frame(["user", "assistant"], opening=False)[-1]
-        return [self._control[text] for text in self._marker.findall(closing)[:1]]
-
-    def _encode(self, frame: Sequence[str], contents: Sequence[str]) -> list[int]:
-        """The tokens of contents and what stands around them, each run of plain text in one piece."""
-        ids: list[int] = []
-        plain = ""
-        for text, content in zip_longest(frame, contents, fillvalue=""):
-            before, *others = self._marker.split(text)
-            plain += before
-            for marker, after in zip(others[::2], others[1::2], strict=True):
-                ids.extend(chain(self._encode_plain(plain), [self._control[marker]]))
-                plain = after
-            plain += content
-        return [*ids, *self._encode_plain(plain)]
-
-    def _encode_plain(self, text: str) -> list[int]:
-        if not text:
-            return []
-        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return [self._encoder.control[text] for text in self._encoder.marker.findall(closing)[:1]]
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
@@ -263,14 +238,14 @@ _TAG = re.compile(r"<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What `Chat` goes by. Of Qwen3, with thinking:
+    """How a family writes turns. For Qwen3, with thinking:
 
     Traits(
         thinking=Thinking.OPTIONAL,
-        closes=(151645,),          # <|im_end|>: what the family ends turns with, first the one it ends a cut turn with
-        thought_end=(),            # what it puts before that where the prompt had opened thinking: </think>
-        tags=("<|im_start|>", …),  # how messages are framed, be it by tokens or in plain text
-        call_example=None,         # how a call is written, of a family whose template does not list the tools
+        closes=(151645,),          # <|im_end|>: the tokens that end turns, first the one that ends a truncated turn
+        thought_end=(),            # written before that if the prompt had opened thinking: </think>
+        tags=("<|im_start|>", …),  # the texts that frame messages, as tokens or plain text
+        call_example=None,         # an example call, if the family's template does not list the tools
     )
     """
 
@@ -288,14 +263,14 @@ def bridge(
     messages: Sequence[Any],
     tools: Sequence[Any],
 ) -> tuple[int, ...] | None:
-    """What the renderer puts after a turn, or None where it refuses or would change what is there."""
+    """The ids that the renderer appends after a turn, or None if it refuses or would change earlier ids."""
     before = [*prompt_ids, *completion_ids]
     try:
         bridged = renderer.bridge_to_next_turn(
             list(prompt_ids), list(completion_ids), list(messages), tools=list(tools) or None
         )
     except (RecursionError, ValueError):
-        # Some families parse the turn here, and their JSON decoders give up on absurd nesting and endless numbers.
+        # Some families parse the turn here, and their JSON decoders fail on deep nesting and very long numbers.
         return None
     if bridged is None or bridged.token_ids[: len(before)] != before:
         return None
@@ -303,7 +278,7 @@ def bridge(
 
 
 def find_traits(renderer: Renderer, tokenizer: Tokenizer, *, thinks_unasked: bool) -> Traits:
-    """The traits of a renderer. `thinks_unasked`: the model may open thinking itself."""
+    """The traits of a renderer, found by probing it. `thinks_unasked`: the model may open thinking itself."""
     prompt = _rendered(renderer, [_SYSTEM, _USER], tools=[_TOOL], opening=True)
     word = tokenizer.encode("word", add_special_tokens=False)
     cut = bridge(renderer, prompt, word, [_USER], [_TOOL])
@@ -325,7 +300,7 @@ def find_traits(renderer: Renderer, tokenizer: Tokenizer, *, thinks_unasked: boo
     opened = _decoded(tokenizer, prompt)
     if _is_open(opened) != _is_open(framing):
         raise BadValueError(
-            "model.thinking is on, and this family opens thinking itself after a tool's result, but not before",
+            "model.thinking is on, but this family's template opens thinking only after a tool's result",
             fix="set model.thinking to false",
         )
     return Traits(
@@ -395,11 +370,11 @@ class Chat:
 
     @property
     def thinking(self) -> Thinking:
-        """How turns begin."""
+        """How turns begin: with thinking or without."""
         return self._traits.thinking
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """The ids of a conversation up to where the policy's first turn begins."""
+        """The ids of a conversation up to the beginning of the policy's first turn."""
         shown = [self._shown(m) for m in messages]
         specs = self._specs(tools)
         if specs and self._traits.call_example is not None:
@@ -413,8 +388,8 @@ class Chat:
             )
         except ValueError as error:
             raise BadValueError(
-                f"the messages of a task cannot be written as {self.family} writes them: {error}",
-                fix="begin with an optional system message and a user message; see the renderer's words above",
+                f"the messages of a task cannot be rendered by {self.family}: {error}",
+                fix="begin with an optional system message and a user message; see the renderer's error above",
             ) from error
         return tuple(ids)
 
@@ -427,7 +402,7 @@ class Chat:
     ) -> tuple[int, ...]:
         """The ids after `prompt_ids + sampled_ids`: the turn's close, the new messages, the next turn's opening.
 
-        A turn that was cut, or that ended in a token the family does not end turns with, is closed here.
+        A turn that was truncated, or that ended in a token with which the family does not end turns, is closed here.
         """
         specs = self._specs(tools)
         shown = self._shown_results([self._shown(m) for m in messages], prompt_ids, sampled_ids)
@@ -436,20 +411,20 @@ class Chat:
         if not closes or not last or last[0] in traits.closes or last[0] not in self.stop_token_ids:
             closes.insert(0, [])
         for close in closes if self._ends_once(sampled_ids) else ():
-            # Second, the family is shown a turn that says nothing in place of what it refuses to close: thinking that
-            # a stop token broke off, or text that its parser fails on. What follows a turn does not depend on it.
+            # If the family refuses the turn, because a stop token cut its thinking or its parser fails on the text, use
+            # an empty turn instead. What follows a turn does not depend on its content.
             for turn in ([*sampled_ids, *close], [*traits.thought_end, *(close or last)]):
                 added = bridge(self._renderer, prompt_ids, turn, shown, specs)
                 if added is not None:
                     return (*close, *added)
         raise UnbridgeableError(
             f"renderer {type(self._renderer).__name__} cannot continue a conversation without changing its tokens",
-            fix="a turn ends at its first stop token, and is followed by tools and users only; else set "
+            fix="a turn ends at its first stop token, and only tools and users may follow; otherwise set "
             "model.renderer to chatml for a ChatML model, or to template",
         )
 
     def parse(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSpec]) -> ParsedTurn:
-        """A sampled turn as text and calls. Never raises: what cannot be parsed is a call with a problem."""
+        """A sampled turn as text and calls. Never raises: a call that cannot be parsed has a problem."""
         return self._reader.read(prompt_ids, sampled_ids, tools)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -467,12 +442,12 @@ class Chat:
     def _shown_results(
         self, messages: list[dict[str, Any]], prompt_ids: Sequence[int], sampled_ids: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """Tools' results with what a family wants besides."""
+        """Tool results with the extras that some families need."""
         if self.family == "deepseek-v4":
-            # It writes all results into one user message, but its bridge takes one: the others come as the text of it.
+            # It writes all results into one user message, but its bridge takes one result: the others become text.
             return [m if place == 0 else _as_text(m) for place, m in enumerate(messages)]
         if self.family.startswith("kimi"):
-            # It numbers calls and says with each result which one it answers.
+            # It numbers calls and names the call in each result.
             for message, call_id in zip(messages, self._call_ids(prompt_ids, sampled_ids), strict=False):
                 message["tool_call_id"] = call_id
         return messages
@@ -480,7 +455,7 @@ class Chat:
     def _call_ids(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> list[str]:
         try:
             parsed = self._renderer.parse_response(list(sampled_ids), prompt_ids=list(prompt_ids))
-        except (RecursionError, ValueError):  # As in `TurnReader`: the policy is told so in a result without a number.
+        except (RecursionError, ValueError):  # As in `TurnReader`: the result then has no number.
             return []
         return [self._control_text.defused(call.id or "") for call in parsed.tool_calls]
 

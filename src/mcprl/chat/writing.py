@@ -1,7 +1,7 @@
 """The syntax of a family's tool calls, and turns written in it: the reverse of `parsing`.
 
 A turn of a thinking model has an empty thought, as the family writes one. It ends in the family's end token, or at the
-first text that the sampler stops at. A written turn is parsed again at once and refused if the result differs.
+first stop text of the sampler. A written turn is parsed again at once and refused if the result differs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from itertools import takewhile
 from typing import Any, cast
 
 from mcprl.chat.parsing import CALL_OPENING, Thinking
-from mcprl.chat.rendering import Chat, control_tokens
+from mcprl.chat.rendering import Chat, FrameEncoder
 from mcprl.errors import BadValueError, NoCallSyntaxError
+from mcprl.files import is_unicode
 from mcprl.records import Message, ToolCall
 
 __all__ = ["CALL_SYNTAXES", "CallSyntax", "FieldSyntax", "TurnWriter", "syntax_of", "write_json"]
@@ -24,7 +25,7 @@ __all__ = ["CALL_SYNTAXES", "CallSyntax", "FieldSyntax", "TurnWriter", "syntax_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSyntax:
-    r"""How one argument is written where each stands for itself, its name before its value.
+    r"""How one argument is written if they are written one by one, its name before its value.
 
     FieldSyntax(before="<parameter=", between=">\n", after="\n</parameter>\n")
     """
@@ -38,11 +39,11 @@ class FieldSyntax:
 class CallSyntax:
     r"""How a family writes a call: `before_name` NAME `after_name` ARGUMENTS `closing`.
 
-    `opening` tells wherever it stands that a call begins; None where a turn is a call if it begins like one. Several
-    calls have `separator` between them; None where a turn holds one. `section` stands around all calls of a turn.
-    Arguments are a JSON object, or are written one by one as `fields` says. `tokens` are the pieces that the family's
-    parser looks for as tokens, not as text. `numbered`: the name is followed by a colon and digits. `always_thinks`:
-    where thinking is not closed by the prompt, the parser takes a turn for thinking until that is closed.
+    `opening` begins every call; None if a turn is a call if it begins like one. Several calls are separated by
+    `separator`; None if a turn has at most one. `section` encloses all calls of a turn. Arguments are a JSON object, or
+    are written one by one as `fields`. `tokens` are the pieces that the family's parser matches as tokens, not as text.
+    `numbered`: the name is followed by a colon and digits. `always_thinks`: unless the prompt has closed thinking, the
+    parser takes everything up to the end of thinking for thinking.
 
     CallSyntax(opening="<tool_call>", before_name='<tool_call>\n{"name": "', after_name='", "arguments": ',
                closing="}\n</tool_call>", separator="\n")
@@ -60,7 +61,7 @@ class CallSyntax:
     always_thinks: bool = False
 
     def cannot_write(self, name: str) -> bool:
-        """Whether the name of a tool or an argument would be read back as another one."""
+        """Whether the name of a tool or an argument would be parsed as a different one."""
         if self.before_name.endswith('"') and self.fields is None:  # The name is a JSON string.
             return False
         return (
@@ -72,7 +73,7 @@ class CallSyntax:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The texts by which a call, and a value in it, are seen to end, and all tokens."""
+        """The texts that end a call or a value in it, and all tokens."""
         ends = [self.closing, self.section[1], *([self.fields.after] if self.fields else [])]
         found = [tag for end in ends for tag in re.findall(r"<[^<>]+>", end)]
         return tuple(dict.fromkeys([*([self.opening] if self.opening else []), *found, *self.tokens]))
@@ -170,11 +171,11 @@ CALL_SYNTAXES: Mapping[str, CallSyntax] = {
     **dict.fromkeys(("deepseek-v3", "deepseek-r1"), _DEEPSEEK),
     **dict.fromkeys(("kimi-k2", "kimi-k2.5"), _KIMI),
 }
-"""The families whose calls a grammar can hold, by their renderer's name."""
+"""The call syntax of each family for which there is a grammar, by the renderer's name."""
 
 
 def syntax_of(chat: Chat) -> CallSyntax:
-    """How the chat's family writes a call. Raises NoCallSyntaxError where no grammar is known to hold it."""
+    """How the chat's family writes a call. Raises NoCallSyntaxError if there is no grammar for it."""
     if chat.family not in CALL_SYNTAXES:
         raise NoCallSyntaxError(
             f"sampling.constrain is on, but no grammar is known for how {chat.family} writes calls",
@@ -185,13 +186,13 @@ def syntax_of(chat: Chat) -> CallSyntax:
 
 Schema = Mapping[str, Any]
 
-# No marker goes on with one of these, and programs that compare numbers stay readable.
+# No marker continues with one of these, and code that compares numbers stays readable.
 _BEGINS_A_MARKER = re.compile(r'<(?![\s\d="\\])')
 _IN_PLACE = ("anyOf", "oneOf", "allOf")
 
 
 def write_json(value: object, schema: object, root: Schema) -> str:
-    r"""A value as JSON. `schema` is what a tool's schema, `root`, says of it.
+    r"""A value as JSON, in the order of its schema. `root` is the tool's whole schema.
 
     >>> schema = {"properties": {"name": {"type": "string"}, "share": {"type": "number"}}}
     >>> print(write_json({"share": 1e-05, "name": "<b>"}, schema, schema))
@@ -202,7 +203,7 @@ def write_json(value: object, schema: object, root: Schema) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value stands: every part of a schema that speaks of it."""
+    """All subschemas that describe one value."""
 
     root: Schema
     parts: tuple[Schema, ...]
@@ -212,7 +213,7 @@ class _Place:
         return cls(root, tuple(_parts_of(schemas, root)))
 
     def order(self, names: Sequence[str]) -> list[str]:
-        """These names in the order of the schema, those that it does not have last."""
+        """These names in the order of the schema, unknown names last."""
         known = dict.fromkeys(name for part in self.parts for name in part.get("properties", {}))
         return [name for name in known if name in names] + [name for name in names if name not in known]
 
@@ -229,7 +230,7 @@ class _Place:
 
 
 def _parts_of(schemas: Sequence[object], root: Schema) -> Iterator[Schema]:
-    """The schemas, with those that they refer to or choose from at the same place, each once."""
+    """The schemas, with those that they refer to or combine, each once."""
     todo, seen = list(schemas), set[int]()
     while todo:
         schema = todo.pop(0)
@@ -290,26 +291,24 @@ _CALLED = cast(
 
 
 class TurnWriter:
-    """Writes the turns of one model. `stop`: texts that end a turn, as the sampler is told."""
+    """Writes turns of one model. `stop`: the sampler's stop texts."""
 
     def __init__(self, chat: Chat, *, stop: Sequence[str] = ()) -> None:
         if chat.family not in CALL_SYNTAXES:
             raise NoCallSyntaxError(
-                f"calls are to be written, but how {chat.family} writes them is not known",
+                f"algorithm.warm_start needs to write calls, but the call syntax of {chat.family} is not supported",
                 fix=f"set algorithm.warm_start.weight to 0, or train a model of one of these families: "
                 f"{', '.join(CALL_SYNTAXES)}",
             )
         self._chat = chat
         self._syntax = CALL_SYNTAXES[chat.family]
         self._stop = tuple(stop)
-        self._control = control_tokens(chat.tokenizer)
-        longest_first = sorted(self._control, key=len, reverse=True)
-        self._marker = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self._encoder = FrameEncoder(chat.tokenizer)
         self._end_of_call = self._end_in(_CALLED)
         self._end_of_answer = self._end_in(_ANSWERED)
 
     def write_call(self, prompt_ids: Sequence[int], call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """The ids of a turn that makes this call. Raises BadValueError where the family cannot write it."""
+        """The ids of a turn with this call. Raises BadValueError if the family cannot write it."""
         syntax = self._syntax
         schema = _schema_of(call.name, tools)
         frame = [self._thought(prompt_ids) + syntax.section[0] + syntax.before_name]
@@ -317,7 +316,7 @@ class TurnWriter:
         if syntax.fields is None:
             is_json = syntax.before_name.endswith('"')
             contents = [json.dumps(call.name, ensure_ascii=False)[1:-1] if is_json else call.name]
-            if syntax.numbered:  # Over the whole conversation.
+            if syntax.numbered:  # Calls are numbered over the whole conversation.
                 contents[0] += f":{self._chat.decode(prompt_ids).count(syntax.before_name)}"
             frame.append(before)
             contents.append(write_json(call.arguments, schema, schema))
@@ -332,15 +331,15 @@ class TurnWriter:
         ids = self._ended(self._encoded(frame, contents), self._end_of_call)
         read = self._chat.parse(prompt_ids, ids, tools).calls
         if len(read) != 1 or read[0].problem is not None or _comparable(read[0]) != _comparable(call):
-            raise _unwritable(f"the call of {call.name!r}", self._chat, "it is read back as another one")
+            raise _unwritable(f"the call of {call.name!r}", self._chat, "it is parsed as a different call")
         return ids
 
     def write_answer(self, prompt_ids: Sequence[int], answer: str, tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """The ids of a turn that says this. Raises BadValueError where it would be read as something else."""
+        """The ids of a turn with this answer. Raises BadValueError if it would be parsed differently."""
         ids = self._ended(self._encoded([self._thought(prompt_ids), ""], [answer]), self._end_of_answer)
         read = self._chat.parse(prompt_ids, ids, tools)
         if read.calls or read.prose != answer.strip():
-            raise _unwritable(f"the answer {answer[:40]!r}", self._chat, "it is read back as something else")
+            raise _unwritable(f"the answer {answer[:40]!r}", self._chat, "it is parsed differently")
         return ids
 
     def _thought(self, prompt_ids: Sequence[int]) -> str:
@@ -367,24 +366,10 @@ class TurnWriter:
         return next(token_id for token_id in whole[shared:] if token_id in self._chat.stop_token_ids)
 
     def _encoded(self, frame: Sequence[str], contents: Sequence[str]) -> list[int]:
-        """The tokens of contents and what stands around them: markers there by their ids, all else as plain text."""
-        ids: list[int] = []
-        plain = ""
-        for text, content in zip(frame, [*contents, ""], strict=True):
-            before, *others = self._marker.split(text)
-            plain += before
-            for marker, after in zip(others[::2], others[1::2], strict=True):
-                ids += [*self._encoded_plain(plain), self._control[marker]]
-                plain = after
-            plain += content
-        return ids + self._encoded_plain(plain)
-
-    def _encoded_plain(self, text: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise _unwritable(f"{text[:40]!r}", self._chat, "it holds half a character") from error
-        return self._chat.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) if text else []
+        for text in (*frame, *contents):
+            if not is_unicode(text):
+                raise _unwritable(f"{text[:40]!r}", self._chat, "it has half a character")
+        return self._encoder.encode(frame, contents)
 
 
 def _schema_of(name: str, tools: Sequence[ToolSpec]) -> ToolSpec:
@@ -394,7 +379,7 @@ def _schema_of(name: str, tools: Sequence[ToolSpec]) -> ToolSpec:
 
 
 def _fields(call: ToolCall, schema: ToolSpec) -> list[tuple[str, str]]:
-    """The arguments one by one, by the order of the schema: texts as they are, all else as JSON."""
+    """The arguments one by one, in the order of the schema: strings as they are, everything else as JSON."""
     known: Mapping[str, Any] = schema.get("properties", {})
     names = [name for name in known if name in call.arguments] + [name for name in call.arguments if name not in known]
     return [(name, _field(call.arguments[name], known.get(name, {}), schema)) for name in names]
@@ -409,12 +394,12 @@ def _is_of_text(schema: object) -> bool:
 
 
 def _comparable(call: ToolCall) -> str:
-    # As text, since 1, 1.0 and True are equal in Python.
+    # As text, because 1, 1.0 and True are equal in Python.
     return json.dumps([call.name, call.arguments], sort_keys=True)
 
 
 def _unwritable(what: str, chat: Chat, why: str) -> BadValueError:
     return BadValueError(
         f"{what} cannot be written as a turn of {chat.family}: {why}",
-        fix="write it in another way, or leave it out",
+        fix="reword it, or leave it out",
     )

@@ -1,20 +1,20 @@
 r"""The grammar of a turn: a structural tag (xgrammar) that holds each call to the schemas of the tools on offer.
 
-`calls`: prose and thinking are free. A call that has begun names a tool on offer, has arguments by its schema, and is
-closed. `act`: a turn is one or more calls and nothing else, or an answer, which is text in which no call begins. In
-both, a turn that ends has ended its thinking and its calls.
+`calls`: prose and thinking are free. A call that has begun names a tool on offer, has arguments that fit its schema,
+and is closed. `act`: a turn is one or more calls and nothing else, or an answer, which is text in which no call begins.
+In both modes, a turn that ends has closed its thinking and its calls.
 
-Thinking comes first or not at all. OPEN: the turn begins inside it, and goes on to `</think>`. OPTIONAL: a block
+Thinking comes first or not at all. OPEN: the turn begins inside it, up to `</think>`. OPTIONAL: a block
 `<think>`…`</think>` may begin the turn. NONE: there is none. Inside it, neither a call nor a second `<think>` begins;
-outside of it neither marker is written, not even as prose, since parsers take a `<think>` at the start for thinking
-whatever the prompt asked for.
+outside it neither marker is written, not even as prose, since parsers take a leading `<think>` for thinking regardless
+of the prompt.
 
-The grammar may admit less than a schema, never more: properties come in the schema's order and no others beside them;
-white space in JSON is one character at most. Strings hold none of the first two characters of markers (`</`, `<t`,
-`<|`), which in JSON can be written with `\u003c`: whole markers cost the compiler twenty times as much. They hold no
-`\ud…` escape either, half a character being none. Arguments that stand for themselves are raw text where the schema
-says `"type": "string"` and JSON otherwise, as the parsers take them. An answer begins with a token that is more than
-white space and does not end as a marker begins.
+The grammar may admit less than a schema, never more: properties come in the schema's order, with no others; white space
+in JSON is at most one character. Strings contain none of the first two characters of markers (`</`, `<t`, `<|`), which
+JSON can write with `\u003c`: excluding whole markers costs the compiler twenty times as much. They contain no `\ud…`
+escape either, because half a surrogate pair is not a character. Arguments written one by one are raw text if the schema
+says `"type": "string"` and JSON otherwise, as the parsers read them. An answer begins with a token that is more than
+white space and does not end with the beginning of a marker.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ Format = dict[str, Any]
 Schema = Mapping[str, Any]
 
 SPACE = "\\s\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-"""What Python takes for white space, for a class of a regular expression."""
+"""White space as Python defines it, for a character class of a regular expression."""
 
 _STRINGS = ("string", ["string"])
-_STRIPPED = "white space at the ends of this argument is not kept"
+_STRIPPED = "leading and trailing white space of this argument is not kept"
 
 
 @dataclass(frozen=True, slots=True)
 class FieldArguments:
-    """Writes the arguments of tools. `pieces`, `json` and `text` make formats of fixed text, JSON and raw text."""
+    """Formats for arguments written one by one. `pieces`, `json` and `text` make fixed text, JSON and raw text."""
 
     fields: FieldSyntax
     pieces: Callable[[str], list[Format]]
@@ -59,7 +59,7 @@ class FieldArguments:
     text: Format
 
     def write(self, schema: Schema, held: Schema) -> tuple[list[Format], list[Unheld]]:
-        """The arguments of a tool, and what of its schema is not held. `held` is the schema as a grammar holds it."""
+        """The arguments of a tool, and the keywords that are not enforced. `held` is the rewritten schema."""
         definitions: Mapping[str, Schema] = held.get("$defs", {})
         unheld: list[Unheld] = []
         whole = _target(held, definitions)
@@ -74,10 +74,8 @@ class FieldArguments:
     def _object(self, schema: Schema, held: Schema, definitions: Schema, unheld: list[Unheld]) -> list[Format]:
         properties: Mapping[str, Schema] = held.get("properties", {})
         required: Sequence[str] = held.get("required", ())
-        if not properties and (held.get("additionalProperties", False) is not False or "patternProperties" in held):
+        if not properties and held.get("additionalProperties", False) is not False:
             unheld.append(Unheld("", "additionalProperties", "arguments written one by one need names that are known"))
-        if held.get("minProperties", 0) > len(required) or held.get("maxProperties", len(properties)) < len(properties):
-            unheld.append(Unheld("", "minProperties", "arguments written one by one are not counted"))
         written: list[Format] = []
         for name, value in properties.items():
             before = self.pieces(self.fields.before + name + self.fields.between)
@@ -96,7 +94,7 @@ class FieldArguments:
         return format_
 
     def _raw(self, schema: Schema, held: Schema) -> tuple[Format, str | None]:
-        """A string as it stands, and the keyword that is not held there, if any."""
+        """A string as raw text, and the keyword that is not enforced there, if any."""
         if "enum" in held:
             kept = [value for value in held["enum"] if value == value.strip()]
             texts: list[Format] = [{"type": "const_string", "value": value} for value in kept]
@@ -122,7 +120,7 @@ def _is_only_counted(schema: Schema) -> bool:
 
 
 def _counted(schema: Schema) -> Format:
-    """Text of a length, whose first and last character stay when white space is taken off."""
+    """Text of a length whose first and last characters are not white space, since parsers strip it."""
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
     if most == 0:
         return {"type": "const_string", "value": ""}
@@ -148,7 +146,7 @@ ToolSpec = Mapping[str, Any]
 
 _THINK, _THINK_END = "<think>", "</think>"
 _HALF_CHARACTERS = ("\\ud", "\\uD")
-# White space as byte-level vocabularies write it, and others. Those that fall back to bytes write `<` as its number.
+# White space in byte-level and other vocabularies. Those with byte fallback write `<` as its number.
 _SPACES_IN_VOCABULARIES = "ĠĊĉčċČ▁ \t\n\r"
 _BEGINNING_AS_A_BYTE = "<0x3C>"
 _NO_ARGUMENTS: ToolSpec = {"type": "object", "properties": {}}
@@ -164,9 +162,9 @@ def make_grammar(
 ) -> str:
     """The structural tag for turns of `chat` with `tools` on offer, as JSON text: the same text for the same inputs.
 
-    `stop`: texts that end a turn. Strings hold none of them, since a call would be cut there, but for those with a
-    pattern or a length, which are kept free of `<` only. Raises NoCallSyntaxError where the family's calls cannot be
-    held, and UnheldSchemaError where a tool's schema says more than a grammar holds, unless the tool is one of
+    `stop`: texts that end a turn. Strings contain none of them, since the call would be cut there; strings with a
+    pattern or a length are only kept free of `<`. Raises NoCallSyntaxError if there is no grammar for the family's
+    calls, and UnheldSchemaError if a grammar cannot enforce all of a tool's schema, unless the tool is in
     `loose_tools`: its calls are held to the rest.
     """
     syntax = syntax_of(chat)
@@ -178,7 +176,7 @@ def make_grammar(
         body = _sequence([_GAP, _or([*([turns.calls(tags)] if tags else []), turns.answer()])])
     else:
         body = turns.prose_and_calls(tags)
-    # No sorted keys: the order of a schema's properties is the order in which the grammar wants them.
+    # Keys are not sorted: the grammar requires properties in the schema's order.
     return json.dumps(
         {"type": "structural_tag", "format": _sequence([*turns.thinking(chat.thinking), body])}, separators=(",", ":")
     )
@@ -196,7 +194,7 @@ def _check_stops(syntax: CallSyntax, stop: Sequence[str]) -> None:
     for text in stop:
         if -1 < call.find(text) < len(call) - len(text):
             raise BadValueError(
-                f"sampling.stop has {text!r}, which stands inside every call: none could be finished",
+                f"sampling.stop has {text!r}, which is inside every call, so no call could be finished",
                 fix="remove it, or set it to what ends a call",
             )
 
@@ -218,13 +216,13 @@ def _optional(elements: Sequence[Format]) -> Format:
     return {"type": "optional", "content": _sequence(elements)}
 
 
-# Families put up to two line ends between thinking and what follows.
+# Families write up to two newlines after thinking.
 _GAP: Format = {"type": "regex", "pattern": "\n{0,2}"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """The parts of a turn as formats of a structural tag. `control`: the tokens that structure chats, by their text."""
+    """The parts of a turn as formats of a structural tag. `control`: the control tokens by their text."""
 
     syntax: CallSyntax
     tokenizer: Tokenizer
@@ -234,7 +232,7 @@ class _Turns:
     work: GrammarWork
 
     def thinking(self, thinking: Thinking) -> list[Format]:
-        """What a turn begins with."""
+        """The thinking that a turn begins with."""
         if thinking is Thinking.NONE:
             return []
         inside = [self._free_text(), *self._pieces(_THINK_END)]
@@ -266,10 +264,10 @@ class _Turns:
         return _sequence([*self._pieces(begin), several, *self._pieces(end)])
 
     def answer(self) -> Format:
-        """Text that says something and in which no call begins."""
+        """Text that is not empty and in which no call begins."""
         if self.syntax.opening is None:
             return {"type": "regex", "pattern": f"[^{SPACE}{{<][\\s\\S]*"}
-        # A character in front of the free text would cost the first mask 30 ms, since nearly all tokens go past it.
+        # A single character before the free text would cost the first mask 30 ms, since most tokens are longer.
         start: Format = {
             "type": "exclude_token",
             "exclude_tokens": _no_starts(self.tokenizer, tuple(self._kept_out_of_text())),
@@ -282,23 +280,20 @@ class _Turns:
         name, schema = str(spec["name"]), spec.get("parameters") or _NO_ARGUMENTS
         self._check_names(name, schema)
         is_json = self.syntax.fields is None
-        excludes = self._excluded_from_json()
         try:
-            held, found = rewrite(schema, excludes=excludes, escapes=is_json, work=self.work)
+            held, found = rewrite(schema, excludes=self._excluded_from_json(), escapes=is_json, work=self.work)
         except OverLimitError as error:
             raise ToolLimitError(
                 f"tool {name!r} has a schema that {error}",
                 fix="leave the tool out with servers.settings.NAME.deny of its server, offer fewer tools in a task, or "
                 "set sampling.constrain to off",
             ) from error
-        unheld = [] if loose else list(found)
-        if self.syntax.fields is None:
-            arguments = [self._json(held)]
-        else:
+        arguments, unheld = [self._json(held)], list(found)
+        if self.syntax.fields is not None:
             writer = FieldArguments(self.syntax.fields, self._pieces, self._json, self._raw_text())
             arguments, unheld_fields = writer.write(schema, held)
-            unheld += [] if loose else unheld_fields
-        if unheld:
+            unheld += unheld_fields
+        if unheld and not loose:
             raise _unheld_schema(name, unheld)
         if self.syntax.before_name.endswith('"') and is_json:
             name = json.dumps(name, ensure_ascii=False)[1:-1]
@@ -317,7 +312,7 @@ class _Turns:
                 )
 
     def _pieces(self, text: str) -> list[Format]:
-        """A fixed text, with the markers that parsers look for as tokens as just these."""
+        """A fixed text, in which the markers that parsers look for as tokens are those tokens."""
         tokens = [*self.syntax.tokens, *(_think_tokens(self.control) if self.syntax.tokens else ())]
         parts = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text) if tokens else [text]
         return [
@@ -329,11 +324,11 @@ class _Turns:
         ]
 
     def _told_apart(self, tokens: Format, role: str) -> Format:
-        """A part that names tokens, safe from being taken for another.
+        """A part that names tokens, made distinct from all others.
 
-        The compiler of xgrammar 0.2.8 keeps what it has worked out for one rule and uses it for any other that differs
-        in nothing but tokens, in other grammars too, and then admits the wrong ones. So a rule is given a branch that
-        differs in text. It is never taken: a stop token is not admissible as anything but the end of a turn.
+        The compiler of xgrammar 0.2.8 caches its results per rule, reuses them for any rule that differs only in
+        tokens, in other grammars too, and then admits the wrong ones. So each rule gets a branch that differs in
+        text. The branch is never taken: a stop token is only admissible at the end of a turn.
         """
         never = [{"type": "token", "token": self.stop_token_id}, _const(role)]
         return _or([tokens, _sequence(never)])
@@ -354,8 +349,8 @@ class _Turns:
         return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1, "excludes": excludes}
 
     def _excluded_from_json(self) -> list[str]:
-        """The first two characters of each marker, and the stop texts that they do not keep out already."""
-        # Of the tokenizer's own: those in brackets and bars. A plain `<s>` would cost more than it is worth.
+        """The first two characters of each marker, and the stop texts that contain none of these."""
+        # Of the tokenizer's own: those with brackets and bars. Excluding a plain `<s>` is not worth its cost.
         own = [text for text in self.control if text[0] == "<" and not text[1].isalnum()]
         short = sorted({marker[:2] for marker in (_THINK, _THINK_END, *self.syntax.tags, *own)})
         return short + [text for text in self.stop if not any(marker in text for marker in short)]
@@ -363,7 +358,7 @@ class _Turns:
 
 @lru_cache(maxsize=8)
 def _no_starts(tokenizer: Tokenizer, markers: tuple[str, ...]) -> tuple[int, ...]:
-    """The tokens that are white space only, hold a marker, or end as a marker begins."""
+    """The tokens that are only white space, contain a marker, or end with the beginning of one."""
     beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
     vocabulary: Mapping[str, int] = cast("Any", tokenizer).get_vocab()
     return tuple(
@@ -382,7 +377,7 @@ def _think_tokens(control: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _joined(pieces: Sequence[Format]) -> list[Format]:
-    """The pieces, neighbouring fixed texts as one."""
+    """The pieces, with adjacent fixed texts merged."""
     joined: list[Format] = []
     for piece in pieces:
         if joined and piece["type"] == "const_string" == joined[-1]["type"]:

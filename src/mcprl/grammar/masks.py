@@ -1,6 +1,6 @@
-"""Which tokens a grammar admits at each place of a turn: while a turn is sampled, and again over what was sampled.
+"""The tokens that a grammar admits at each position of a turn, while sampling and when replaying a sampled turn.
 
-A grammar is a structural tag (JSON text), held by xgrammar, the same engine at the same version as inside vLLM. So the
+A grammar is a structural tag (JSON text), enforced by xgrammar, the same engine and version as inside vLLM. So the
 tokens that were admissible to the sampler are those that the learner renormalises over, bit for bit.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["Grammars", "Matcher", "Replay", "TurnGrammars", "load_grammars"]
 
 
 class TurnGrammars:
-    """The grammars of a run: one for each set of tools that a task offers, made once. Safe to use from threads."""
+    """The grammars of a run: one per set of tools on offer, made once. Thread-safe."""
 
     def __init__(self, chat: Chat, grammars: Grammars, sampling: SamplingConfig) -> None:
         if sampling.constrain == "off":
@@ -39,8 +39,8 @@ class TurnGrammars:
         self._making = threading.Lock()
 
     def grammar_of(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """The structural tag of a turn with these tools on offer. Raises where they cannot be held to it."""
-        # Not sorted: the order of a schema's properties is the order in which the grammar wants them.
+        """The structural tag of a turn with these tools on offer. Raises if a grammar cannot enforce their schemas."""
+        # Not sorted: the grammar requires properties in the schema's order.
         key = json.dumps(tools)
         with self._making:
             if key not in self._made:
@@ -50,7 +50,7 @@ class TurnGrammars:
             return self._made[key]
 
     def choices(self, grammar: str, sampled_ids: Sequence[int]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-        """Which tokens of a sampled turn were forced, and which only spelt a text that was fixed."""
+        """Which tokens of a sampled turn were forced, and which only spelled a fixed text."""
         replay = self._grammars.replay(grammar, self._chat.stop_token_ids, sampled_ids)
         return replay.forced, replay.fixed
 
@@ -60,22 +60,22 @@ try:
     import xgrammar as xgr
 except ModuleNotFoundError as error:
     raise MissingExtraError(
-        f"sampling.constrain holds turns to a grammar, which needs {error.name}, and that is not installed",
+        f"sampling.constrain needs {error.name}, which is not installed",
         fix="pip install 'mcprl[torch]', or set sampling.constrain to off",
     ) from error
 
-# Compiled grammars that are kept, as many as vLLM keeps: that of 25 tools takes 4 to 10 MB, and seconds to compile.
+# The cache of compiled grammars, as large as vLLM's: 25 tools take 4 to 10 MB, and seconds to compile.
 _CACHE_BYTES = 512 * 1024 * 1024
 
-# Parts of a structural tag that name tokens instead of text. xgrammar overlooks them when it says what text is forced.
+# Parts of a structural tag that name tokens instead of text. xgrammar ignores them when it computes the forced text.
 _NAMES_TOKENS = re.compile(r'"type"\s*:\s*"(?:\w*token\w*|grammar)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """What a grammar left to choose at each token of a sampled turn. Row i is the state before token i.
+    """The choices that a grammar left at each token of a sampled turn. Row i is the state before token i.
 
-    `forced`: one token was admissible. `fixed`: several were, but the whole text of the sampled one had to come. For
+    `forced`: one token was admissible. `fixed`: several were, but the text of the sampled one was required. For
     the grammar `<a>` or `<b>`, three tokens sampled:
 
         token           "<"                   "b"                ">"
@@ -90,9 +90,9 @@ class Replay:
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer and keeps them. Safe to use from threads.
+    """Compiles and caches grammars for one tokenizer. Thread-safe.
 
-    `vocab_size` is the number of rows of the model's head, which may be more than the tokenizer has tokens.
+    `vocab_size` is the number of rows of the model's head, which may exceed the number of tokens.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
@@ -102,16 +102,16 @@ class Grammars:
         self._vocabulary = _Vocabulary([bytes(text) for text in info.decoded_vocab], tokenizer.added_tokens_decoder)
 
     def check(self, tag: str) -> None:
-        """Compile a grammar, so that what is wrong with it is known. Raises GrammarError."""
+        """Compile a grammar to find its errors. Raises GrammarError."""
         try:
-            # vLLM reads it first without a tokenizer: tokens must be named by their ids.
+            # vLLM parses it without a tokenizer first: tokens must be named by their ids.
             xgr.Grammar.from_structural_tag(tag)
         except RuntimeError as error:
             raise _grammar_error(error) from error
         self._compile(tag)
 
     def start(self, tag: str, stop_token_ids: Sequence[int]) -> Matcher:
-        """A turn about to be sampled under the grammar, which can end in any of `stop_token_ids` where it may end."""
+        """A turn to be sampled under the grammar, which may end in any of `stop_token_ids`."""
         compiled = self._compile(tag)
         try:
             matcher = xgr.GrammarMatcher(compiled, override_stop_tokens=list(stop_token_ids))
@@ -120,10 +120,10 @@ class Grammars:
         return Matcher(matcher, self._vocabulary, names_tokens=_NAMES_TOKENS.search(tag) is not None)
 
     def replay(self, tag: str, stop_token_ids: Sequence[int], ids: Sequence[int]) -> Replay:
-        """Walk the grammar over a sampled turn. Raises InadmissibleTokenError where it could not have been sampled."""
+        """Walk the grammar over a sampled turn. Raises InadmissibleTokenError if it could not have been sampled."""
         matcher = self.start(tag, stop_token_ids)
         rows = torch.zeros((len(ids), self._vocabulary.words), dtype=torch.int32)
-        inside: list[bool] = []  # whether a token's text lies in the text that had to come
+        inside: list[bool] = []  # whether a token's text lies in the forced text
         text_to_come = b""
         for position, token in enumerate(ids):
             matcher.fill(rows, position)
@@ -138,7 +138,7 @@ class Grammars:
         tokens = np.asarray(ids, dtype=np.int64)
         masked = bits[np.arange(len(ids)), tokens // 32] >> (tokens % 32) & 1 == 0
         if masked.any():
-            # A matcher takes the tokenizer's own end of text for text where that is none of the stops; a mask does not.
+            # A matcher accepts the tokenizer's end of text as text if it is not among the stops; a mask does not.
             position = int(masked.argmax())
             raise _inadmissible(position, f"{self._vocabulary.name(ids[position])} is not admissible")
         forced = (np.bitwise_count(bits).sum(axis=1, dtype=np.int64) == 1).tolist()
@@ -185,15 +185,15 @@ class Matcher:
         return masked_V
 
     def fill(self, rows: torch.Tensor, index: int) -> None:
-        """Write the tokens admissible next into one row of many. The bits behind the last token are undefined."""
+        """Write the tokens admissible next into one row of many. The bits after the last token are undefined."""
         if self.ended:
-            raise _inadmissible(self._position, "the turn goes on after the token that ended it")
+            raise _inadmissible(self._position, "the turn continues after the token that ended it")
         self._matcher.fill_next_token_bitmask(rows, index)
 
     def accept(self, token: int) -> None:
-        """Move on by a token. Raises InadmissibleTokenError where the grammar does not admit it."""
+        """Advance by a token. Raises InadmissibleTokenError if the grammar does not admit it."""
         if self.ended:
-            raise _inadmissible(self._position, "the turn goes on after the token that ended it")
+            raise _inadmissible(self._position, "the turn continues after the token that ended it")
         if not self._matcher.accept_token(token):
             raise _inadmissible(self._position, f"{self._vocabulary.name(token)} is not admissible")
         self._position += 1
@@ -203,11 +203,11 @@ class Matcher:
         try:
             text = self._matcher.find_jump_forward_string().encode()
         except UnicodeDecodeError as error:
-            text = error.object  # it begins or ends within a character; these are its bytes
+            text = error.object  # the bytes of a text that begins or ends within a character
         return self._before_any_marker(text) if self._names_tokens and text else text
 
     def _before_any_marker(self, text: bytes) -> bytes:
-        """The part of a forced text in which no marker token is admissible beside the text."""
+        """The part of a forced text in which no marker token is admissible instead of the text."""
         row = torch.zeros((1, self._vocabulary.words), dtype=torch.int32)
         walked = 0
         for byte in text:
@@ -229,7 +229,7 @@ class _Vocabulary:
         self.words = (len(texts) + 31) // 32
         used_bits = (len(texts) - 1) % 32 + 1
         self.last_word = -1 if used_bits == 32 else (1 << used_bits) - 1
-        # Of tokens that write text: a marker named by a grammar is none.
+        # Of tokens that write text, which excludes markers.
         self._first_byte = np.full(self.words * 32, -1, dtype=np.int16)
         for token, text in enumerate(texts):
             if text and token not in self.markers:
@@ -243,7 +243,7 @@ class _Vocabulary:
         return f"token {token} ({self.text(token).decode(errors='replace')!r})"
 
     def others_than(self, byte: int) -> torch.Tensor:
-        """The tokens that cannot begin a text with this first byte: those with another, and the markers."""
+        """The tokens that cannot begin a text with this first byte: those with another first byte, and the markers."""
         if byte not in self._others:
             other = self._first_byte != byte
             other[len(self.texts) :] = False
@@ -252,13 +252,13 @@ class _Vocabulary:
 
 
 def load_grammars(model: str) -> Grammars:
-    """The grammars of a model, by its folder or name: its tokenizer and the width of its head."""
+    """The grammars for the tokenizer and head of a model, by its folder or name."""
     try:
         tokenizer = cast("Any", AutoTokenizer.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
         config = cast("Any", AutoConfig.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
     except (OSError, ValueError) as error:
         raise BadValueError(
-            f"model.path is {model!r}, where no model can be loaded: {str(error).splitlines()[0]}",
+            f"model.path is {model!r}, but no model can be loaded from there: {str(error).splitlines()[0]}",
             fix="give the folder of a model (./…, ../… or /…), or its name on the hub",
         ) from error
     return Grammars(tokenizer, int(config.get_text_config().vocab_size))
@@ -266,15 +266,15 @@ def load_grammars(model: str) -> Grammars:
 
 def _inadmissible(position: int, what: str) -> InadmissibleTokenError:
     return InadmissibleTokenError(
-        f"position {position} of a turn: {what}; sampler and learner hold different grammars or tokenizers",
+        f"position {position} of a turn: {what}; sampler and learner have different grammars or tokenizers",
         fix="give both the same model, tools and xgrammar (vLLM 0.32 has xgrammar 0.2.8)",
     )
 
 
 def _grammar_error(error: RuntimeError) -> GrammarError:
-    # xgrammar writes the time and a line of its own source first.
+    # xgrammar puts the time and its source line first.
     words = re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).strip()
     return GrammarError(
         f"the grammar of the tools on offer does not compile: {words}",
-        fix="mend the tool's schema, leave the tool out, or set sampling.constrain to off",
+        fix="fix the tool's schema, leave the tool out, or set sampling.constrain to off",
     )

@@ -1,11 +1,11 @@
-r"""Regular expressions of JSON schemas, read as trees (pattern_trees.py) that match whole texts.
+r"""Regular expressions of JSON schemas, read as trees that match whole texts.
 
-JSON Schema searches a string for a `pattern`; xgrammar matches the whole, and ignores look-around and inner anchors
-with a warning. So the sides that a pattern leaves open are filled with any characters, and what it holds that a grammar
-cannot is refused in words.
+JSON Schema searches a string for a `pattern`; xgrammar matches the whole string, and ignores look-around and inner
+anchors with a warning. So a side without an anchor is filled with any characters, and what a grammar cannot hold raises
+ValueError.
 
-Libraries disagree on what `\d`, `\w` and `\s` hold beyond ASCII. Each is read at its narrowest where a pattern asks for
-it and at its widest where a pattern forbids it: what is read here is what all of them accept.
+Libraries disagree on what `\d`, `\w` and `\s` match beyond ASCII. Each is read as narrowly as possible if a pattern
+requires it and as widely as possible if a pattern forbids it: what is read here is what all of them accept.
 
 >>> write_pattern(read_pattern("^[a-c]+-[0-9]{2}$"))
 '^[a-c]+\\-[0-9]{2}$'
@@ -47,7 +47,7 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """One pattern after the other: Joined(()) is the empty text."""
+    """Patterns in sequence: Joined(()) is the empty text."""
 
     items: tuple[Pattern, ...]
 
@@ -70,7 +70,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The beginning or the end of the text: Anchor("^"). Only while a pattern is read."""
+    """The beginning or the end of the text: Anchor("^"). Only used while a pattern is read."""
 
     sign: str
 
@@ -81,7 +81,7 @@ TOP = 0x10FFFF
 
 
 def without(ranges: Ranges) -> Ranges:
-    """All characters but these."""
+    """All characters except these."""
     kept: list[tuple[int, int]] = []
     start = 0
     for low, high in sorted(ranges):
@@ -97,13 +97,13 @@ def _both(left: Ranges, right: Ranges) -> Ranges:
 
 _ANY = Chars(((0, TOP),))
 ANY_TEXT = Repeated(_ANY, 0, None)
-# Characters that stand in a JSON string as they are, without `<`, with which markers begin.
+# Characters that need no escape in a JSON string, except `<`, with which markers begin.
 _PLAIN = without(((0x00, 0x1F), (0x22, 0x22), (0x3C, 0x3C), (0x5C, 0x5C), (0xD800, 0xDFFF)))
 _ESCAPES = {0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: "f", 0x0D: "r", 0x22: '"', 0x3C: "u003c", 0x5C: r"\\"}
 
 
 def length_of(tree: Pattern) -> tuple[int, int | None]:
-    """The fewest and the most characters of a text that matches; None: without end."""
+    """The fewest and the most characters of a text that matches; None: unlimited."""
     match tree:
         case Chars():
             return 1, 1
@@ -128,7 +128,7 @@ def is_too_large(tree: Pattern) -> bool:
 
 
 def num_chars(tree: Pattern) -> int:
-    """How many characters the pattern has, with all its counts written out."""
+    """The number of characters in the pattern, with all its counts written out."""
     match tree:
         case Joined(parts) | Either(parts):
             return sum(num_chars(part) for part in parts)
@@ -140,7 +140,7 @@ def num_chars(tree: Pattern) -> int:
 
 
 def with_length(tree: Pattern, least: int, most: int | None) -> Pattern | None:
-    """The tree held to a length. None where that takes more than the count of one repeated character."""
+    """The tree limited to a length. None if that takes more than the count of one repeated character."""
     low, high = length_of(tree)
     if low >= least and (most is None or (high is not None and high <= most)):
         return tree
@@ -149,8 +149,6 @@ def with_length(tree: Pattern, least: int, most: int | None) -> Pattern | None:
         return None if None in options else Either(tuple(option for option in options if option is not None))
     items = tree.items if isinstance(tree, Joined) else (tree,)
     open_ended = [item for item in items if length_of(item)[0] != length_of(item)[1]]
-    if len(open_ended) > 1 and ANY_TEXT in items:
-        return _on_fewer_sides(items, least, most)
     if not open_ended:
         return Either(())
     loose = open_ended[0]
@@ -165,20 +163,10 @@ def with_length(tree: Pattern, least: int, most: int | None) -> Pattern | None:
     return Joined(tuple(counted if item is loose else item for item in items))
 
 
-def _on_fewer_sides(items: tuple[Pattern, ...], least: int, most: int | None) -> Pattern | None:
-    """Held to a length with anything on one side only, or on none: fewer texts, but ones that can be counted."""
-    inner = tuple(item for item in items if item != ANY_TEXT)
-    for fewer in ((*inner, ANY_TEXT), inner):
-        counted = with_length(Joined(fewer), least, most) if fewer != items else None
-        if counted is not None and counted != Either(()):
-            return counted
-    return None
-
-
 def write_pattern(tree: Pattern, *, escapes: bool = False) -> str | None:
-    """The tree as a regular expression over raw text. None where no text is left that may be written.
+    """The tree as a regular expression over raw text. None if no text that may be written matches.
 
-    `escapes`: the text is JSON, where a character that may not stand there as it is can be written as an escape.
+    `escapes`: the text is JSON, so a character that may not be written as it is can be escaped.
     """
     written = _grouped(tree, escapes) if isinstance(tree, Either) else _write(tree, escapes)
     return None if written is None else f"^{written}$"
@@ -251,7 +239,7 @@ _WIDE_SPACE: Ranges = (
     *((0x09, 0x0D), (0x1C, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x180E, 0x180E), (0x2000, 0x200B)),
     *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
 )
-# What each shorthand surely holds, and what it holds at most.
+# What each shorthand matches in all libraries, and what it matches in some.
 _SHORTHANDS: dict[str, tuple[Ranges, Ranges]] = {
     "d": (_DIGITS, _DIGITS + _BEYOND_ASCII),
     "D": (without(_DIGITS + _BEYOND_ASCII), without(_DIGITS)),
@@ -268,16 +256,16 @@ _NOT_NEWLINE = Chars(without(((0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028,
 
 
 def read_pattern(pattern: str) -> Pattern:
-    """A pattern as JSON Schema means it, a search, as a tree that matches whole texts.
+    """A pattern, which JSON Schema searches for, as a tree that matches whole texts.
 
-    Raises ValueError, with what the pattern holds, where that cannot be told exactly.
+    Raises ValueError, with the offending construct, if it cannot be translated exactly.
     """
     if len(pattern) > _MAX_READ:
         raise ValueError(f"a pattern of more than {_MAX_READ} characters")
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"no valid regular expression ({error})") from error
+        raise ValueError(f"an invalid regular expression ({error})") from error
     return _searched(_Reader(pattern).read())
 
 
@@ -310,7 +298,7 @@ def _holds_anchor(tree: Pattern) -> bool:
 
 
 class _Reader:
-    """Recursive descent over a regular expression that Python has found valid."""
+    """Recursive descent over a regular expression that Python accepts."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -343,7 +331,7 @@ class _Reader:
         counts = re.compile(r"([*+?])|\{(\d+)(,?)(\d*)\}").match(self._text, self._place)
         if counts is None:
             if self._text.startswith("{,", self._place):
-                raise ValueError("a count without its beginning ({,n})")
+                raise ValueError("a count without a minimum ({,n})")
             return item
         self._place = counts.end()
         sign, least, comma, most = counts.groups()
@@ -371,7 +359,7 @@ class _Reader:
             if self._take("?") and not self._take(":"):
                 raise ValueError("look-around, flags or a named group ((?…))")
             inner = self.read()
-            self._next()  # the closing parenthesis, which Python has seen
+            self._next()  # the closing parenthesis
             return inner
         return Chars(((ord(char), ord(char)),))
 
@@ -386,7 +374,7 @@ class _Reader:
             if self._text.startswith("-", self._place) and not self._text.startswith("-]", self._place):
                 self._place += 1
                 high = self._read_class_item()
-                low = _exactly(low[0][0][0], high[0][0][0])  # Python has refused a shorthand as an end of a range
+                low = _exactly(low[0][0][0], high[0][0][0])  # Python accepts no shorthand as an end of a range
             sure, wide = sure + low[0], wide + low[1]
         return Chars(without(wide) if negated else without(without(sure)))
 

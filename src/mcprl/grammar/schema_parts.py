@@ -1,11 +1,12 @@
-"""A tool's schema taken apart: which schemas hold for the same value, and where each of them stands.
+"""A tool's schema taken apart: the schemas that apply to one value, and the path of each.
 
-A value is seldom described by one schema: `$ref` and `allOf` add others that hold beside it. `Document.gather` lists
-them all, so that whoever rewrites a schema sees every keyword that holds at a place, together with where it came from.
+One value is often described by several schemas, because `$ref` and `allOf` add more. `Document.gather` lists them all,
+so the code that rewrites a schema sees every keyword that applies to a value, together with its path.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,7 @@ from mcprl.schemas import Checking, GrammarWork, bounded
 __all__ = ["Branches", "Document", "Findings", "Part", "Unheld", "number_schema", "string_schema"]
 
 
-# All other keywords are annotations: nothing is refused because of them.
+# All other keywords are annotations and reject nothing.
 _ASSERTIONS = frozenset(
     (
         *("type", "enum", "const", "not", "if", "anyOf", "oneOf", "$dynamicRef", "$recursiveRef"),
@@ -49,7 +50,7 @@ _ASSERTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Unheld:
-    """A keyword of a schema whose meaning a grammar does not hold.
+    """A keyword of a schema that a grammar does not enforce.
 
     Unheld(path="/properties/tags", keyword="uniqueItems", why="a grammar cannot compare items")
     """
@@ -61,11 +62,9 @@ class Unheld:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A schema where it stands, without the keywords that were dealt with already.
+    """A schema and its path, without the keywords that are `done`. `made`: generated, not in the tool's schema.
 
     Part(path="/properties/tags", schema={"type": "array", "uniqueItems": True})
-
-    `made`: it is not written there, but follows from what is.
     """
 
     path: str
@@ -80,7 +79,7 @@ class Part:
         return cast("Mapping[str, Any]", self.schema)[keyword] if keyword in self else default
 
     def at(self, *steps: str | int) -> Part:
-        """The schema that stands further inward."""
+        """The subschema at these steps."""
         inner: Any = self.schema
         for step in steps:
             inner = inner[step]
@@ -91,15 +90,14 @@ class Part:
 
     @property
     def key(self) -> tuple[str, frozenset[str], bool]:
-        """What tells it from all other parts of its document."""
+        """Unique among the parts of a document."""
         return self.path, self.done, self.made
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """Those by which something may be refused."""
-        return (
-            () if isinstance(self.schema, bool) else tuple(key for key in self.schema if key in _ASSERTIONS - self.done)
-        )
+        """The keywords that may reject a value."""
+        schema: Mapping[str, Any] = {} if isinstance(self.schema, bool) else self.schema
+        return tuple(keyword for keyword in schema if keyword in _ASSERTIONS - self.done)
 
 
 def _escaped(step: str) -> str:
@@ -108,11 +106,11 @@ def _escaped(step: str) -> str:
 
 @dataclass
 class Findings:
-    """What was found on the way through a schema, each keyword of a place once.
+    """What was found while rewriting a schema, each keyword of a path once.
 
-    `unheld`: the grammar admits what the schema refuses, or can write nothing at all of what the schema admits.
-    `dead_ends`: the schema itself refuses every value there.
-    `work`: what may still be done.
+    `unheld`: the grammar admits values that the schema rejects, or can write none of those that it admits.
+    `dead_ends`: the schema itself rejects every value there.
+    `work`: the remaining work budget.
     """
 
     unheld: dict[tuple[str, str], Unheld] = field(default_factory=dict[tuple[str, str], Unheld])
@@ -122,8 +120,15 @@ class Findings:
     def add(self, part: Part, keyword: str, why: str) -> None:
         self.unheld.setdefault((part.path, keyword), Unheld(part.path, keyword, why))
 
+    def add_all(self, parts: Sequence[Part], keywords: Collection[str], why: str) -> None:
+        """Add each of the keywords in each part that has it."""
+        for keyword in keywords:
+            for part in parts:
+                if keyword in part:
+                    self.add(part, keyword, why)
+
     def add_dead_end(self, parts: Collection[Part], keywords: Collection[str], why: str) -> None:
-        """A place that no value fits, named by the first of the keywords that stands there."""
+        """A place that no value fits, reported under the first of the keywords that is there."""
         found = ((part, keyword) for part in parts for keyword in keywords if keyword in part and not part.made)
         for part, keyword in found:
             self.dead_ends.append(Unheld(part.path, keyword, why))
@@ -131,12 +136,12 @@ class Findings:
 
 
 class Document:
-    """One tool's schema: its references, and whether values are valid by any part of it."""
+    """One tool's schema: resolves its references, and validates values by any part of it."""
 
     def __init__(self, root: Mapping[str, Any], findings: Findings) -> None:
         self.root = Part("", {key: value for key, value in root.items() if key != "$id"})
         self._findings = findings
-        self._moved = _holds_address(self.root.schema)
+        self._has_inner_id = '"$id": "' in json.dumps(self.root.schema)
         empty: Registry[Any] = Registry()
         self._registry = empty.with_resource("urn:tool", DRAFT202012.create_resource(self.root.schema))
         self.steps = findings.work.steps
@@ -144,9 +149,10 @@ class Document:
         self._validators: dict[object, Validator] = {}
 
     def is_valid(self, value: Any, part: Part, *, unsure: bool) -> bool:
-        """Whether a value is valid by a part as it was written; `unsure` where that cannot be told.
+        """Whether a value is valid by a part of the original schema.
 
-        That is: where its references cannot be followed, or a pattern cannot be searched in linear time.
+        The result is `unsure` if that cannot be decided: a reference cannot be followed, or a pattern cannot be
+        searched in linear time.
         """
         if part.key not in self._validators:
             schema = part.schema if part.made else {"$ref": "urn:tool#" + quote(part.path)}
@@ -159,7 +165,7 @@ class Document:
         return valid if self._checking.assumed == assumed else unsure
 
     def gather(self, parts: Sequence[Part]) -> tuple[tuple[Part, ...], bool]:
-        """All parts that hold for the value for which these hold, and whether a reference was followed."""
+        """All parts that apply to a value to which these apply, and whether a reference was followed."""
         gathered: list[Part] = []
         seen: set[object] = set()
         followed = False
@@ -187,7 +193,7 @@ class Document:
         if reference != "#" and not reference.startswith("#/"):
             self._findings.add(part, "$ref", "only references into the schema itself (#/…) can be followed")
             return None
-        if self._moved:
+        if self._has_inner_id:
             self._findings.add(part, "$ref", "an $id inside the schema changes what references mean")
             return None
         steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in reference.split("/")[1:]]
@@ -195,7 +201,7 @@ class Document:
         for step in steps:
             target = _stepped(target, step)
         if not isinstance(target, (bool, Mapping)):
-            self._findings.add(part, "$ref", "it leads to no schema")
+            self._findings.add(part, "$ref", "it does not lead to a schema")
             return None
         path = "".join("/" + _escaped(step) for step in steps)
         return Part(path, cast("Mapping[str, Any] | bool", target))
@@ -209,104 +215,51 @@ def _stepped(target: Any, step: str) -> Any:
     return None
 
 
-def _holds_address(schema: Any) -> bool:
-    """Whether some schema in it has an address of its own, against which its references are read."""
-    if isinstance(schema, Mapping):
-        members = cast("Mapping[str, Any]", schema)
-        return isinstance(members.get("$id"), str) or any(_holds_address(member) for member in members.values())
-    return isinstance(schema, list) and any(_holds_address(item) for item in cast("list[Any]", schema))
-
-
 _MAX_INTEGER = 2**63 - 1
 _MAX_NUMBER = 2**53
-_MAX_FINE_NUMBER = 10**9  # beyond it, a float no longer tells numbers with six decimals apart
+_MAX_FINE_NUMBER = 10**9  # beyond it, a float cannot distinguish numbers with six decimals
 _FINEST = Decimal("0.000001")
 _MAX_DIVISOR = 1024
-_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_LOWS, _HIGHS = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
-# Formats whose grammar can neither write a marker nor break the JSON. `format` refuses nothing, so others are dropped.
+# Formats whose grammar can neither write a marker nor break the JSON. `format` rejects nothing, so others are dropped.
 _SAFE_FORMATS = frozenset(
     ("date", "time", "date-time", "duration", "hostname", "ipv4", "ipv6", "uri", "uri-reference", "uuid")
 )
 
 
 def number_schema(parts: Sequence[Part], findings: Findings, *, whole: bool) -> dict[str, Any] | None:
-    """A number (`whole`: an integer) between its bounds and a multiple of its divisors."""
-    divisors = {Decimal(str(part.get("multipleOf"))) for part in parts if "multipleOf" in part}
-    whole_divisors = {int(divisor) for divisor in divisors if divisor == int(divisor)}
+    """A number (`whole`: an integer) within its bounds, or an integer that is a multiple of its divisors."""
+    divisors: set[int] = set()
     for part in parts:
-        if "multipleOf" in part and int(part.get("multipleOf")) != part.get("multipleOf"):
+        divisor = part.get("multipleOf", 1)
+        if divisor == int(divisor):
+            divisors |= {int(divisor)} if "multipleOf" in part else set()
+        else:
             findings.add(part, "multipleOf", "a grammar cannot divide by a fraction")
-    whole = whole or bool(whole_divisors)
-    bounds = _integer_bounds(parts, findings) if whole else _number_bounds(parts, findings)
+    whole = whole or bool(divisors)
+    bounds = _bounds(parts, findings, whole=whole)
     if bounds is None:
         return None
-    divisor = math.lcm(*whole_divisors)
-    if divisor > 1 and bounds:
-        return _multiples(parts, findings, divisor, bounds)
-    if divisor > _MAX_DIVISOR:
-        _name(parts, findings, "multipleOf", f"a grammar cannot divide by more than {_MAX_DIVISOR}")
-    if 1 < divisor <= _MAX_DIVISOR:
-        return {"type": "integer", "multipleOf": divisor, **bounds}
-    # Without bounds a number may have an exponent that no float holds, or digits without end.
+    divisor = math.lcm(*divisors)
+    if divisor > 1 and not bounds and divisor <= _MAX_DIVISOR:
+        return {"type": "integer", "multipleOf": divisor}
+    if divisor > 1:
+        why = f"a grammar divides by {_MAX_DIVISOR} at most, and only if there are no bounds"
+        findings.add_all(parts, ("multipleOf",), why)
+    # Without bounds a number may have an exponent too large for a float, or endless digits.
     most = _MAX_INTEGER if whole else _MAX_NUMBER
     return {"type": "integer" if whole else "number", "minimum": -most, "maximum": most, **bounds}
 
 
-def _name(parts: Sequence[Part], findings: Findings, keyword: str, why: str) -> None:
-    for part in parts:
-        if keyword in part:
-            findings.add(part, keyword, why)
-
-
-def _multiples(
-    parts: Sequence[Part], findings: Findings, divisor: int, bounds: dict[str, Any]
-) -> dict[str, Any] | None:
-    """Between bounds, multiples are listed one by one."""
-    if len(bounds) == 2:
-        low, high = -(-bounds["minimum"] // divisor), bounds["maximum"] // divisor
-        if low > high:
-            return findings.add_dead_end(parts, ("multipleOf",), "no multiple lies between its bounds")
-        if high - low < _MAX_DIVISOR:
-            return {"enum": [divisor * factor for factor in range(low, high + 1)]}
-    _name(parts, findings, "multipleOf", "a grammar cannot divide and hold these bounds at once")
-    return {"type": "integer", **bounds}
-
-
-def _bounds_of(parts: Sequence[Part], keyword: str) -> list[Decimal]:
-    return [Decimal(str(part.get(keyword))) for part in parts if keyword in part]
-
-
-def _integer_bounds(parts: Sequence[Part], findings: Findings) -> dict[str, Any] | None:
-    lows = [math.ceil(bound) for bound in _bounds_of(parts, "minimum")]
-    lows += [math.floor(bound) + 1 for bound in _bounds_of(parts, "exclusiveMinimum")]
-    highs = [math.floor(bound) for bound in _bounds_of(parts, "maximum")]
-    highs += [math.ceil(bound) - 1 for bound in _bounds_of(parts, "exclusiveMaximum")]
-    return _held(parts, findings, lows, highs, _MAX_INTEGER)
-
-
-def _number_bounds(parts: Sequence[Part], findings: Findings) -> dict[str, Any] | None:
-    lows = [_inward(bound, ROUND_CEILING, False) for bound in _bounds_of(parts, "minimum")]
-    lows += [_inward(bound, ROUND_CEILING, True) for bound in _bounds_of(parts, "exclusiveMinimum")]
-    highs = [_inward(bound, ROUND_FLOOR, False) for bound in _bounds_of(parts, "maximum")]
-    highs += [_inward(bound, ROUND_FLOOR, True) for bound in _bounds_of(parts, "exclusiveMaximum")]
-    return _held(parts, findings, lows, highs, _MAX_NUMBER)
-
-
-def _inward(bound: Decimal, rounding: str, exclusive: bool) -> int | float:
-    """The bound, or the next number inward that a grammar can hold as one that is itself allowed."""
-    step = _FINEST if abs(bound) < _MAX_FINE_NUMBER else Decimal(1)
-    steps = (bound / step).to_integral_value(rounding)
-    if exclusive and steps * step == bound:
-        steps += 1 if rounding == ROUND_CEILING else -1
-    inward = steps * step
-    return int(inward) if inward == int(inward) else float(inward)
-
-
-def _held(
-    parts: Sequence[Part], findings: Findings, lows: Sequence[float], highs: Sequence[float], most: int
-) -> dict[str, Any] | None:
-    """The tightest bounds, moved inward to what the grammar can count to."""
+def _bounds(parts: Sequence[Part], findings: Findings, *, whole: bool) -> dict[str, Any] | None:
+    """The tightest bounds, moved inward to numbers that the grammar can write. None if no number is left."""
+    most = _MAX_INTEGER if whole else _MAX_NUMBER
+    asked = {
+        keyword: [Decimal(str(part.get(keyword))) for part in parts if keyword in part] for keyword in _LOWS + _HIGHS
+    }
+    lows = [_inward(bound, ROUND_CEILING, keyword, whole) for keyword in _LOWS for bound in asked[keyword]]
+    highs = [_inward(bound, ROUND_FLOOR, keyword, whole) for keyword in _HIGHS for bound in asked[keyword]]
     bounds: dict[str, Any] = {}
     if lows:
         bounds["minimum"] = max(*lows, -most)
@@ -314,21 +267,29 @@ def _held(
         bounds["maximum"] = min(*highs, most)
     low, high = bounds.get("minimum", -most), bounds.get("maximum", most)
     if low > most or high < -most:
-        for keyword in _BOUNDS[:2] if low > most else _BOUNDS[2:]:
-            _name(parts, findings, keyword, f"a grammar cannot count to it (at most {most})")
+        findings.add_all(parts, _LOWS if low > most else _HIGHS, f"a grammar cannot count to it (at most {most})")
         return {}
     if low > high:
-        asked = [_bounds_of(parts, keyword) for keyword in _BOUNDS]
-        if max(asked[0] + asked[1]) < min(asked[2] + asked[3]) and most == _MAX_NUMBER:
-            for keyword in _BOUNDS:
-                _name(parts, findings, keyword, "a grammar holds six decimals at most, and none lies between")
+        asked_low, asked_high = ([bound for each in side for bound in asked[each]] for side in (_LOWS, _HIGHS))
+        if not whole and max(asked_low) < min(asked_high):
+            findings.add_all(parts, _LOWS + _HIGHS, "a grammar writes six decimals at most, and none lies between")
             return {}
-        return findings.add_dead_end(parts, _BOUNDS, "no number lies between its bounds")
+        return findings.add_dead_end(parts, _LOWS + _HIGHS, "no number lies between its bounds")
     return bounds
 
 
+def _inward(bound: Decimal, rounding: str, keyword: str, whole: bool) -> int | float:
+    """The bound, or the next number inward that a grammar can write and that is itself allowed."""
+    step = Decimal(1) if whole or abs(bound) >= _MAX_FINE_NUMBER else _FINEST
+    steps = (bound / step).to_integral_value(rounding)
+    if keyword.startswith("exclusive") and steps * step == bound:
+        steps += 1 if rounding == ROUND_CEILING else -1
+    inward = steps * step
+    return int(inward) if inward == int(inward) else float(inward)
+
+
 def string_schema(parts: Sequence[Part], findings: Findings, *, escapes: bool) -> dict[str, Any] | None:
-    """A string that matches its patterns and is as long as it must be."""
+    """A string that matches its pattern and has an admissible length."""
     least = max((int(part.get("minLength")) for part in parts if "minLength" in part), default=0)
     most = min((int(part.get("maxLength")) for part in parts if "maxLength" in part), default=None)
     if most is not None and least > most:
@@ -337,8 +298,7 @@ def string_schema(parts: Sequence[Part], findings: Findings, *, escapes: bool) -
     counted = with_length(tree, least, most)
     if counted is None or is_too_large(counted):
         why = f"a grammar counts {MAX_COUNT} characters at most" if counted else "a grammar cannot count this pattern"
-        for keyword in ("minLength", "maxLength"):
-            _name(parts, findings, keyword, why)
+        findings.add_all(parts, ("minLength", "maxLength"), why)
         counted = tree
     if counted == ANY_TEXT:
         formats = {str(part.get("format")) for part in parts if "format" in part} & _SAFE_FORMATS
@@ -347,14 +307,15 @@ def string_schema(parts: Sequence[Part], findings: Findings, *, escapes: bool) -
     written = write_pattern(counted, escapes=escapes)
     if written is None:
         if write_pattern(counted, escapes=True) is not None:
-            _name(parts, findings, "pattern", "every string that matches holds a character that cannot be written")
+            why = "every string that matches has a character that cannot be written"
+            findings.add_all(parts, ("pattern",), why)
             return {"type": "string"}
         return findings.add_dead_end(parts, ("pattern",), "no string matches the pattern and has the length")
     return {"type": "string", "pattern": written}
 
 
 def _tree(parts: Sequence[Part], findings: Findings) -> Pattern:
-    """The one pattern that the parts ask for. A second one is named: a grammar cannot hold two at once."""
+    """The pattern of the parts. A grammar cannot hold two at once, so a second one is reported."""
     patterns: dict[str, Part] = {}
     for part in parts:
         if "pattern" in part:
@@ -380,48 +341,36 @@ Schema = dict[str, Any]
 _MAX_DEPTH = 6
 
 
-@dataclass(frozen=True, slots=True)
-class _OneOf:
-    part: Part
-    written: tuple[Schema | None, ...]
-
-
 class Branches:
-    """Collects branches and definitions while a schema is rewritten, and checks them afterwards."""
+    """Checks on a rewritten schema: `oneOf` branches exclude each other, and every definition has a finite value."""
 
     def __init__(self, document: Document, findings: Findings, definitions: Mapping[str, Schema | None]) -> None:
         self._document = document
         self._findings = findings
         self._definitions = definitions
-        self._one_ofs: list[_OneOf] = []
-        self._parts: dict[str, Sequence[Part]] = {}
-
-    def note_one_of(self, part: Part, written: Sequence[Schema | None]) -> None:
-        self._one_ofs.append(_OneOf(part, tuple(written)))
-
-    def note_definition(self, name: str, parts: Sequence[Part]) -> None:
-        self._parts[name] = parts
+        self.one_ofs: list[tuple[Part, Sequence[Schema | None]]] = []
+        """Each `oneOf` and what its branches were rewritten to."""
+        self.parts: dict[str, Sequence[Part]] = {}
+        """The parts of each definition, by its name."""
 
     def check(self) -> None:
-        for one_of in self._one_ofs:
-            self._check_one_of(one_of)
+        for part, written in self.one_ofs:
+            self._check_one_of(part, written)
+        why = "every value contains another of its kind, without end"
         for name in self._endless():
-            for part in self._parts[name]:
-                for keyword in ("required", "minItems", "minProperties", "anyOf", "oneOf"):
-                    if keyword in part:
-                        self._findings.add(part, keyword, "every value holds another of its kind, without end")
+            self._findings.add_all(self.parts[name], ("required", "minItems", "anyOf", "oneOf"), why)
 
-    def _check_one_of(self, one_of: _OneOf) -> None:
-        for index, written in enumerate(one_of.written):
-            for other in range(len(one_of.written)):
-                branch = one_of.part.at("oneOf", other)
-                if other != index and written is not None and not self._differs(written, branch, 0):
-                    why = f"a value may fit branches {min(index, other)} and {max(index, other)} at once"
-                    self._findings.add(one_of.part, "oneOf", why)
-                    return
+    def _check_one_of(self, part: Part, branches: Sequence[Schema | None]) -> None:
+        for index, written in enumerate(branches):
+            for other in range(len(branches)):
+                if other == index or written is None or self._differs(written, part.at("oneOf", other), 0):
+                    continue
+                why = f"a value may fit branches {min(index, other)} and {max(index, other)} at once"
+                self._findings.add(part, "oneOf", why)
+                return
 
     def _differs(self, written: Schema, branch: Part, depth: int) -> bool:
-        """Whether no value of the written schema is valid by the branch."""
+        """Whether no value of the rewritten schema is valid by the branch of the original one."""
         self._document.steps.spend()
         if "$ref" in written:
             target = self._definitions[written["$ref"].removeprefix("#/$defs/")]
@@ -461,17 +410,12 @@ class Branches:
         )
 
     def _endless(self) -> list[str]:
-        """Definitions of which no value can ever be finished."""
+        """Definitions that no finite value satisfies."""
+        defined = {name: body for name, body in self._definitions.items() if body is not None}
         ending: set[str] = set()
-        while True:
-            more = {
-                name
-                for name, body in self._definitions.items()
-                if name not in ending and body is not None and _ends(body, ending)
-            }
-            if not more:
-                return [name for name, body in self._definitions.items() if name not in ending and body is not None]
+        while more := {name for name in defined.keys() - ending if _ends(defined[name], ending)}:
             ending |= more
+        return [name for name in defined if name not in ending]
 
 
 def _kinds(kind: str) -> set[str]:
@@ -500,21 +444,13 @@ def _kind_of_value(value: Any) -> str:
 
 
 def _ends(schema: Schema, ending: set[str]) -> bool:
-    """Whether some value of a written schema is finite, given the definitions known to have one."""
+    """Whether some value of a rewritten schema is finite, given the definitions known to have one."""
     if "$ref" in schema:
         return schema["$ref"].removeprefix("#/$defs/") in ending
     if "anyOf" in schema:
         return any(_ends(option, ending) for option in schema["anyOf"])
-    if schema.get("type") == "object":
-        needed: list[Schema] = [schema["properties"][name] for name in schema.get("required", ())]
-        if schema.get("minProperties", 0) > len(needed):
-            inner = [*schema.get("properties", {}).values(), *schema.get("patternProperties", {}).values()]
-            inner += [schema["additionalProperties"]] if isinstance(schema["additionalProperties"], dict) else []
-            # As many as must be there can end. Which of them are written is the sampler's choice.
-            return sum(_ends(each, ending) for each in inner) >= (schema["minProperties"] if len(inner) > 1 else 1)
-        return all(_ends(each, ending) for each in needed)
-    if schema.get("type") == "array" and schema.get("minItems"):
-        prefix: list[Schema] = schema.get("prefixItems", [])[: schema["minItems"]]
-        rest = [schema["items"]] if schema["minItems"] > len(prefix) else []
-        return all(_ends(each, ending) for each in [*prefix, *rest])
-    return True
+    needed: list[Schema] = [schema["properties"][name] for name in schema.get("required", ())]
+    if least := schema.get("minItems", 0):
+        needed += schema.get("prefixItems", [])[:least]
+        needed += [schema["items"]] if least > len(needed) else []
+    return all(_ends(each, ending) for each in needed)

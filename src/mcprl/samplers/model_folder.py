@@ -1,4 +1,4 @@
-"""Whether a folder holds all of a model, and of the same model as the one in use: asked before anything is loaded."""
+"""Checks that a folder has a complete model, and the same one as the model in use, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,33 +14,27 @@ __all__ = ["check_files", "differing_settings"]
 _INDEX = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
 
-# Entries of a config.json that do not change which tensors there are, nor what is computed with them.
+# Entries of a config.json that change neither the tensors nor the computation.
 _IRRELEVANT = frozenset(
-    {
-        "_name_or_path",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "pad_token_id",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
+    (
+        *("_name_or_path", "bos_token_id", "dtype", "eos_token_id", "pad_token_id"),
+        *("torch_dtype", "transformers_version", "use_cache"),
+    )
 )
 
 
 def check_files(folder: Path) -> None:
-    """Raise BadValueError where the folder's config.json or weights are missing, cut off or unreadable."""
+    """Raise BadValueError if the folder's config.json or weights are missing, truncated or unreadable."""
     problem = _problem_of(folder)
     if problem is not None:
         raise BadValueError(
-            f"{folder} is not the folder of a whole model: {problem}",
-            fix="publish a folder that save_pretrained wrote to its end; look for a full disk",
+            f"{folder} does not have a complete model: {problem}",
+            fix="publish a folder that save_pretrained finished writing; check for a full disk",
         )
 
 
 def differing_settings(running: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Where two models' settings differ, in words. What only one of them mentions is its library's version, and passes.
+    """The differences between two models' settings. Entries that only one has depend on library versions and pass.
 
     >>> differing_settings({"hidden_size": 64, "use_cache": True}, {"hidden_size": 32, "use_cache": False})
     ['hidden_size is 32 instead of 64']
@@ -68,14 +62,14 @@ def _problem_of(folder: Path) -> str | None:
     for name, tensors in sorted(shards.items()):
         found = _tensors_in(folder / name)
         if found is None:
-            return f"{name} is missing, cut off or no safetensors file"
+            return f"{name} is missing, truncated or not a safetensors file"
         if not found or not tensors <= found:
-            return f"{name} lacks tensors, {min(tensors - found, default='all')} for one"
+            return f"{name} lacks tensors, for example {min(tensors - found, default='all')}"
     return None
 
 
 def _tensors_in(file: Path) -> set[str] | None:
-    """Names in the file's header: 8 bytes of its length, its JSON, then exactly the bytes that it speaks of."""
+    """The names in the file's header: 8 bytes of length, JSON, then exactly the bytes that it describes."""
     try:
         with file.open("rb") as opened:
             header_bytes = int.from_bytes(opened.read(_LENGTH_BYTES), "little")

@@ -1,11 +1,10 @@
-"""What a sampler is: ids in, ids with the logprobs they were sampled under out, and new weights on demand."""
+"""The interface of samplers: ids in, ids and their sampling-time logprobs out, and new weights on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 from mcprl.errors import MissingLogprobError
@@ -18,7 +17,7 @@ __all__ = ["AlwaysOpen", "Completion", "SampleRequest", "Sampler", "ScriptedSamp
 class SampleRequest:
     """One turn to sample. The distribution is the model's at `temperature`: no top-p, no top-k, no penalty.
 
-    Where there is a `grammar` (a structural tag), it is renormalised over the tokens that the grammar admits.
+    With a `grammar` (a structural tag), it is renormalised over the tokens that the grammar admits.
     """
 
     prompt_ids: tuple[int, ...]
@@ -34,8 +33,7 @@ class SampleRequest:
 class Completion:
     """A sampled turn. `logprobs[i]` is that of `token_ids[i]` under the distribution it was drawn from.
 
-    `weights_versions[i]` is the version that drew it: where weights are replaced while a turn is being sampled, its
-    tokens have several.
+    `weights_versions[i]` is the version that drew it. If weights are replaced during a turn, its tokens have several.
     """
 
     token_ids: tuple[int, ...]
@@ -50,45 +48,40 @@ class Completion:
                 fix="use a sampler that returns the logprob of every sampled token",
             )
         if len(self.weights_versions) != len(self.token_ids):
-            raise ValueError("a completion needs the version of the weights for each of its tokens")
+            raise ValueError("a completion needs a weights version for each of its tokens")
 
 
 class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):
-    """Entered: running. Left: nothing of it remains."""
+    """Runs while entered. On exit, nothing of it remains."""
 
     @property
     def restarts(self) -> int:
-        """How often its engine was started in the place of one that had ended."""
+        """How often its engine was restarted."""
         ...
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """Sample one turn. Raises SamplerLostError where the engine failed."""
+        """Sample one turn. Raises SamplerLostError if the engine failed."""
         ...
 
     async def publish(self, weights: Weights) -> Weights:
-        """Sample from `weights` from the next request on. Returns them once they are in force."""
+        """Sample from `weights` from the next request on. Returns them once they are in use."""
         ...
 
 
 class AlwaysOpen:
-    """For samplers with nothing to start or to end."""
+    """For samplers with nothing to start or stop."""
 
     restarts = 0
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         return None
 
 
 class ScriptedSampler(AlwaysOpen):
-    """Answers each request with the ids that `script` returns for it, each with the same logprob.
-
-    A request's grammar is ignored: whether a scripted turn keeps to one is up to the script.
-    """
+    """Answers each request with the ids that `script` returns for it, each with the same logprob. Ignores grammars."""
 
     def __init__(self, script: Callable[[SampleRequest], tuple[int, ...]], *, logprob: float = -0.5) -> None:
         self._script = script

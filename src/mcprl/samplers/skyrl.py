@@ -1,4 +1,4 @@
-"""Sampling through the SkyRL engine: the same server that trains. The engine is the learner's too."""
+"""Sampling through the SkyRL engine, which is also the learner's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["SkyrlSampler"]
 
 
 class SkyrlSampler(AlwaysOpen):
-    """Samples turns by an engine that is open, and that somebody else closes.
+    """Samples turns with an open engine, which its owner closes.
 
-    A turn that the server did not live through is drawn again, by the same weights and from the same seed.
+    A turn that is lost with the server is sampled again from the same weights and seed.
     """
 
     def __init__(self, engine: SkyrlEngine) -> None:
@@ -21,7 +21,7 @@ class SkyrlSampler(AlwaysOpen):
 
     async def sample(self, request: SampleRequest) -> Completion:
         if request.temperature != 1.0 or request.stop or request.grammar is not None:
-            raise ValueError("this sampler knows temperature 1 and ids that end a turn; the configuration sees to it")
+            raise ValueError("this sampler supports only temperature 1 and stop ids; the configuration ensures it")
         try:
             drawn, version = await self._engine.attempt(
                 lambda: self._engine.sample(

@@ -1,13 +1,12 @@
-"""Sampling with plain transformers: for machines without vLLM, and as the reference that depends on the seed alone.
+"""Sampling with plain transformers: for machines without vLLM, and as a reference that depends only on the seed.
 
-Turns are sampled one at a time, each from a generator of its own, so the result does not depend on concurrency.
+Turns are sampled one at a time, each with its own generator, so the result does not depend on concurrency.
 """
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,17 +21,17 @@ from mcprl.samplers.model_folder import check_files, differing_settings
 from mcprl.samplers.sampler import Completion, SampleRequest
 
 if TYPE_CHECKING:
-    # Only a type here: grammars bring a compiler, and turns that nothing holds need none.
+    # Only a type here: grammars import a compiler, which unconstrained turns do not need.
     from mcprl.grammar.masks import Grammars
 
 __all__ = ["TransformersSampler"]
 
-# A stop text is looked for in the text of this many last tokens: longer than any sensible stop text.
+# Stop texts are searched for in the text of this many last tokens: longer than any sensible stop text.
 _STOP_WINDOW_TOKENS = 32
 
 
 class TransformersSampler:
-    """Samples in this process, on the GPU where there is one. Turns under a grammar need the model's `grammars`."""
+    """Samples in this process, on a GPU if there is one. Turns under a grammar need the model's `grammars`."""
 
     restarts = 0  # it ends with this process
 
@@ -49,9 +48,7 @@ class TransformersSampler:
         await asyncio.to_thread(self._load)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._model = self._tokenizer = None
 
     async def sample(self, request: SampleRequest) -> Completion:
@@ -72,14 +69,14 @@ class TransformersSampler:
         read = cast(Any, AutoModelForCausalLM).from_pretrained
         try:
             model, found = read(location, dtype=dtype, output_loading_info=True)
-        except RuntimeError as error:  # tensors of other shapes than the model's
-            raise SamplerLostError(f"{location} does not load: {error}", fix="start anew with whole weights") from error
+        except RuntimeError as error:  # tensors whose shapes differ from the model's
+            raise SamplerLostError(f"{location} does not load: {error}", fix="restart with complete weights") from error
         missing = sorted(found["missing_keys"])
         if missing:
-            # transformers filled them with random numbers.
+            # transformers has initialised them at random.
             raise SamplerLostError(
-                f"{location} lacks weights that the model has, among them {', '.join(missing[:3])}",
-                fix="have all weights written to the folder, and start anew from the last checkpoint",
+                f"{location} lacks weights of the model, among them {', '.join(missing[:3])}",
+                fix="write all weights to the folder, and restart from the last checkpoint",
             )
         return model.to(self._device).eval()
 
@@ -89,10 +86,10 @@ class TransformersSampler:
         if isinstance(self._model, PeftModel):
             self._model = self._model.unload()  # pyright: ignore[reportUnknownMemberType]
         if weights.model is not None or self._weights.model is not None:
-            self._model = None  # before the new ones are read: there need not be room for both
+            self._model = None  # before the new ones are read: there may not be memory for both
             self._model = self._read_model(str(weights.model or self._config.path))
         if weights.adapter is not None:
-            # PEFT draws the numbers that the adapter's own then replace: not out of the learner's generator.
+            # PEFT initialises the adapter at random before loading it. Do not use the learner's generator for that.
             devices = [self._device] if self._device.type == "cuda" else []
             with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
                 self._model = PeftModel.from_pretrained(self._model, str(weights.adapter)).eval()  # pyright: ignore[reportUnknownMemberType]
@@ -104,7 +101,7 @@ class TransformersSampler:
         differences = differing_settings(read(self._config.path).to_dict(), read(folder).to_dict())
         if differences:
             raise BadValueError(
-                f"{folder} holds another model than {self._config.path}: {'; '.join(differences)}",
+                f"{folder} has a different model than {self._config.path}: {'; '.join(differences)}",
                 fix="publish weights of the model that model.path names",
             )
 
@@ -112,13 +109,13 @@ class TransformersSampler:
     def _sample(self, request: SampleRequest) -> Completion:
         if self._model is None:
             raise SamplerLostError(
-                "the sampler has no weights, since the last publication failed half-way",
-                fix="start anew from the last checkpoint",
+                "the sampler has no weights, because the last publish failed halfway",
+                fix="restart from the last checkpoint",
             )
         matcher = None
         if request.grammar is not None:
             if self._grammars is None:
-                raise ValueError("a turn is to be sampled under a grammar, and the sampler was given no grammars")
+                raise ValueError("the request has a grammar, but the sampler was given no grammars")
             matcher = self._grammars.start(request.grammar, request.stop_token_ids)
         generator = torch.Generator(self._device).manual_seed(request.seed)
         inputs = torch.tensor([request.prompt_ids], device=self._device)

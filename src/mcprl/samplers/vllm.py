@@ -1,12 +1,10 @@
-"""Sampling through a vLLM server in a process of its own, with weights that change while turns are being sampled.
+"""Sampling through a vLLM server in a separate process, with weights that change while turns are being sampled.
 
-Where adapters are trained, a turn ends under the version that it began with, and the next one begins under the version
-in force (`vllm_adapters`). Where all weights are trained, or adapters are added to them, a turn goes on under the new
-ones (`vllm_whole_weights`).
+If adapters are trained, a turn ends under the version that it began with, and the next one begins under the current
+version. If all weights are trained, or adapters are merged into them, a turn continues under the new weights.
 
-A turn depends on its request and on the weights alone. So when the server ends, by whatever cause, another one is
-started and given the weights in force (`vllm_supervisor`), and the turns that were lost are asked for again: who waits
-for one only waits longer.
+A turn depends only on its request and the weights. So if the server dies, for any reason, another one is started with
+the current weights (`SupervisedVllm`), and the lost turns are requested again: callers only wait longer.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
 from mcprl.errors import BadValueError, SamplerLostError
@@ -38,7 +35,7 @@ __all__ = ["VllmSampler", "put_whole_weights"]
 
 
 def adapter_name(weights: Weights) -> str:
-    """What the server calls these weights.
+    """The server's name for these weights.
 
     >>> adapter_name(Weights(version=0))
     'base'
@@ -47,7 +44,7 @@ def adapter_name(weights: Weights) -> str:
 
 
 class Adapters:
-    """Those of the server that runs now: `restore` begins anew with another."""
+    """The adapters loaded in the current server: `restore` starts over with another."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -56,7 +53,7 @@ class Adapters:
 
     @contextmanager
     def in_use(self, weights: Weights) -> Generator[str]:
-        """A turn under `weights`. Meanwhile their name stands."""
+        """Use `weights` for a turn. They stay loaded until it ends."""
         name = adapter_name(weights)
         self._turns[name] += 1
         try:
@@ -66,7 +63,7 @@ class Adapters:
             self._turn_ended.set()
 
     async def load(self, server: VllmProcess, weights: Weights, *, in_force: Weights) -> None:
-        """Have the server hold `weights` too, once there is a place for them. Those in force keep theirs."""
+        """Load `weights` into the server once there is a free slot. Those in force stay loaded."""
         name = adapter_name(weights)
         if weights.adapter is None or name in self._names:
             return
@@ -79,68 +76,64 @@ class Adapters:
         self._names.add(name)
 
     async def unload_idle(self, server: VllmProcess, *, in_force: Weights) -> None:
-        """Take the names of adapters that no turn uses, nor will."""
+        """Unload adapters that no turn uses or will use."""
         for name in sorted(self._names - {adapter_name(in_force)}):
             if not self._turns[name]:
                 await server.post("/v1/unload_lora_adapter", {"lora_name": name})
                 self._names.discard(name)
 
     async def restore(self, server: VllmProcess, in_force: Weights) -> None:
-        """Have a server that was just started hold the weights in force, and no others."""
+        """Load the weights in force into a server that was just started."""
         self._names.clear()
         await self.load(server, in_force, in_force=in_force)
 
 
-# Requests in flight are kept, and lose their keys and values.
+# Requests in flight are kept, but lose their KV cache.
 _PAUSE = "/pause?mode=keep&clear_cache=true"
 
 
 async def check_whole_weights(server: VllmProcess, folder: Path | None, *, started_with: str) -> None:
-    """Raise BadValueError where `folder` is not all of the model that the server was started with."""
+    """Raise BadValueError if `folder` is not the complete model that the server was started with."""
     if folder is None:
         return
     check_files(folder)
     differences = await _ask_workers(server, "compare_model_folder", folder=folder)
     if differences:
         raise BadValueError(
-            f"{folder} holds another model than {started_with}: {'; '.join(differences)}",
+            f"{folder} has a different model than {started_with}: {'; '.join(differences)}",
             fix="publish weights of the model that model.path names",
         )
 
 
 async def put_whole_weights(server: VllmProcess, weights: Weights) -> None:
-    """Have the server go on with `weights`. Where that fails, some layers may be new and others old: it is ended."""
+    """Let the server continue with `weights`. If that fails, it may have a mix of layers: it is killed."""
     try:
         await server.post(_PAUSE, {})
         objections = await _ask_workers(server, "load_model_folder", folder=weights.model, adapter=weights.adapter)
         if objections:
             raise BadValueError(
                 f"vLLM cannot sample from {weights.model or weights.adapter}: {'; '.join(objections[:3])}",
-                fix="have the learner write all weights, and start anew from the last checkpoint",
+                fix="let the learner write all weights, and restart from the last checkpoint",
             )
         await server.post("/update_weight_version", {"new_version": str(weights.version)})
         await server.post("/resume", {})
-    except BaseException:  # also where it is cancelled
+    except BaseException:  # cancellation too
         server.kill()
         raise
 
 
 async def _ask_workers(server: VllmProcess, method: str, **folders: Path | None) -> list[str]:
-    """What the workers object to folders, see `mcprl.samplers.vllm_worker`."""
-    given = {name: _location(folder) for name, folder in folders.items()}
+    """The workers' objections to folders, see `mcprl.samplers.vllm_worker`."""
+    given = {name: None if folder is None else str(folder.resolve()) for name, folder in folders.items()}
     answer = await server.post("/collective_rpc", {"method": method, "kwargs": given})
     return sorted({objection for worker in answer["results"] for objection in worker["objections"]})
-
-
-def _location(folder: Path | None) -> str | None:
-    return None if folder is None else str(folder.resolve())
 
 
 _AS_STARTED = Weights(version=0)
 
 
 class VllmSampler:
-    """Samples through a vLLM server that lives as long as this context, however often it has to be started.
+    """Samples through a vLLM server that lives as long as this context and is restarted if it dies.
 
     Deadlines: a request that a live server does not answer within `turn_deadline_s` is lost. Waiting for another
     server is not counted; it is bounded by the time that a server has to start.
@@ -170,24 +163,22 @@ class VllmSampler:
         await self._servers.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._servers.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self._servers.__aexit__()
 
     @property
     def pid(self) -> int:
-        """Process id of the server that runs now. Raises SamplerLostError while none does."""
+        """Process id of the running server. Raises SamplerLostError if none is running."""
         return self._servers.running.pid
 
     @property
     def socket(self) -> Path:
-        """Unix socket of the server that runs now. Raises SamplerLostError while none does."""
+        """Unix socket of the running server. Raises SamplerLostError if none is running."""
         return self._servers.running.socket
 
     @property
     def restarts(self) -> int:
-        """How often a server was started in the place of one that had ended."""
+        """How often the server was restarted."""
         return self._servers.restarts
 
     async def sample(self, request: SampleRequest) -> Completion:
@@ -205,12 +196,12 @@ class VllmSampler:
             return read_completion(answer, request, None if self._whole else weights.version)
 
     async def publish(self, weights: Weights) -> Weights:
-        """Load `weights` and sample from them. Turns in flight go on; those of one adapter may have to end first."""
+        """Load `weights` and sample from them. Turns in flight continue; an old adapter's may have to end first."""
         unfit = weights.adapter if self._learner.tuning == "full" else weights.model
         if unfit is not None:
             raise BadValueError(
                 f"vLLM was started for learner.tuning {self._learner.tuning} and cannot take the weights in {unfit}",
-                fix="set learner.tuning to what the weights are: lora for an adapter, full for a whole model",
+                fix="set learner.tuning to match the weights: lora for an adapter, full for a whole model",
             )
         async with self._publishing:
             tries = 0
@@ -220,7 +211,7 @@ class VllmSampler:
                 try:
                     await self._put_in_force(server, weights)
                 except SamplerLostError:
-                    # Weights that end one server after the other end the run, also if turns are sampled in between.
+                    # Weights that crash one server after the other end the run, even if turns are sampled in between.
                     if server.may_be_asked or tries > self._servers.MAX_RESTARTS:
                         raise
         return weights
@@ -232,7 +223,7 @@ class VllmSampler:
         else:
             await self._adapters.load(server, weights, in_force=self._weights)
         if not server.may_be_asked:
-            return  # its successor is given what was in force until now
+            return  # the next server gets the weights that are in force
         self._weights = weights
         if not self._whole:
             await self._adapters.unload_idle(server, in_force=weights)

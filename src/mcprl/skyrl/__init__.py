@@ -1,1 +1,1 @@
-"""The engine behind the Tinker API: SkyRL's server, in an environment of its own, and the way to ask it."""
+"""The SkyRL engine: a client of the Tinker API, and SkyRL's server in a separate environment."""

@@ -1,9 +1,9 @@
-"""The Tinker API, asked one thing at a time: every wait ends, and what goes wrong has a name of ours.
+"""A client of the Tinker API in which every wait has an end, and every failure is one of our errors.
 
-The SDK by itself repeats what failed, for minutes and without a word. A `forward_backward` that is repeated counts
-twice where the server had heard the first, so here what changes something is asked once, and its result waited for
-until the deadline or the server's end. What changes nothing, scoring and sampling, is asked again where a connection
-broke. Whoever asked decides what to do about an EngineLostError.
+The SDK silently retries failed requests for minutes. A `forward_backward` that is repeated counts twice if the server
+received the first one. So requests that change something are sent once here, and their result is awaited until the
+deadline or the server's end. Requests that change nothing, scoring and sampling, are repeated if a connection broke.
+The caller decides what to do about an EngineLostError.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from mcprl.skyrl.serve import KEY_HEADER
 __all__ = ["AdamStep", "Drawn", "Model", "ScoredRow", "SkyrlClient", "require_fit_sdk"]
 
 _NEWEST_SDK = Version("0.24.1")
-# What servers that ask for no key are told; the SDK sends nothing without one.
+# For servers that need no key; the SDK sends nothing without one.
 _NO_KEY = "tml-local"
-# One HTTP request; results that take longer are asked for again and again.
+# Timeout of one HTTP request; results that take longer are polled.
 _ANSWER_S = 60.0
 _CONNECTIONS = 3
 _FAILURES = (tinker.TinkerError, OSError, ValueError, RuntimeError, TimeoutError)
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Model(Protocol):
-    """An adapter on the server that can be trained."""
+    """A trainable adapter on the server."""
 
     @property
     def model_id(self) -> str: ...
@@ -48,7 +48,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow:
-    """A trajectory as the server is sent it; `gradients[i]` is of the loss by the logprob of `token_ids[i + 1]`.
+    """A trajectory for the server; `gradients[i]` is of the loss with respect to the logprob of `token_ids[i + 1]`.
 
     ScoredRow(token_ids=(5, 7, 9), scored=(False, True), logprobs=(0.0, -0.4), gradients=(0.0, -0.71))
     """
@@ -61,7 +61,7 @@ class ScoredRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamStep:
-    """What one step of the optimiser is made with."""
+    """The settings of one optimiser step."""
 
     learning_rate: float
     weight_decay: float = 0.0
@@ -78,17 +78,17 @@ class Drawn:
 
 
 def require_fit_sdk(version: str | None = None) -> None:
-    """Refuse an SDK that the server cannot understand: newer ones send protobuf, are answered with 500, and repeat."""
+    """Refuse an SDK that the server does not support: newer ones send protobuf, get a 500, and retry."""
     found = Version(version or metadata.version("tinker"))
     if found > _NEWEST_SDK:
         raise UnfitEngineError(
-            f"tinker {found} is installed; SkyRL's server understands it up to {_NEWEST_SDK} only",
+            f"tinker {found} is installed, but SkyRL's server supports it only up to {_NEWEST_SDK}",
             fix=f"pip install 'tinker<={_NEWEST_SDK}'",
         )
 
 
 class SkyrlClient:
-    """One session with a server, kept alive until `close`. `ended` returns when the server is known to be gone."""
+    """A session with a server, kept alive until `close`. `ended` returns when the server is known to be gone."""
 
     def __init__(
         self, service: Any, *, url: str, key: str, deadline_s: float, ended: Callable[[], Awaitable[object]]
@@ -103,14 +103,14 @@ class SkyrlClient:
     async def connect(
         cls, url: str, *, key: str | None, hosted: bool, deadline_s: float, ended: Callable[[], Awaitable[object]]
     ) -> SkyrlClient:
-        """Open a session. `key` is that of a server that was started here; others' is read from TINKER_API_KEY."""
+        """Open a session. `key` is for a server that was started here; otherwise it is read from TINKER_API_KEY."""
         require_fit_sdk()
         os.environ.setdefault("TINKER_TELEMETRY", "0")
         key = key or os.environ.get("TINKER_API_KEY")
         if key:
             SECRETS.add("TINKER_API_KEY", key)
         elif hosted:
-            raise UnfitEngineError("a hosted server asks for a key", fix="set TINKER_API_KEY")
+            raise UnfitEngineError("a hosted server needs a key", fix="set TINKER_API_KEY")
         key = key or _NO_KEY
         service: Any = tinker.ServiceClient(base_url=url, max_retries=0, timeout=_ANSWER_S, api_key=key)
         client = cls(service, url=url, key=key, deadline_s=deadline_s, ended=ended)
@@ -125,20 +125,20 @@ class SkyrlClient:
         return client
 
     async def close(self) -> None:
-        """End the session's signs of life. The server forgets its models after a while."""
+        """Stop keeping the session alive. The server unloads its models after a while."""
         await asyncio.to_thread(self._service.holder.close)
 
     async def create_model(self, base_model: str, *, rank: int, seed: int) -> Model:
-        """A fresh adapter, under which the model says what it says without."""
+        """A fresh adapter, which does not change the model's output."""
         return await self._wait(
             f"creating an adapter of rank {rank} on {base_model}",
-            lambda: self._service._create_lora_training_client_submit(  # its public twin waits for ever
+            lambda: self._service._create_lora_training_client_submit(  # the public method waits forever
                 base_model, rank, seed, train_mlp=True, train_attn=True, train_unembed=False, user_metadata=None
             ),
         )
 
     async def forward(self, model: Model, token_ids: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """Of each row the logprobs of all its tokens but the first."""
+        """For each row, the logprobs of all its tokens but the first."""
         data = [_datum(ids, weights=[1.0] * (len(ids) - 1)) for ids in token_ids]
         output = await self._reask(lambda: self._train("scoring", model, "forward", data, "cross_entropy"))
         return [
@@ -146,10 +146,10 @@ class SkyrlClient:
         ]
 
     async def forward_backward(self, model: Model, rows: Sequence[ScoredRow], scale: Callable[[int], float]) -> None:
-        """Add up gradients: over all rows and scored tokens, each token's gradient times that of its logprob.
+        """Accumulate gradients: over all rows and scored tokens, each token's gradient times that of its logprob.
 
         The importance-sampling loss at a ratio of 1 is linear in the logprobs, with the advantage as its slope.
-        `scale(n)` makes up for what the backend divides the loss of a row with n scored tokens by.
+        `scale(n)` undoes the backend's division of the loss of a row with n scored tokens.
         """
         data = [
             _datum(
@@ -163,7 +163,7 @@ class SkyrlClient:
         await self._train("learning", model, "forward_backward", data, "importance_sampling")
 
     async def optim_step(self, model: Model, step: AdamStep) -> dict[str, float]:
-        """One step of Adam by what was added up since the last. The server's own figures."""
+        """One Adam step with the accumulated gradients. Returns the server's metrics."""
         adam = types.AdamParams(
             learning_rate=step.learning_rate, beta1=0.9, beta2=0.999, eps=step.eps, weight_decay=step.weight_decay
         )
@@ -171,38 +171,40 @@ class SkyrlClient:
         return dict(output.metrics or {})
 
     async def save_state(self, model: Model, name: str) -> str:
-        """Weights and optimiser under a name that was never used; where they are."""
+        """Save weights and optimiser under a new name. Returns their path."""
         return (await self._train(f"saving {name}", model, "save_state", name)).path
 
     async def load_state(self, model: Model, path: str) -> None:
         await self._train(f"loading {path}", model, "load_state_with_optimizer", path)
 
     async def save_for_sampler(self, model: Model, name: str) -> str:
-        """Weights to sample from or to download, under a name that was never used; where they are."""
+        """Save weights to sample from or to download under a new name. Returns their path."""
         return (await self._train(f"saving {name} for the sampler", model, "save_weights_for_sampler", name)).path
 
     async def hand_to_sampler(self, model: Model) -> str:
-        """Give the weights of this moment to the sampler, and no file of them where the backend needs none (all but
-        JAX). The session to sample from them in."""
-        # Its public twin waits for ever.
+        """Give the current weights to the sampler, without a file if the backend needs none (all but JAX).
+
+        Returns the session to sample from them in.
+        """
+        # The public method waits forever.
         return await self._train("handing weights to the sampler", model, "_save_weights_for_sampler_impl", None, None)
 
     async def open_sampler(self, session: str) -> Any:
-        """Something to sample with, in a session that weights were given to."""
+        """A sampling client for a session that was given weights."""
         sampler, holder = tinker.SamplingClient, self._service.holder
         return await self._wait("opening a sampler", lambda: sampler.create(holder, sampling_session_id=session))
 
     async def sample(
         self, sampler: Any, prompt_ids: Sequence[int], *, max_tokens: int, stop_token_ids: Sequence[int], seed: int
     ) -> Drawn:
-        """Draw one turn at temperature 1."""
+        """Sample one turn at temperature 1."""
         parameters = types.SamplingParams(
             max_tokens=max_tokens, seed=seed, stop=list(stop_token_ids), temperature=1.0, top_k=-1, top_p=1.0
         )
         prompt = types.ModelInput.from_ints(list(prompt_ids))
 
         def ask() -> Any:
-            # Its public twin repeats what failed.
+            # The public method retries failures.
             drawing = sampler._sample_async_impl(prompt, 1, parameters, include_prompt_logprobs=False)
             return sampler.holder.run_coroutine_threadsafe(drawing)
 
@@ -220,7 +222,7 @@ class SkyrlClient:
         rest = self._service.create_rest_client()
         where = await self._wait(f"finding {path}", lambda: rest._get_checkpoint_archive_url_submit(run, checkpoint))
         try:
-            # Another host's address is signed, and that host is not told the key.
+            # The URL of another host is signed, and that host must not get the key.
             headers = {KEY_HEADER: self._key} if where.url.startswith(f"{self._url.rstrip('/')}/") else {}
             async with httpx2.AsyncClient(timeout=self._deadline_s, follow_redirects=True) as http:
                 answer = await http.get(where.url, headers=headers)
@@ -230,7 +232,7 @@ class SkyrlClient:
         return answer.content
 
     async def _reask(self, asking: Callable[[], Awaitable[Any]]) -> Any:
-        """Ask for what changes nothing, again where the connection broke: one that rested may have been closed."""
+        """Send a request that changes nothing, again if the connection broke: an idle one may have been closed."""
         for _ in range(_CONNECTIONS - 1):
             try:
                 return await asking()
@@ -243,11 +245,11 @@ class SkyrlClient:
         return await self._wait(what, lambda: getattr(model, method)(*arguments))
 
     async def _wait(self, what: str, ask: Callable[[], Any]) -> Any:
-        """Ask, and wait for the answer, for the server's end or for the deadline, whichever comes first."""
+        """Send a request, and wait for the response, the server's end or the deadline, whichever comes first."""
         gone = asyncio.ensure_future(self._ended())
         answer: asyncio.Future[Any] | None = None
         try:
-            # The SDK waits for locks and for its own thread before it hands out what can be waited for.
+            # The SDK waits for locks and for its own thread before it returns a future.
             asked = await asyncio.to_thread(ask)
             answer = asyncio.ensure_future(_result(asked))
             done, _ = await asyncio.wait((answer, gone), timeout=self._deadline_s, return_when=asyncio.FIRST_COMPLETED)
@@ -274,7 +276,7 @@ class SkyrlClient:
             )
         if "Maximum number of LoRA adapters" in told:
             return UnfitEngineError(
-                f"{self._url} has no place for another adapter ({told})",
+                f"{self._url} has no room for another adapter ({told})",
                 fix="raise max_lora_adapters there, or end the runs that hold them",
             )
         return self._lost(what, told)
@@ -282,12 +284,12 @@ class SkyrlClient:
     def _lost(self, what: str, why: str) -> EngineLostError:
         return EngineLostError(
             f"the server at {self._url} failed at {what}: {why}",
-            fix="read the server's log (logs/skyrl.log in the run's folder, where it was started here)",
+            fix="read the server's log (logs/skyrl.log in the run's folder, if it was started here)",
         )
 
 
 class _SingleAttempts(InternalClientHolder):
-    """The SDK's connection, without its loop of silent attempts."""
+    """The SDK's connection without its silent retries."""
 
     async def execute_with_retries(self, func: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
         return await func(*args, **kwargs)
@@ -300,7 +302,7 @@ async def _result(asked: Any) -> Any:
 
 
 def _datum(token_ids: Sequence[int], **columns: Sequence[float]) -> types.Datum:
-    """Each token of the input predicts the next one, so the last is no input."""
+    """Each input token predicts the next one, so the last token is not an input."""
     *inputs, _ = token_ids
     targets = types.TensorData(data=list(token_ids[1:]), dtype="int64", shape=[len(inputs)])
     more = {name: types.TensorData(data=list(c), dtype="float32", shape=[len(inputs)]) for name, c in columns.items()}
@@ -310,5 +312,5 @@ def _datum(token_ids: Sequence[int], **columns: Sequence[float]) -> types.Datum:
 
 
 def _floats(data: Any, length: int) -> tuple[float, ...]:
-    """Servers may pad rows to one length: what is behind a row's own end is no logprob of it."""
+    """Servers may pad rows to one length: values beyond a row's end are not its logprobs."""
     return tuple(float(value) for value in data.data[:length])

@@ -1,12 +1,12 @@
-"""The SkyRL engine of a run: one adapter behind the Tinker API, trained and sampled from, and set up again when lost.
+"""The SkyRL engine of a run: one adapter behind the Tinker API, trained and sampled from, and restored when lost.
 
-All that the server holds can be lost: it is killed, or forgets a session. A state of weights and optimiser is saved
-there when the run saves a checkpoint, and not after each update: with FSDP that is the whole model. What was learnt
-since is kept here, as the gradients that were sent. A server that was lost is given the saved state, then the same
-gradients in the same order, and whoever was asking starts again.
+Everything on the server can be lost: it may be killed, or drop a session. Weights and optimiser are saved there when
+the run saves a checkpoint, and not after each update: with FSDP that is the whole model. Later updates are kept here,
+as the gradients that were sent. A new server gets the saved state, then the same gradients in the same order, and the
+interrupted requests start again.
 
-On JAX, what is sampled from is loaded into the very adapter that is trained: weights that were not handed to the
-sampler would be gone, and no error would say so. The engine refuses to.
+On JAX, the sampler loads its weights into the very adapter that is trained: weights that were not handed to the
+sampler would be lost without an error. The engine refuses to do that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from mcprl.config import RunConfig
@@ -29,13 +28,13 @@ __all__ = ["SkyrlEngine", "Snapshot"]
 
 T = TypeVar("T")
 
-# An answer may be fetched again for as long as this.
+# Responses can be fetched again for this long.
 _ANSWERS_KEPT_S = 900.0
 _REQUEST_S = 1800.0  # the first request compiles
 _MAX_RESTARTS = 3  # in a row, with nothing done in between
-# A step that moves nothing, by which JAX forgets gradients.
+# A step that changes nothing, with which JAX clears its gradients.
 _NO_STEP = AdamStep(learning_rate=0.0)
-# Larger seeds do not fit into what JAX takes them for.
+# Larger seeds do not fit JAX's integer type.
 _SEED_MASK = 0x7FFFFFFF
 
 
@@ -45,7 +44,7 @@ def _nobody(_: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A version of the weights that is saved on the server, with its optimiser.
+    """A version of the weights and optimiser that is saved on the server.
 
     Snapshot(version=3, state="tinker://model_1a2b/weights/v3-9f0c")
     """
@@ -58,10 +57,10 @@ _Step = tuple[tuple[ScoredRow, ...], AdamStep]
 
 
 class SkyrlEngine:
-    """Entered: an adapter is there, at version 0. Left: nothing that was started here remains but files in `folder`."""
+    """Has an adapter at version 0 once entered. On exit, only files in `folder` remain of what was started here."""
 
     def __init__(self, config: RunConfig, *, folder: Path, log: Path, tell: Callable[[str], None] = _nobody) -> None:
-        """`tell` hears of every loss of the server."""
+        """`tell` is called with a message whenever the server is lost."""
         self._config = config
         self._tell = tell
         self._skyrl = config.skyrl
@@ -95,39 +94,36 @@ class SkyrlEngine:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._close()
 
     @property
     def snapshot(self) -> Snapshot:
-        """The newest version that was saved: what is replayed starts there."""
+        """The newest saved version, from which a replay starts."""
         assert self._snapshot is not None, "the engine is not open"
         return self._snapshot
 
     @property
     def version(self) -> int:
-        """The newest version of the weights: where everything starts again from."""
+        """The newest version of the weights, which recovery restores."""
         return self._version
 
     @property
     def reference_state(self) -> str | None:
-        """The state that the reference holds; None for the untouched model."""
+        """The saved state of the reference; None for the base model."""
         return self._reference_state
 
     @property
     def server(self) -> SkyrlServer | None:
-        """The server that was started here."""
+        """The server that was started here, if any."""
         return self._server
 
     def from_thread(self, asked: Coroutine[Any, Any, T]) -> T:
-        """Let the event loop do something, and wait for it in another thread."""
+        """Run a coroutine in the event loop, and wait for it in another thread."""
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
 
     async def attempt(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` gives. If the server is lost meanwhile, the engine is set up again at its newest version, and the
-        work begins again."""
+        """The result of `work`, which is repeated with a restored engine whenever the server is lost."""
         while True:
             generation = self.generation
             try:
@@ -139,20 +135,20 @@ class SkyrlEngine:
                 return result
 
     async def score(self, token_ids: Sequence[Sequence[int]], *, reference: bool = False) -> list[tuple[float, ...]]:
-        """Of each row the logprobs of all tokens but the first."""
+        """For each row, the logprobs of all tokens but the first."""
         model = self._reference if reference else self._policy
         assert model is not None
         return await self._asked.forward(model, token_ids)
 
     async def learn(self, rows: Sequence[ScoredRow], step: AdamStep) -> dict[str, float]:
-        """One optimiser step against these gradients. From here until `finish`, JAX can sample nothing."""
+        """One optimiser step with these gradients. From here until `finish`, JAX cannot sample."""
         self._moved = True
         told = await self._step(rows, step)
         self._unsaved.append((tuple(rows), step))
         return told
 
     async def finish(self, version: int) -> None:
-        """Make what was learnt the newest version, and hand it to the sampler."""
+        """Make the trained weights the newest version, and hand them to the sampler."""
         await self._hand_over()
         self._learnt += self._unsaved
         self._unsaved.clear()
@@ -161,7 +157,7 @@ class SkyrlEngine:
         await self._tidy()
 
     async def save(self) -> Snapshot:
-        """Save the newest version with its optimiser, unless it is saved. Earlier steps need not be kept then."""
+        """Save the newest version with its optimiser, unless it is saved. Earlier steps are then dropped."""
         assert not self._moved, "an update is under way"
         if self._learnt:
             self._snapshot = await self._saved()
@@ -169,11 +165,11 @@ class SkyrlEngine:
         return self.snapshot
 
     async def reload(self) -> None:
-        """Undo what was learnt since the newest version."""
+        """Undo the steps since the newest version."""
         await self._restore()
 
     async def become(self, version: int, state: str, reference_state: str | None) -> None:
-        """Take over a state that was saved, perhaps by a server of before, as this version."""
+        """Load a saved state, perhaps of an earlier server, as this version."""
         self._version, self._snapshot = version, Snapshot(version=version, state=state)
         self._learnt.clear()
         await self._restore()
@@ -183,11 +179,11 @@ class SkyrlEngine:
             self._reference_state = reference_state
 
     async def open_reference(self) -> None:
-        """A second adapter, which stays what it is: at first the untouched model."""
+        """Create a second adapter, which is not trained: at first the base model."""
         self._reference = await self._fresh_model()
 
     async def sync_reference(self) -> None:
-        """Let the reference be what the policy is at this moment."""
+        """Set the reference to the current policy."""
         assert self._policy is not None
         assert self._reference is not None
         self._reference_state = await self._asked.save_state(self._policy, _new_name("reference"))
@@ -197,22 +193,21 @@ class SkyrlEngine:
         """Sample from the newest version from now on."""
         if version != self._version:
             raise UnfitEngineError(
-                f"version {version} of the weights is to be sampled from, the engine's newest is "
-                f"{self._version}; sampling an older one would undo what was learnt",
-                fix="report this: it is a fault in mcprl",
+                f"version {version} of the weights was requested for sampling, but the engine's newest is "
+                f"{self._version}; sampling an older one would undo training",
+                fix="report this: it is a bug in mcprl",
             )
         await self._publish()
 
     async def sample(
         self, prompt_ids: Sequence[int], *, max_tokens: int, stop_token_ids: Sequence[int], seed: int
     ) -> tuple[Drawn, int]:
-        """Draw a turn at temperature 1, and the version of the weights that drew it."""
+        """Sample a turn at temperature 1. Returns it with the version of the weights that sampled it."""
         version = self._published
         if self._skyrl.backend == "jax" and (self._moved or version != self._version):
             raise UnfitEngineError(
-                f"the weights were trained past version {version}: to sample from that version now would load it over "
-                "them",
-                fix="report this: it is a fault in mcprl",
+                f"the weights were trained past version {version}: sampling from it now would overwrite them",
+                fix="report this: it is a bug in mcprl",
             )
         drawn = await self._asked.sample(
             self._sampler,
@@ -230,28 +225,28 @@ class SkyrlEngine:
         return await self._asked.download(path)
 
     def state_bytes(self) -> int:
-        """What a snapshot's state takes of this disk: on a server elsewhere, nothing."""
+        """The size of a snapshot's state on this disk: 0 for a remote server."""
         return 0 if self._server is None else self._server.state.bytes_of(self.snapshot.state)
 
     async def keep_only(self, states: Collection[str]) -> None:
-        """From now on, of the states saved on a server that was started here, keep these and the newest."""
+        """From now on, keep only these states and the newest on a server that was started here."""
         self._pinned = frozenset(states)
         await self._tidy()
 
     @property
     def _asked(self) -> SkyrlClient:
         if self._client is None:
-            raise EngineLostError("the engine is gone and was not set up again", fix="start the run again")
+            raise EngineLostError("the engine is gone and was not restored", fix="resume the run")
         return self._client
 
     def _scale(self, rows: int) -> Callable[[int], float]:
-        """JAX takes the mean over a row's tokens and then over rows; the other backends add up all tokens."""
+        """JAX takes the mean over a row's tokens and then over rows; the other backends sum over all tokens."""
         if self._skyrl.backend == "jax":
             return lambda scored: float(scored * rows)
         return lambda _: 1.0
 
     async def _recover(self, generation: int, lost: InfrastructureError) -> None:
-        """Set the engine up at its newest version. Of several who ask for the same loss, one does it, and all wait."""
+        """Restore the engine at its newest version, once for all callers that noticed the same loss."""
         async with self._recovering:
             while generation == self.generation:
                 self._losses_in_a_row += 1
@@ -259,7 +254,7 @@ class SkyrlEngine:
                     raise EngineLostError(
                         f"the engine was lost {self._losses_in_a_row} times in a row, last: {lost.what}", fix=lost.fix
                     ) from lost
-                self._tell(f"{lost.what}; setting the engine up again at version {self._version}")
+                self._tell(f"{lost.what}; restoring the engine at version {self._version}")
                 try:
                     await self._close()
                     await self._connect()
@@ -286,12 +281,12 @@ class SkyrlEngine:
 
     async def _end_of_server(self) -> None:
         if self._server is None:
-            await asyncio.Event().wait()  # nobody tells us of its end
+            await asyncio.Event().wait()  # the end of a remote server cannot be observed
         else:
             await self._server.wait()
 
     async def _set_up(self) -> None:
-        """Adapters as the newest version has them, or fresh ones, ready to be trained and sampled from."""
+        """Create the adapters of the newest version, or fresh ones, ready for training and sampling."""
         self._policy = await self._fresh_model()
         if self._snapshot is None:
             self._snapshot = await self._saved()
@@ -313,8 +308,8 @@ class SkyrlEngine:
         seed = derive_seed(config.seed, "adapter") & _SEED_MASK
         model = await self._asked.create_model(config.model.path, rank=config.learner.lora_rank, seed=seed)
         if self._skyrl.backend == "jax":
-            # Its place may be that of an adapter that was forgotten with gradients waiting for a step: make the step,
-            # which moves no weights, and take back what it left in the optimiser.
+            # Its slot may have pending gradients of an adapter that was dropped. Apply them with a step that changes no
+            # weights, and undo what it left in the optimiser.
             pristine = await self._asked.save_state(model, _new_name("fresh"))
             await self._asked.optim_step(model, _NO_STEP)
             await self._asked.load_state(model, pristine)
@@ -327,7 +322,7 @@ class SkyrlEngine:
         return await self._asked.optim_step(self._policy, step)
 
     async def _restore(self) -> None:
-        """Let the policy be the newest version: its snapshot, and the steps that were made since."""
+        """Set the policy to the newest version: its snapshot and the steps since."""
         assert self._policy is not None
         self._unsaved.clear()
         await self._asked.load_state(self._policy, self.snapshot.state)
@@ -345,7 +340,7 @@ class SkyrlEngine:
         self._session = await self._asked.hand_to_sampler(self._policy)
 
     async def _tidy(self) -> None:
-        """The server never deletes anything by itself."""
+        """Delete old data, which the server never does by itself."""
         if self._server is None:
             return
         await asyncio.to_thread(self._server.state.prune, older_than_s=_ANSWERS_KEPT_S)
@@ -364,5 +359,5 @@ class SkyrlEngine:
 
 
 def _new_name(kind: str) -> str:
-    """A name that no server has seen: one that it has is refused, and a server may outlive many runs."""
+    """A name that is new to the server: it refuses names in use, and may outlive many runs."""
     return f"{kind}-{secrets.token_hex(6)}"

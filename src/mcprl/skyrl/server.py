@@ -1,4 +1,4 @@
-"""SkyRL's server, started here: its process, and the engine behind it. See `server_state` for what it keeps."""
+"""SkyRL's server as a local process, the engine behind it, and its files."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = ["ServerState", "SkyrlServer", "server_argv", "server_env"]
 
 
 ADAPTERS = 4
-"""Adapters that the engine has room for: its own for the base, the one in training, and snapshots of it."""
+"""Adapters that the engine has room for: its own for the base model, the one in training, and snapshots of it."""
 
 _SCRIPT = Path(__file__).parent / "serve.py"
 _SEQUENCES_AT_ONCE = 8
 _NEVER = -1
 _LOG_COLUMNS = 200
-# What tells a Python of another environment to look for packages in ours.
+# Variables with which the Python of another environment would import our packages.
 _OURS_ALONE = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _ACCELERATORS = ("nvidia0", "nvidiactl", "kfd", "accel0", "vfio")
 
@@ -44,7 +44,7 @@ _ACCELERATORS = ("nvidia0", "nvidiactl", "kfd", "accel0", "vfio")
 def server_argv(
     config: SkyrlConfig, *, model: ModelConfig, learner: LearnerConfig, folder: Path, port: int
 ) -> list[str]:
-    """The command of the server. What it keeps (its database, its checkpoints) is in `folder`."""
+    """The server's command line. Its database and checkpoints are in `folder`."""
     backend: dict[str, int | float | bool | str] = {
         "max_lora_adapters": ADAPTERS,
         "max_lora_rank": learner.lora_rank,
@@ -59,10 +59,10 @@ def server_argv(
         "--base-model": model.path,
         "--backend": config.backend,
         "--backend-config": json.dumps(backend | config.backend_config),
-        "--checkpoints-base": checkpoints_folder(folder),
-        "--database-url": f"sqlite:///{database_file(folder)}",
-        # A session that is silent for five minutes would lose its model, and a trainer may wait that long for its
-        # tools. This server ends with its trainer, so nobody else waits for the place.
+        "--checkpoints-base": ServerState(folder).checkpoints,
+        "--database-url": f"sqlite:///{ServerState(folder).database}",
+        # By default, a session that is silent for five minutes loses its model, and a trainer may wait that long for
+        # its tools. This server ends with its trainer, so nobody else needs the slot.
         "--session-cleanup-interval-sec": _NEVER,
         "--session-timeout-sec": _NEVER,
     }
@@ -71,41 +71,33 @@ def server_argv(
 
 
 def server_env(config: SkyrlConfig, ours: Mapping[str, str], *, folder: Path) -> dict[str, str]:
-    """The server's environment: ours, without what belongs to our own Python where the server has another.
+    """The server's environment: ours, without the variables of our Python if the server has another one.
 
-    What JAX compiles is kept in `folder`, so that the next server over it starts sooner and learns sooner.
+    JAX's compilation cache is in `folder`, so that the next server starts faster.
     """
     dropped = _OURS_ALONE if config.python is not None else ()
     env = {name: value for name, value in ours.items() if name not in dropped}
     if not any(os.path.exists(f"/dev/{name}") for name in _ACCELERATORS):
-        # Left to look for an accelerator, JAX takes its time and warns.
+        # Searching for an accelerator is slow and logs warnings.
         env.setdefault("JAX_PLATFORMS", "cpu")
     env.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder.absolute() / f"compiled-{_instructions_of_cpu()}"))
-    # Hundreds of small programs, each compiled in a moment.
+    # Cache the hundreds of small programs too.
     env.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     env.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-    # SkyRL wraps the lines of its log to the width of the terminal that is not there.
+    # SkyRL wraps its log lines to the width of the terminal.
     env["COLUMNS"] = str(_LOG_COLUMNS)
     return env
 
 
 def _instructions_of_cpu() -> str:
-    """Stands for what this CPU can do: a program that was compiled for another may not run here."""
+    """A hash of this CPU's instruction set: a program compiled for another may not run here."""
     flags = ""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as info:
         flags = next((line for line in info if line.startswith(("flags", "Features"))), "")
     return hashlib.sha256(f"{platform.machine()} {flags}".encode()).hexdigest()[:8]
 
 
-def database_file(folder: Path) -> Path:
-    return folder.absolute() / "skyrl.db"
-
-
-def checkpoints_folder(folder: Path) -> Path:
-    return folder.absolute() / "checkpoints"
-
-
-# Both the server and its engine write, each for a moment.
+# The server and its engine both write, each briefly.
 _BUSY_S = 30.0
 _SAMPLER_FOLDER = "sampler_weights"
 _PROBE = ".probe"
@@ -113,17 +105,17 @@ _WITHDRAWN = json.dumps({"error": "The server that this was asked of has ended."
 
 
 class ServerState:
-    """The folder of a server. Everything here may be called while the server runs, except `begin`."""
+    """The files of a server. All methods except `begin` may be called while the server runs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._database = database_file(folder)
-        self._checkpoints = checkpoints_folder(folder)
+        self.database = folder.absolute() / "skyrl.db"
+        self.checkpoints = folder.absolute() / "checkpoints"
 
     def begin(self) -> None:
-        """Before a server starts: withdraw what was asked of the one before and not answered, and half a checkpoint.
+        """Before a server starts: cancel unanswered requests to the previous one, and remove incomplete checkpoints.
 
-        Its engine would otherwise carry out the gradients and steps of a run that has gone on from a checkpoint.
+        Otherwise the engine would apply the gradients and steps of a run that has resumed from a checkpoint.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._connection() as database:
@@ -134,17 +126,17 @@ class ServerState:
                 (_WITHDRAWN, _as_stored(datetime.now(UTC))),
             )
             database.execute("DELETE FROM checkpoints WHERE status != 'COMPLETED'")
-            # No client can come back to them: a new engine has no models, whatever is written here.
+            # No client can use them again: a new engine has no models.
             database.execute("UPDATE models SET status = 'unloaded'")
             database.execute("UPDATE sessions SET status = 'expired'")
         self.prune(older_than_s=0)
         self._remove_unlisted()
 
     def prune(self, *, older_than_s: float) -> int:
-        """Forget answers that are older than this, and what they answered; the number of them.
+        """Delete responses older than this with their requests, and return how many.
 
-        What is not answered stays, and so does the newest of all: SQLite would give its number to the next one, and
-        whoever still waits for the old one would take the answer for theirs.
+        Pending requests stay, and so does the newest of all: SQLite would reuse its number, and a client that still
+        waits for the old one would get the wrong response.
         """
         with self._connection() as database:
             if database is None:
@@ -157,7 +149,7 @@ class ServerState:
             ).rowcount
 
     def keep_only(self, paths: Collection[str]) -> int:
-        """Delete all checkpoints besides these and those that are being written; the number of them.
+        """Delete all checkpoints except these and those that are being written, and return how many.
 
         A path is as the server gives it: tinker://MODEL/weights/NAME for a training state, and for weights to sample
         from tinker://MODEL/sampler_weights/NAME or tinker://MODEL/NAME.
@@ -192,13 +184,13 @@ class ServerState:
         return found[0]
 
     def bytes_of(self, path: str) -> int:
-        """How large a checkpoint is."""
+        """The size of a checkpoint."""
         place = self._place(*_key(path))
         return sum(file.stat().st_size for file in (place, *place.rglob("*")) if file.is_file())
 
     def _remove_unlisted(self) -> None:
-        """Remove what the database does not list. A row is there before its file, so the files are looked for first."""
-        present = [*self._checkpoints.glob("*/*.tar.gz"), *self._checkpoints.glob(f"*/{_SAMPLER_FOLDER}/*.tar.gz*")]
+        """Remove files that the database does not list. A row is written before its file, so files are listed first."""
+        present = [*self.checkpoints.glob("*/*.tar.gz"), *self.checkpoints.glob(f"*/{_SAMPLER_FOLDER}/*.tar.gz*")]
         with self._connection() as database:
             if database is None:
                 return
@@ -211,27 +203,27 @@ class ServerState:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             except OSError as error:
                 raise StorageError(
-                    f"the checkpoint {path} cannot be removed: {error.strerror}", fix="see to the disk, then try again"
+                    f"the checkpoint {path} cannot be removed: {error.strerror}", fix="check the disk, then try again"
                 ) from error
 
     def _place(self, model: str, name: str, kind: str) -> Path:
-        folder = self._checkpoints / model
+        folder = self.checkpoints / model
         return (folder / _SAMPLER_FOLDER if kind == "SAMPLER" else folder) / f"{name}.tar.gz"
 
     @contextlib.contextmanager
     def _connection(self) -> Generator[sqlite3.Connection | None]:
-        """A transaction, which waits while another writes; None where no server has made the database yet."""
-        if not self._database.exists():
+        """A transaction, which waits while another one writes; None if no server has created the database yet."""
+        if not self.database.exists():
             yield None
             return
         try:
-            with contextlib.closing(sqlite3.connect(self._database, timeout=_BUSY_S)) as database, database:
+            with contextlib.closing(sqlite3.connect(self.database, timeout=_BUSY_S)) as database, database:
                 made = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'futures'").fetchone()[0]
                 yield database if made else None
         except sqlite3.Error as error:
             raise StorageError(
-                f"the database of SkyRL's server at {self._database} cannot be used: {error}",
-                fix="it must be of skyrl 0.3.0; where it is damaged, delete it and its checkpoints",
+                f"the database of SkyRL's server at {self.database} cannot be used: {error}",
+                fix="it must be of skyrl 0.3.0; if it is damaged, delete it and its checkpoints",
             ) from error
 
 
@@ -247,7 +239,7 @@ def _key(path: str) -> tuple[str, str, str]:
 
 
 def _as_stored(moment: datetime) -> str:
-    """As SQLAlchemy writes a time into SQLite: that of UTC, without saying so."""
+    """A time as SQLAlchemy writes it into SQLite: in UTC, without a time zone."""
     return moment.strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
@@ -255,7 +247,7 @@ START_S = 900.0
 _POLL_S = 0.25
 _ANSWER_DEADLINE_S = 5.0
 _STILL_WAITING = 408
-# The engine refuses to sample from a model that it does not have, and computes nothing for it.
+# The engine refuses to sample from a model that it does not have, at no cost.
 _NO_MODEL = "is-the-engine-there"
 _QUESTION = {
     "base_model": _NO_MODEL,
@@ -265,10 +257,10 @@ _QUESTION = {
 
 
 class SkyrlServer:
-    """A server on loopback and the engine behind it, which end together, and with us. `state` is what they keep.
+    """A server on loopback and the engine behind it, which end together, and with this process. `state`: their files.
 
-    It answers only requests with its `key`, because every user of this machine can connect to it.
-    Where a request fails, `ended` tells whether the server did; if so, it never answers again.
+    It answers only requests with its `key`, because every user of this machine can connect to it. If a request fails,
+    `ended` tells whether the server did; if so, it never answers again.
     """
 
     def __init__(self, process: ChildProcess, url: str, key: str, state: ServerState) -> None:
@@ -283,12 +275,12 @@ class SkyrlServer:
     ) -> SkyrlServer:
         """Start a server over `folder` and return it once its engine answers.
 
-        Checkpoints of an earlier server over the same folder can be loaded; what was asked of it and not answered is
-        forgotten. Raises UnfitEngineError or EngineStartError, and then nothing of it remains.
+        Checkpoints of an earlier server over the same folder can be loaded; unanswered requests to it are cancelled.
+        Raises UnfitEngineError or EngineStartError, and then cleans up.
         """
         state = ServerState(folder)
         await asyncio.to_thread(state.begin)
-        port, key = free_port(), f"tml-{secrets.token_hex(32)}"  # the SDK sends only keys that begin so
+        port, key = free_port(), f"tml-{secrets.token_hex(32)}"  # the SDK sends only keys with this prefix
         SECRETS.add(KEY_VARIABLE, key)
         env = server_env(config, os.environ, folder=folder) | {KEY_VARIABLE: key}
         argv = server_argv(config, model=model, learner=learner, folder=folder, port=port)
@@ -316,28 +308,25 @@ class SkyrlServer:
 
     @property
     def exit_code(self) -> int | None:
-        """None while the server runs; minus the signal where one ended it."""
+        """None while the server runs; minus the signal number if a signal ended it."""
         return self._process.exit_code
 
     @property
     def ended(self) -> bool:
         return self._process.exit_code is not None
 
-    def log_tail(self) -> str:
-        return self._process.log_tail()
-
     async def wait(self) -> int:
         """Its exit code, as soon as it has one."""
         return await self._process.wait()
 
     def kill(self) -> None:
-        """End it at once, because of the state it is in. Its engine ends with it. Safe to call again."""
+        """Kill it. Its engine ends with it. Idempotent."""
         if not self.ended:
-            # Until we are told of its end, no other process can have its number.
+            # Until we have reaped it, no other process can have its id.
             os.kill(self.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End it and all that belongs to it. Safe to call again."""
+        """Stop it and all of its processes. Idempotent."""
         await self._process.stop()
 
     async def _wait_until_ready(self, model: ModelConfig) -> None:
@@ -354,12 +343,12 @@ class SkyrlServer:
                         raise self._failed_start(model)
         except TimeoutError as error:
             raise EngineStartError(
-                f"SkyRL's engine did not answer within {START_S:g} s:\n{self.log_tail()}",
+                f"SkyRL's engine did not answer within {START_S:g} s:\n{self._process.log_tail()}",
                 fix=f"read its whole log at {self.log}",
             ) from error
 
     async def _engine_answers(self, client: httpx2.AsyncClient) -> bool:
-        """Whether the engine has answered a question that costs it nothing. The server alone is up much sooner."""
+        """Whether the engine has answered a cheap request. The server alone is up much sooner."""
         try:
             if not (await client.get("/api/v1/healthz")).is_success:
                 return False
@@ -380,11 +369,11 @@ class SkyrlServer:
     def _failed_start(self, model: ModelConfig) -> UnfitEngineError | EngineStartError:
         if self.exit_code == UNFIT_EXIT_CODE:
             return UnfitEngineError(
-                f"SkyRL computes in the number format that {model.path} names, which is not {model.dtype}",
-                fix=f"set model.dtype to the one it names, or dtype in its config.json to {model.dtype}",
+                f"SkyRL computes in the dtype of {model.path}'s config.json, which is not {model.dtype}",
+                fix=f"set model.dtype to that one, or dtype in its config.json to {model.dtype}",
             )
         return EngineStartError(
-            f"SkyRL's server left with exit code {self.exit_code} at its start:\n{self.log_tail()}",
+            f"SkyRL's server left with exit code {self.exit_code} at its start:\n{self._process.log_tail()}",
             fix=f"read its whole log at {self.log}",
         )
 

@@ -31,7 +31,7 @@ RESULT = {"role": "tool", "content": "Ana: Lima, America/Lima"}
 ANSWER = {"role": "assistant", "content": "America/Lima"}
 CONVERSATION = [SYSTEM, USER, CALLING, RESULT, ANSWER, USER, CALLING_TWICE, RESULT, RESULT, ANSWER]
 
-# Text in which pieces of chat markup stand next to, inside and across each other.
+# Text with pieces of chat markup next to, inside and across each other.
 MARKUP = ("<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>", "<|endoftext|>", "</tool_response>", "<think>")
 hostile_texts = st.lists(
     st.sampled_from(MARKUP)

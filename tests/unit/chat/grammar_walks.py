@@ -62,7 +62,7 @@ WALK_TOOLS[-1]["parameters"]["$defs"] = {"boss": {**_PERSON, "additionalProperti
 
 
 class Walker:
-    """Walks the grammars of one chat. Each step draws one of the admissible tokens, whatever it says.
+    """Walks the grammars of one chat. Each step draws one of the admissible tokens at random.
 
     Now and then a walk spells a sign instead, in tokens drawn at random: at first that which ends thinking and that
     which begins a call, later those that end values and calls.
@@ -84,7 +84,7 @@ class Walker:
         ]
 
     def walk(self, tag: str, seed: int, *, limit: int = 400) -> tuple[int, ...] | None:
-        """The tokens of a turn that ended, or None where it was longer than `limit`."""
+        """The tokens of a turn that ended, or None if it was longer than `limit`."""
         draw = random.Random(seed)
         matcher = self._grammars.start(tag, self._chat.stop_token_ids)
         plan = self._plan(draw)
@@ -112,7 +112,7 @@ class Walker:
         return tuple(ids) if matcher.ended else None
 
     def _plan(self, draw: random.Random) -> list[bytes]:
-        """What to spell at first; an empty text stands for a token drawn at random."""
+        """What to spell at first; an empty text means a token drawn at random."""
         thinking = self._chat.thinking
         plan: list[bytes] = []
         if thinking is Thinking.OPEN or (thinking is Thinking.OPTIONAL and draw.random() < 0.7):

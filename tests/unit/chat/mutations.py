@@ -80,7 +80,7 @@ class Fuzz:
             return turn[:stop] + turn[start:]
         if kind == 2:  # the turn breaks off
             return turn[:start]
-        if kind == 3:  # another turn goes on where this one broke off
+        if kind == 3:  # another turn continues this one
             other = random.choice(self._turns)
             return turn[:start] + other[int(random.random() * (len(other) + 1)) :]
         if kind == 4:  # something comes in between

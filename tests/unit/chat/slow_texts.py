@@ -86,7 +86,7 @@ def cpu_ms(read: Callable[[str], object], text: str, *, looks: int = 5, readings
 
 
 def growth(read: Callable[[str], object], make: Callable[[int], str]) -> float:
-    """By what factor the time grows where the text doubles, over four doublings from 64 KB to 1 MB.
+    """The factor by which the time grows if the text doubles, over four doublings from 64 KB to 1 MB.
 
     Each look takes 10 ms at least, because a clock is not exact. Four doublings, because what fits into the caches of
     a processor at one size does not at another, which makes one doubling cost more than the next. The collector is off:

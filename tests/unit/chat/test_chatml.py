@@ -20,7 +20,6 @@ from conversations import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from renderers.base import ToolCallParseStatus
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -73,7 +72,7 @@ def test_a_longer_conversation_begins_with_the_tokens_of_the_shorter(chatml, mes
 def test_markup_in_a_message_never_becomes_a_control_token(chatml, smol_tokenizer, text, role, tools):
     messages = [{"role": role, "content": text}, USER]
     ids = chatml.render_ids(messages, tools=tools)
-    # Two messages, and a system message of its own where the tools have no other to stand in.
+    # Two messages, and a system message for the tools if there is no other.
     turns = 3 if tools and not (role == "system" and text) else 2
     assert control_tokens(smol_tokenizer, ids) == ["<|im_start|>", "<|im_end|>"] * turns
 
@@ -145,25 +144,13 @@ def test_the_bridge_refuses_to_put_words_into_the_policys_mouth(chatml, messages
     assert chatml.bridge_to_next_turn(prompt, [5], messages) is None
 
 
-def test_the_bridge_refuses_a_turn_that_goes_on_after_its_close(chatml):
+def test_the_bridge_refuses_a_turn_that_continues_after_its_close(chatml):
     prompt = chatml.render_ids([USER], add_generation_prompt=True)
     assert chatml.bridge_to_next_turn(prompt, [5, *chatml.get_stop_token_ids(), 5], [RESULT]) is None
 
 
 def test_the_bridge_needs_something_to_continue(chatml):
     assert chatml.bridge_to_next_turn([], [5], [RESULT]) is None
-
-
-def test_a_response_is_read_without_its_end(chatml, smol_tokenizer):
-    text = 'Let me see. <tool_call>\n{"name": "find_person", "arguments": {"name": "Ana"}}\n</tool_call>'
-    parsed = chatml.parse_response([*smol_tokenizer.encode(text), *chatml.get_stop_token_ids()])
-    assert parsed.content == "Let me see."
-    assert [(c.name, c.arguments) for c in parsed.tool_calls] == [("find_person", {"name": "Ana"})]
-
-
-def test_a_failed_call_of_a_response_is_told_apart(chatml, smol_tokenizer):
-    (failed,) = chatml.parse_response(smol_tokenizer.encode('<tool_call>{"name": "x"')).tool_calls
-    assert failed.status is ToolCallParseStatus.MALFORMED_STRUCTURE
 
 
 def test_a_tokenizer_without_chatml_tokens_is_refused_with_a_fix():

@@ -69,7 +69,7 @@ def test_the_same_holds_with_thinking_switched_off(family_folder, family, mode):
 
 
 @pytest.mark.parametrize("family", ["minimax-m2", "deepseek-v3", "kimi-k2", "glm-5"])
-def test_a_marker_that_is_admissible_is_accepted_whatever_grammars_were_compiled_before(chat_of, family):
+def test_an_admissible_marker_is_accepted_regardless_of_grammars_compiled_before(chat_of, family):
     """A compiler that confuses tokens would admit a marker in one place and refuse it when it comes."""
     chat = chat_of(family)
     grammars = Grammars(chat.tokenizer, len(chat.tokenizer))

@@ -232,9 +232,9 @@ def test_step_by_step_admits_what_a_replay_admits(model):
         assert torch.equal(matcher.admissible(), row)
         matcher.accept(token)
     assert matcher.ended
-    with pytest.raises(InadmissibleTokenError, match="goes on after the token that ended it"):
+    with pytest.raises(InadmissibleTokenError, match="continues after the token that ended it"):
         matcher.admissible()
-    with pytest.raises(InadmissibleTokenError, match="goes on after the token that ended it"):
+    with pytest.raises(InadmissibleTokenError, match="continues after the token that ended it"):
         matcher.accept(ids[0])
 
 
@@ -265,13 +265,13 @@ def test_a_token_that_the_model_does_not_have_is_not_admissible(smol, token):
         smol.grammars.replay(one_of("ab"), smol.stops, [token])
 
 
-def test_a_turn_that_goes_on_after_its_stop_is_refused(model):
+def test_a_turn_that_continues_after_its_stop_is_refused(model):
     ids = [*model.encode("ab"), model.stops[1], model.stops[0]]
     with pytest.raises(InadmissibleTokenError, match=rf"position {len(ids) - 1} .*after the token that ended it"):
         model.grammars.replay(one_of("ab"), model.stops, ids)
 
 
-def test_an_end_of_text_that_is_none_of_the_stops_is_refused_where_the_sampler_masks_it(models):
+def test_an_end_of_text_that_is_not_a_stop_is_refused_as_the_sampler_masks_it(models):
     model = models["tiny-qwen3"]
     end, other = model.stops
     assert end == model.tokenizer.eos_token_id

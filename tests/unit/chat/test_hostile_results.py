@@ -141,7 +141,7 @@ def test_a_tools_name_description_and_schema_are_no_structure(chat_of, family):
         assert opened(text)[0] == opened("")[0], text
 
 
-def test_a_result_with_a_name_of_markers_is_no_structure(chat_of):
+def test_markers_in_the_name_of_a_result_do_not_become_structure(chat_of):
     for family in ("kimi-k2", "gemma4", "inkling"):  # those that write the tool's name
         chat = chat_of(family)
         prompt = chat.open([USER], [FIND])
@@ -183,7 +183,7 @@ def test_markup_of_other_kinds_runs_of_spaces_and_added_words_are_left_as_they_a
 def test_a_special_token_without_brackets_is_broken_up(tiny_qwen3, tmp_path):
     markers = Markers("EOS", ("EOS", "/nothink", "!", "\n\n", "a  "))
     control = ControlText(AutoTokenizer.from_pretrained(write_tokenizer(markers, tiny_qwen3, tmp_path)), ())
-    # One character cannot be broken up, and what goes on with spaces would only grow.
+    # One character cannot be broken up, and a text followed by spaces would only grow.
     assert control.defused("xEOSx /nothink!\n\na  ") == "xE OSx / nothink!\n\na  "
 
 

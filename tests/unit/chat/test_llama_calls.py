@@ -1,4 +1,4 @@
-"""Calls of Llama 3, which stand in no tags: what is a call, what is an answer, and what is a call gone wrong."""
+"""Calls of Llama 3, which have no tags: calls, answers and malformed calls."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_several_calls_are_separated_by_semicolons_or_lines(separator):
         "",
     ],
 )
-def test_an_answer_is_no_call_even_in_json(text):
+def test_an_answer_in_json_is_not_a_call(text):
     assert parse_llama_calls(f" {text}\n") == (text, ())
 
 

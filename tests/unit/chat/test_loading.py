@@ -18,7 +18,7 @@ from mcprl.errors import BadValueError, UnbridgeableError
 
 NONE, OPTIONAL, OPEN = Thinking.NONE, Thinking.OPTIONAL, Thinking.OPEN
 
-# How a turn begins as the family does it, told to think, and told not to. Where there is no switch, both are refused.
+# How a turn begins by default, with thinking on, and off. Without a switch, both settings are refused.
 BEGINNINGS = {
     "chatml": (NONE, None, None),
     "template": (NONE, None, None),
@@ -53,7 +53,7 @@ BEGINNINGS = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_thinks_as_it_does_and_as_it_is_told(family_folder, chat_of, family):
+def test_a_family_thinks_by_default_and_as_configured(family_folder, chat_of, family):
     untold, on, off = BEGINNINGS[family]
     assert chat_of(family).thinking is untold
     assert chat_of(family).family == family
@@ -102,7 +102,7 @@ def test_a_turn_may_end_in_any_stop_token_and_is_closed_as_the_family_does_it(ch
         assert stop in chat._traits.closes or extension[0] in chat._traits.closes
 
 
-def test_turns_end_where_vllm_ends_them(family_folder, tmp_path):
+def test_turns_end_with_the_same_tokens_as_in_vllm(family_folder, tmp_path):
     folder = shutil.copytree(family_folder("qwen3"), tmp_path / "model")
     chat = load_chat(str(folder), "qwen3")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, chat.stop_token_ids[1]]}))
@@ -114,7 +114,7 @@ def test_turns_end_where_vllm_ends_them(family_folder, tmp_path):
     assert text.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>")
 
 
-def test_without_a_generation_config_turns_end_where_the_models_config_says(family_folder, tmp_path):
+def test_without_a_generation_config_the_models_config_ends_turns(family_folder, tmp_path):
     folder = shutil.copytree(family_folder("qwen3"), tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "eos_token_id": 7}))
     assert load_chat(str(folder), "qwen3").stop_token_ids[-1] == 7
@@ -155,7 +155,7 @@ def test_kimi_says_which_call_a_result_answers(chat_of):
 
 
 @pytest.mark.parametrize("arguments", ["", '{"x":' * 50_000], ids=["none", "too deep"])
-def test_kimis_results_have_no_number_where_the_calls_cannot_be_read(chat_of, arguments):
+def test_kimis_results_have_no_number_if_the_calls_cannot_be_parsed(chat_of, arguments):
     chat = chat_of("kimi-k2")
     prompt = chat.open([USER], [FIND])
     call = f"<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
@@ -194,13 +194,13 @@ def test_auto_knows_the_models_that_renderers_knows(family_folder, tmp_path, mon
 
 @pytest.mark.parametrize("name", ["qwen33", "default", "custom"])
 def test_an_unknown_renderer_is_refused_with_those_there_are(family_folder, name):
-    with pytest.raises(BadValueError, match=rf"'{name}', which is none of auto, chatml, template, qwen3, .*llama-3"):
+    with pytest.raises(BadValueError, match=rf"'{name}', which is not one of auto, chatml, template, qwen3, .*llama-3"):
         load_chat(family_folder("qwen3"), name)
 
 
 def test_a_family_that_the_tokenizer_does_not_fit_is_refused_by_name(family_folder):
     with pytest.raises(
-        BadValueError, match=r"model\.renderer is llama-3, which the tokenizer does not fit: .*begin_of"
+        BadValueError, match=r"model\.renderer is llama-3, which does not fit the tokenizer: .*begin_of"
     ):
         load_chat(family_folder("qwen3"), "llama-3")
 
@@ -225,7 +225,7 @@ def test_a_renderer_that_cannot_show_results_is_refused_with_what_to_set(family_
 
 
 def test_messages_that_a_family_cannot_write_are_refused_with_its_reason(chat_of):
-    with pytest.raises(BadValueError, match=r"cannot be written as llama-3 writes them: .*first non-system"):
+    with pytest.raises(BadValueError, match=r"cannot be rendered by llama-3: .*first non-system"):
         chat_of("llama-3").open([SYSTEM, RESULT], [FIND])
 
 

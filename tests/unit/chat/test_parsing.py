@@ -1,4 +1,4 @@
-"""Tool calls out of text: whatever the policy writes becomes calls or problems that it can read."""
+"""Parsing tool calls: any text becomes calls, or problems that the policy can read."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_several_calls_come_in_order_and_the_prose_around_them_is_joined():
     ]
 
 
-def test_a_call_that_cannot_be_used_does_not_take_its_neighbours_along():
+def test_an_unusable_call_does_not_affect_its_neighbours():
     _, calls = parse_tool_calls(f"{written('a', {})}<tool_call>{{oops</tool_call>{written('c', {})}")
     assert [(c.name, c.problem is None) for c in calls] == [("a", True), ("", False), ("c", True)]
 
 
-def test_a_quote_too_few_does_not_take_the_next_call_along():
+def test_a_missing_quote_does_not_affect_the_next_call():
     _, calls = parse_tool_calls(f'<tool_call>{{"name: "a"}}</tool_call> {written("c", {})}')
     assert [(c.name, c.problem is None) for c in calls] == [("", False), ("c", True)]
 
@@ -121,7 +121,7 @@ def test_a_call_that_cannot_be_used_says_why(body, name, problem):
 
 
 @pytest.mark.parametrize(("body", "name"), [('{"name": "a"} and more', "a"), ('{"name": "a', ""), ("", "")])
-def test_a_call_without_an_end_says_so_and_takes_the_rest(body, name):
+def test_an_unclosed_call_says_so_and_consumes_the_rest(body, name):
     prose, calls = parse_tool_calls(f"So: <tool_call>{body}")
     assert prose == "So:"
     assert [(c.name, c.problem) for c in calls] == [(name, "the call has no closing </tool_call>")]
@@ -134,7 +134,7 @@ def test_arguments_may_be_nested_a_hundred_levels_deep(levels, usable):
     assert call.problem == (None if usable else "the call is nested too deeply: 100 levels at most")
 
 
-def test_brackets_in_texts_are_no_levels():
+def test_brackets_in_strings_do_not_count_as_nesting():
     assert checked_call("a", {'\\"[{': '[{"' * 500, "x": [[]] * 200}).problem is None
 
 
@@ -215,7 +215,7 @@ def test_no_damage_to_a_real_call_makes_the_parser_raise(name, arguments, data):
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("shape", TAGGED)
 def test_time_grows_with_the_text_and_not_with_its_square(shape, record_property):
-    # Twice the text takes twice as long where time is linear and 4 times as long where it is quadratic. The bar of
+    # Twice the text takes twice as long if time is linear and 4 times as long if it is quadratic. The bar of
     # bench/parser_fuzz.py is 2.2; here it leaves room for what else the machine does, and a second measurement.
     found = growth(parse_tool_calls, TAGGED[shape])
     found = found if found < 2.6 else min(found, growth(parse_tool_calls, TAGGED[shape]))

@@ -12,7 +12,7 @@ from mcprl.chat.parsing import JSON_FAMILIES, Problem, Thinking, TurnReader, is_
 CALL = '<tool_call>{"name": "a"}</tool_call>'
 OTHER_FAMILIES = [family for family in WRITERS if family not in JSON_FAMILIES]
 
-# In the families that write arguments in tags, and where thinking is open, these texts are markers and not text.
+# In families that write arguments in tags, and if thinking is open, these texts are markers and not text.
 PLAIN_CALLS = [call for call in CALLS if not any(tag in str(call[1]) for tag in ("tool_call>", "</think>"))]
 
 
@@ -48,7 +48,7 @@ def names(calls) -> list[str]:
         (Thinking.NONE, "Hm.</think>Lima.", "", "Hm.</think>Lima."),
     ],
 )
-def test_thinking_begins_where_the_prompt_or_the_turn_says_and_ends_once(mode, text, thought, rest):
+def test_thinking_is_opened_by_the_prompt_or_the_turn_and_ends_once(mode, text, thought, rest):
     assert split_thinking(text, mode, call_opening="<tool_call>") == (thought, rest)
 
 
@@ -118,7 +118,7 @@ def test_only_the_last_token_can_have_ended_the_turn(smol_tokenizer, chatml):
     assert reader.read([], [], []).text == ""
 
 
-def test_a_token_that_only_the_model_stops_at_is_no_text_of_a_call(readers):
+def test_a_stop_token_unknown_to_the_renderer_is_not_part_of_a_call(readers):
     it = readers["kimi-k2"]
     other = it.tokenizer.convert_tokens_to_ids("<|endoftext|>")
     reader = TurnReader(it.reader._renderer, it.tokenizer, "kimi-k2", Thinking.NONE, [*it.stop_token_ids, other])
@@ -177,7 +177,7 @@ def test_an_unknown_tool_is_left_to_those_who_know_the_others(family, readers):
     assert [(c.name, c.arguments, c.problem) for c in turn.calls] == [("no_such_tool", {"n": 1}, None)]
 
 
-def test_a_value_that_is_no_json_is_a_text_for_the_schema_to_judge(readers):
+def test_a_value_that_is_not_json_is_a_string_for_the_schema_to_check(readers):
     # R17: an alias such as `ticker` for `symbol` is in no schema, and its value need not look like JSON.
     it = readers["qwen3.5"]
     written = WRITERS["qwen3.5"]([("fmp_get_quote", {"ticker": "AAPL"})])

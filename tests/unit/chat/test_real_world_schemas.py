@@ -52,5 +52,5 @@ def test_each_compiles_or_is_refused_by_name(schemas, smollm2, record_property):
     assert slowest_s < 2 * MAX_COMPILE_S
     assert len(held) >= 200
     assert refused
-    # A walk may be cut where a pattern asks for a word that blind choices do not find.
+    # A walk may be cut if a pattern requires a word that random choices do not find.
     assert sum(verdict.num_calls for verdict in held.values()) >= 2.9 * len(held)

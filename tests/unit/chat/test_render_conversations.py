@@ -62,7 +62,7 @@ def said(rng: random.Random, length: int) -> str:
 
 
 def hostile(rng: random.Random) -> str:
-    # Some families strip what stands at the ends.
+    # Some families strip white space at the ends.
     return "".join(rng.choice((*PIECES, *WORDS)) for _ in range(rng.randint(1, 12))).strip() or "-"
 
 

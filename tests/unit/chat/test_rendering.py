@@ -26,7 +26,7 @@ def sampled(chat, tokenizer, text):
     return (*tokenizer.encode(text), chat.stop_token_ids[0])
 
 
-def test_a_conversation_opens_with_tools_and_messages_and_ends_where_the_policy_begins(chat):
+def test_a_conversation_opens_with_tools_and_messages_and_ends_at_the_policys_turn(chat):
     text = chat.decode(chat.open([SYSTEM, USER], [FIND]))
     assert text.count(SYSTEM["content"]) == 1
     assert USER["content"] in text
@@ -57,7 +57,7 @@ def test_several_calls_of_a_turn_are_read_in_order(chat, tokenizer):
     assert [c.arguments["name"] for c in turn.calls] == ["Ana", "Luz"]
 
 
-def test_thinking_is_no_prose(qwen_chat, qwen_tokenizer):
+def test_thinking_is_not_prose(qwen_chat, qwen_tokenizer):
     turn = qwen_chat.parse(
         qwen_chat.open([USER], []), sampled(qwen_chat, qwen_tokenizer, "<think>\nHm.\n</think>\n\nIt is Lima."), []
     )

@@ -1,7 +1,6 @@
-"""What a grammar holds of a schema: keyword by keyword, and over schemas drawn at random.
+"""Which keywords of a schema a grammar enforces, one by one and over random schemas.
 
-The oracle is the library jsonschema (Draft 2020-12), which says what a schema means; xgrammar itself is asked what a
-grammar admits.
+The oracle for schemas is jsonschema (Draft 2020-12), the oracle for grammars is xgrammar itself.
 """
 # R7
 
@@ -18,10 +17,10 @@ from drawn_schemas import drawn_schemas
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from keyword_cases import HELD, INTEGER, MENDED, NARROWER, REFUSED, STRING, UNHELD, tool, written
+from keyword_cases import CORRECTED, HELD, INTEGER, NARROWER, REFUSED, STRING, UNHELD, tool, written
 
-from mcprl.grammar.schemas import Unheld, as_grammar_schema, find_unheld
-from schema_walks import EXCLUDES, Walker, part_at, walker_of
+from mcprl.grammar.schemas import Unheld
+from schema_walks import EXCLUDES, Walker, as_grammar_schema, find_unheld, part_at, walker_of
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def walker(smollm2) -> Walker:
 
 
 @pytest.mark.parametrize(("schema", "admitted", "refused"), [case[1:] for case in HELD], ids=[case[0] for case in HELD])
-def test_a_keyword_that_is_not_named_is_held(walker, schema, admitted, refused):
+def test_a_keyword_that_is_not_reported_is_enforced(walker, schema, admitted, refused):
     assert find_unheld(schema, excludes=EXCLUDES) == find_unheld(schema, excludes=EXCLUDES, escapes=True) == ()
     forms = [as_grammar_schema(schema, excludes=EXCLUDES, escapes=escapes) for escapes in (False, True)]
     is_valid = Draft202012Validator(schema).is_valid
@@ -45,7 +44,7 @@ def test_a_keyword_that_is_not_named_is_held(walker, schema, admitted, refused):
 
 
 @pytest.mark.parametrize(("schema", "path", "keyword", "call"), UNHELD)
-def test_what_xgrammar_would_admit_against_the_schema_is_named(walker, schema, path, keyword, call):
+def test_a_keyword_that_xgrammar_would_ignore_is_reported(walker, schema, path, keyword, call):
     assert (path, keyword) in {(unheld.path, unheld.keyword) for unheld in find_unheld(schema, excludes=EXCLUDES)}
     assert keyword in part_at(schema, path)
     call = written(call)
@@ -55,7 +54,7 @@ def test_what_xgrammar_would_admit_against_the_schema_is_named(walker, schema, p
 
 
 @pytest.mark.parametrize(("schema", "path", "keyword"), REFUSED)
-def test_what_cannot_be_written_at_all_is_named_and_the_rest_still_compiles(walker, schema, path, keyword):
+def test_an_unsupported_keyword_is_reported_and_the_rest_still_compiles(walker, schema, path, keyword):
     assert (path, keyword) in {(unheld.path, unheld.keyword) for unheld in find_unheld(schema, excludes=EXCLUDES)}
     assert keyword in part_at(schema, path)
     walker.compile(as_grammar_schema(schema, excludes=EXCLUDES))
@@ -68,15 +67,15 @@ def test_a_grammar_may_admit_less_than_its_schema(walker, schema, call):
     assert not walker.admits(walker.compile(as_grammar_schema(schema, excludes=EXCLUDES)), written(call))
 
 
-@pytest.mark.parametrize(("schema", "call"), MENDED)
-def test_the_rewriting_mends_what_xgrammar_holds_wrongly(walker, schema, call):
+@pytest.mark.parametrize(("schema", "call"), CORRECTED)
+def test_rewriting_corrects_what_xgrammar_gets_wrong(walker, schema, call):
     call = written(call)
     assert walker.admits(walker.compile(schema), call)
     assert find_unheld(schema, excludes=EXCLUDES, escapes=True) == ()
     assert not walker.admits(walker.compile(as_grammar_schema(schema, excludes=EXCLUDES, escapes=True)), call)
 
 
-def test_annotations_and_words_that_nobody_knows_are_dropped():
+def test_annotations_and_unknown_keywords_are_dropped():
     annotated = {
         **INTEGER,
         "title": "N",
@@ -91,7 +90,7 @@ def test_annotations_and_words_that_nobody_knows_are_dropped():
     assert as_grammar_schema(schema) == as_grammar_schema(tool(INTEGER))
 
 
-def test_a_string_with_a_length_may_hold_escaped_characters_where_the_call_is_json(walker):
+def test_a_string_with_a_length_may_have_escaped_characters_if_the_call_is_json(walker):
     schema = tool({**STRING, "minLength": 1, "maxLength": 4})
     grammar = walker.compile(as_grammar_schema(schema, excludes=EXCLUDES, escapes=True))
     assert walker.admits(grammar, written(['"\n\\a']))
@@ -102,8 +101,8 @@ def test_a_string_with_a_length_may_hold_escaped_characters_where_the_call_is_js
 
 
 @pytest.mark.parametrize("pattern", ['^a"b$', r'^a(\\|"|\n)b$', "^[^x]*$", "^a.?.?.?.?$", "^[^b]{0,5}$"])
-def test_escapes_write_what_a_pattern_asks_for(walker, pattern):
-    """Not always: where some text needs no escape, xgrammar may leave out what does."""
+def test_escapes_write_the_characters_that_a_pattern_requires(walker, pattern):
+    """Not always: if some text needs no escape, xgrammar may omit the texts that do."""
     schema = tool({**STRING, "pattern": pattern})
     assert find_unheld(schema, excludes=EXCLUDES, escapes=True) == ()
     grammar = walker.compile(as_grammar_schema(schema, excludes=EXCLUDES, escapes=True))
@@ -113,8 +112,8 @@ def test_escapes_write_what_a_pattern_asks_for(walker, pattern):
     assert [text for text, call in zip(texts, calls, strict=True) if walker.admits(grammar, call)] == matching
 
 
-def test_values_that_hold_an_excluded_text_leave_no_dead_end(walker):
-    """xgrammar drops such values, and then admits the name of a property for which it has no value left."""
+def test_values_with_an_excluded_text_leave_no_dead_end(walker):
+    """xgrammar drops such values, and then admits the name of a property that has no value left."""
     schema = {"properties": {"a": {"enum": ["</b>"]}, "b": INTEGER}}
     assert [unheld.keyword for unheld in find_unheld(schema, excludes=EXCLUDES)] == ["enum"]
     assert find_unheld(schema) == ()
@@ -124,7 +123,7 @@ def test_values_that_hold_an_excluded_text_leave_no_dead_end(walker):
     assert [json.loads(walker.walk(grammar, random.Random(seed), budget=0)) for seed in range(3)] == [{"a": "x"}] * 3
 
 
-def test_what_is_unheld_is_said_in_words():
+def test_an_unenforced_keyword_is_reported_with_a_reason():
     schema = tool({"type": "array", "uniqueItems": True})
     assert find_unheld(schema) == (Unheld("/properties/v", "uniqueItems", "a grammar cannot compare items"),)
 
@@ -132,7 +131,7 @@ def test_what_is_unheld_is_said_in_words():
 @pytest.mark.parametrize("pattern", [{"minLength": 1, "maxLength": 128}, {"pattern": r"^\S{1,60}$"}])
 @pytest.mark.parametrize("escapes", [False, True], ids=["plain", "escapes"])
 def test_every_token_that_is_admitted_in_a_counted_string_is_accepted(walker, pattern, escapes):
-    """Counting past 128, xgrammar masks tokens in that its matcher refuses."""
+    """Beyond a count of 128, the masks of xgrammar admit tokens that its matcher refuses."""
     schema = tool({**STRING, **pattern})
     assert find_unheld(schema, escapes=escapes) == ()
     matcher = xgr.GrammarMatcher(walker.compile(as_grammar_schema(schema, escapes=escapes)))
@@ -146,7 +145,7 @@ def test_every_token_that_is_admitted_in_a_counted_string_is_accepted(walker, pa
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(schema=drawn_schemas(), escapes=st.booleans(), seed=st.integers(0, 2**32))
-def test_every_call_that_a_grammar_admits_is_valid_unless_a_keyword_is_named(walker, schema, escapes, seed):
+def test_every_call_that_a_grammar_admits_is_valid_unless_a_keyword_is_reported(walker, schema, escapes, seed):
     unheld = find_unheld(schema, excludes=EXCLUDES, escapes=escapes)
     assert all(each.keyword in part_at(schema, each.path) for each in unheld)
     grammar = walker.compile(as_grammar_schema(schema, excludes=EXCLUDES, escapes=escapes))

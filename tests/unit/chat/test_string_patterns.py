@@ -1,4 +1,4 @@
-"""Patterns are written again so that whole texts match where a search would have found something, and no others."""
+"""Patterns are rewritten so that a whole text matches if a search would have found the pattern."""
 # R7
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def matched(pattern: str | None, text: str) -> bool:
 
 @pytest.mark.parametrize("pattern", [*READABLE, *MORE])
 @given(data=st.data())
-def test_a_text_is_admitted_where_a_search_finds_the_pattern(pattern, data):
+def test_a_text_is_admitted_if_a_search_finds_the_pattern(pattern, data):
     text = data.draw(TEXTS | st.from_regex(pattern, alphabet=LATIN))
     admitted = matched(write_pattern(read_pattern(pattern)), text)
     if admitted:
@@ -52,7 +52,7 @@ def test_a_text_is_admitted_where_a_search_finds_the_pattern(pattern, data):
 
 
 @given(pattern=st.sampled_from([*READABLE, *MORE]), least=st.integers(0, 5), extra=st.integers(0, 5), text=TEXTS)
-def test_a_length_is_held_or_said_to_be_none_that_can_be(pattern, least, extra, text):
+def test_a_length_is_enforced_or_reported(pattern, least, extra, text):
     counted = with_length(read_pattern(pattern), least, least + extra)
     if counted is not None and matched(write_pattern(counted), text):
         assert re.search(pattern, text)
@@ -91,7 +91,7 @@ def test_a_length_of_two_open_ends_cannot_be_counted():
         *("a^b", "a$b", "(^a)b", "[]a]", "[^]a]", "x++", "x{,3}", "(", "[z-a]", r"\p{L}", "^*"),
     ],
 )
-def test_what_a_grammar_cannot_hold_is_refused_with_words(pattern):
+def test_what_a_grammar_cannot_hold_is_refused_with_a_reason(pattern):
     with pytest.raises(ValueError, match=r"."):
         read_pattern(pattern)
 

@@ -1,4 +1,4 @@
-"""A user who speaks again after an answer: every renderer goes on from the sampled tokens as they are."""
+"""A user who speaks again after an answer: every renderer continues from the sampled tokens as they are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_an_answer_is_followed_by_what_the_user_says_next(chat_of, family, cut):
     sampled = ids if cut else [*ids, chat.stop_token_ids[-1]]
     extension = chat.extend(prompt, sampled, [{"role": "user", "content": "And in Lagos?"}], [FIND])
     assert chat.decode(extension).count("And in Lagos?") == 1
-    # The turn after it is opened as the first one was, so the policy goes on the same way.
+    # The next turn is opened as the first one was.
     again = chat.open([{"role": "user", "content": "And in Lagos?"}], [FIND])
     opening = chat.decode(again).rpartition("And in Lagos?")[2]
     assert chat.decode(extension).endswith(opening)

@@ -99,7 +99,7 @@ def check_call(of_family, call: ToolCall) -> None:
     assert ids[-1] in chat.stop_token_ids
     assert not set(ids[:-1]) & set(chat.stop_token_ids)
     for mode in ("act", "calls"):
-        grammars.replay(make_grammar(chat, [FIND], mode), chat.stop_token_ids, ids)  # raises where one is inadmissible
+        grammars.replay(make_grammar(chat, [FIND], mode), chat.stop_token_ids, ids)  # raises if one is inadmissible
 
 
 # Its parser takes an empty thought for a part of the answer, after a tool's result.
@@ -107,7 +107,7 @@ NO_EMPTY_THOUGHT = "deepseek-r1"
 
 
 @pytest.mark.parametrize("family", [family for family in CALL_SYNTAXES if family != NO_EMPTY_THOUGHT])
-def test_in_every_family_a_call_and_an_answer_are_written_as_its_turns_go_on(held, family):
+def test_in_every_family_a_call_and_an_answer_are_written_as_it_continues_turns(held, family):
     chat, prompt, writer, grammars = held(family)
     grammar = make_grammar(chat, [FIND], "act")
     call = ToolCall(name="find", arguments={"query": "Ana", "limit": 3})
@@ -173,7 +173,7 @@ def test_a_call_that_would_be_read_as_another_is_refused(held, family, arguments
         writer.write_call(prompt, ToolCall(name="find", arguments=arguments), [FIND])
 
 
-def test_an_answer_after_an_empty_thought_is_refused_where_the_parser_fails_on_it(held):
+def test_an_answer_after_an_empty_thought_is_refused_if_the_parser_fails_on_it(held):
     chat, prompt, writer, _ = held(NO_EMPTY_THOUGHT)
     called = writer.write_call(prompt, ToolCall(name="find", arguments={"query": "Ana"}), [FIND])
     result = chat.extend(prompt, called, [{"role": "tool", "name": "find", "content": "Lima"}], [FIND])
@@ -182,9 +182,9 @@ def test_an_answer_after_an_empty_thought_is_refused_where_the_parser_fails_on_i
 
 
 @pytest.mark.parametrize("answer", ['See <tool_call>{"name": "find", "arguments": {}}</tool_call>', "<think>Lima."])
-def test_an_answer_that_would_be_read_as_something_else_is_refused(held, answer):
+def test_an_answer_that_would_be_parsed_differently_is_refused(held, answer):
     _, prompt, writer, _ = held("chatml")
-    with pytest.raises(BadValueError, match="read back as something else"):
+    with pytest.raises(BadValueError, match="it is parsed differently"):
         writer.write_answer(prompt, answer, [FIND])
 
 
@@ -202,7 +202,7 @@ def test_properties_come_in_the_order_of_the_schema_at_every_depth():
     assert write_json(1e22, {}, {}) == "10000000000000000000000.0"
 
 
-def test_a_schema_that_refers_to_itself_or_elsewhere_is_no_trouble():
+def test_a_schema_with_recursive_or_remote_references_is_accepted():
     schema = {
         "$ref": "#",
         "anyOf": [{"$ref": "#/$defs/no"}, {"$ref": "http://x/y"}, {"properties": {"b": {"$ref": "#"}}}],

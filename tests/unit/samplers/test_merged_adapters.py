@@ -16,7 +16,7 @@ from mcprl.samplers.vllm_worker import MergedAdapter
 
 @pytest.fixture(scope="module", params=[False, True], ids=["scaled by the rank", "by its root"])
 def trained(request, tiny_qwen3, tmp_path_factory):
-    """The folder of an adapter with weights of its own, the model's tensors, and those that PEFT merges."""
+    """The folder of an adapter with random weights, the model's tensors, and those that PEFT merges."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype="float32")
     base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -72,8 +72,8 @@ def altered(trained, path, *, settings: dict[str, object], tensors: dict[str, to
 @pytest.mark.parametrize(
     ("settings", "tensors", "objection"),
     [
-        ({"use_dora": True}, {}, "its setting use_dora is not understood"),
-        ({"rank_pattern": {"q_proj": 2}}, {}, "its setting rank_pattern is not understood"),
+        ({"use_dora": True}, {}, "its setting use_dora is not supported"),
+        ({"rank_pattern": {"q_proj": 2}}, {}, "its setting rank_pattern is not supported"),
         ({}, {"base_model.model.lm_head.weight": torch.zeros(2)}, "its tensor base_model.model.lm_head.weight is not"),
         ({}, {"base_model.model.x.lora_A.weight": torch.zeros(2, 2)}, "its tensor base_model.model.x.lora_A.weight"),
     ],

@@ -41,7 +41,7 @@ def test_a_whole_folder_passes(request, folder):
 def test_a_file_that_was_not_written_to_its_end_is_refused(one_file, kept_bytes):
     file = one_file / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept_bytes])
-    with pytest.raises(BadValueError, match=r"E-CONF-003 .*model\.safetensors is missing, cut off.*Fix: "):
+    with pytest.raises(BadValueError, match=r"E-CONF-003 .*model\.safetensors is missing, truncated.*Fix: "):
         check_files(one_file)
 
 
@@ -56,7 +56,7 @@ def test_a_folder_without_settings_or_weights_is_refused(one_file, missing, reas
 
 def test_a_file_without_tensors_is_refused(one_file):
     save_file({}, one_file / "model.safetensors")
-    with pytest.raises(BadValueError, match="lacks tensors, all for one"):
+    with pytest.raises(BadValueError, match="lacks tensors, for example all"):
         check_files(one_file)
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_the_index_names_must_be_there(two_files):
 
 def test_a_tensor_that_the_index_names_must_be_there(two_files):
     save_file({"c": torch.ones(3)}, two_files / "b.safetensors")
-    with pytest.raises(BadValueError, match=r"b\.safetensors lacks tensors, b for one"):
+    with pytest.raises(BadValueError, match=r"b\.safetensors lacks tensors, for example b"):
         check_files(two_files)
 
 

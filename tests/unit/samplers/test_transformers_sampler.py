@@ -103,7 +103,7 @@ async def test_a_stop_token_ends_the_turn_and_is_part_of_it(sampler):
     assert stopped.finish is FinishReason.STOP
 
 
-async def test_a_stop_text_ends_the_turn_also_where_it_spans_two_tokens(sampler):
+async def test_a_stop_text_ends_the_turn_even_if_it_spans_two_tokens(sampler):
     free = await sampler.sample(REQUEST)
     third, fourth = (sampler._tokenizer.decode([token]) for token in free.token_ids[2:4])
     assert third
@@ -177,7 +177,7 @@ async def holding(base, grammars):
         yield running
 
 
-async def test_a_turn_under_a_grammar_keeps_to_it_and_ends_where_it_ends(holding):
+async def test_a_turn_under_a_grammar_follows_it_and_ends_with_it(holding):
     texts = set()
     for seed in range(6):
         done = await holding.sample(replace(HELD, seed=seed))

@@ -95,7 +95,7 @@ async def test_another_model_is_refused_and_the_old_one_sampled_from_still(sampl
     before = await sampler.sample(REQUEST)
     settings = json.loads((spoilt / "config.json").read_text())
     (spoilt / "config.json").write_text(json.dumps(settings | {"num_key_value_heads": 1}))
-    with pytest.raises(BadValueError, match=r"spoilt holds another model than .*num_key_value_heads is 1 instead of"):
+    with pytest.raises(BadValueError, match=r"spoilt has a different model than .*num_key_value_heads is 1 instead of"):
         await sampler.publish(Weights(version=1, model=spoilt))
     (spoilt / "model.safetensors").unlink()
     with pytest.raises(BadValueError, match=r"it has no \*\.safetensors"):
@@ -115,5 +115,5 @@ async def test_weights_that_turn_out_to_be_lacking_are_never_sampled_from(sample
         await sampler.publish(Weights(version=1, model=spoilt))
     with pytest.raises(SamplerLostError, match="has no weights"):
         await sampler.sample(REQUEST)
-    await sampler.publish(versions[1][0])  # whole ones mend it
+    await sampler.publish(versions[1][0])  # complete weights fix it
     assert (await sampler.sample(replace(REQUEST, max_tokens=1))).weights_versions == (2,)

@@ -1,4 +1,4 @@
-"""What becomes of turns and publications when the server ends: a stand-in answers, the process is a real one."""
+"""Turns and publishing when the server dies: a fake answers requests, the process is real."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ async def test_a_server_that_keeps_ending_is_given_up_with_the_end_of_its_log(tm
         (tmp_path / "vllm.log").write_text("out of memory\n")
         turns = await asyncio.gather(*(sampler.sample(REQUEST) for _ in range(3)), return_exceptions=True)
         assert [type(turn) for turn in turns] == [SamplerLostError] * 3
-        with pytest.raises(SamplerLostError, match=r"(?s)started again 3 times .*exit code -9:.*out of memory"):
+        with pytest.raises(SamplerLostError, match=r"(?s)restarted 3 times .*exit code -9:.*out of memory"):
             await sampler.sample(REQUEST)
-        with pytest.raises(SamplerLostError, match="started again 3 times"):
+        with pytest.raises(SamplerLostError, match="restarted 3 times"):
             await sampler.publish(Weights(version=1, adapter=tmp_path / "v1"))
     assert stand_in.starts == 4
 
@@ -128,7 +128,7 @@ async def test_a_sampled_turn_shows_that_the_server_is_worth_starting_again(tmp_
         stand_in.end(sampler)
         await sampler.publish(Weights(version=1, adapter=tmp_path / "v1"))
         stand_in.end(sampler)
-        with pytest.raises(SamplerLostError, match="started again 1 times"):
+        with pytest.raises(SamplerLostError, match="restarted 1 times"):
             await sampler.sample(REQUEST)
 
 
@@ -136,9 +136,9 @@ async def test_with_no_restarts_allowed_the_first_end_is_the_last(tmp_path, monk
     monkeypatch.setattr(SupervisedVllm, "MAX_RESTARTS", 0)
     async with standing_in(tmp_path) as (sampler, stand_in):
         stand_in.end(sampler)
-        with pytest.raises(SamplerLostError, match="started again 0 times"):
+        with pytest.raises(SamplerLostError, match="restarted 0 times"):
             await sampler.sample(REQUEST)
-        with pytest.raises(SamplerLostError, match="does not run at the moment"):
+        with pytest.raises(SamplerLostError, match="is not running at the moment"):
             _ = sampler.pid
 
 
@@ -150,7 +150,7 @@ async def test_leaving_while_a_server_is_being_started_ends_it_and_all_who_wait(
         while await stand_in.started.get() == 1:
             pass
         await sampler.__aexit__(None, None, None)
-        with pytest.raises(SamplerLostError, match="not started again"):
+        with pytest.raises(SamplerLostError, match="not restarted"):
             await turn
     assert stand_in.starts == 2
 
@@ -189,7 +189,7 @@ class TestAdapters:
             await sampler.publish(Weights(version=3, adapter=tmp_path / "v3"))
         assert stand_in.asked[-2:] == ["/v1/unload_lora_adapter v1", "/v1/unload_lora_adapter v2"]
 
-    async def test_a_publication_waits_where_the_server_would_have_to_hold_too_many(self, tmp_path):
+    async def test_publishing_waits_if_the_server_has_too_many_adapters(self, tmp_path):
         let_go = {f"v{version}": asyncio.Event() for version in (1, 2, 3)}
         arrived = asyncio.Semaphore(0)
 

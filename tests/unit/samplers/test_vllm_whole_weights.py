@@ -1,4 +1,4 @@
-"""How the vLLM sampler publishes whole weights, to a stand-in for the server: in which order, and how it fails."""
+"""How the vLLM sampler publishes whole weights to a fake server: the order of requests, and failures."""
 # R22, R23
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CHANGE = ["/pause?mode=keep&clear_cache=true", "load_model_folder", "/update_wei
 
 
 @pytest.mark.process
-async def test_whole_weights_are_loaded_at_rest_with_an_empty_cache_before_the_server_goes_on(tmp_path, whole):
+async def test_whole_weights_are_loaded_while_paused_with_an_empty_cache_before_the_server_resumes(tmp_path, whole):
     async with answering(tmp_path, whole_weights_answer, FULL) as (sampler, seen):
         assert await sampler.publish(whole) == whole
         assert await sampler.publish(whole) == whole  # in force already
@@ -112,7 +112,7 @@ async def test_another_model_is_refused_before_the_server_comes_to_rest(tmp_path
         return whole_weights_answer(path, body, compare_model_folder=["hidden_size is 32 instead of 64"])
 
     async with answering(tmp_path, answer, FULL) as (sampler, seen):
-        with pytest.raises(BadValueError, match=r"another model than some/model: hidden_size is 32 instead of 64"):
+        with pytest.raises(BadValueError, match=r"a different model than some/model: hidden_size is 32 instead of 64"):
             await sampler.publish(whole)
         assert len(seen) == 1
         assert (await sampler.sample(REQUEST)).token_ids == (7, 8)

@@ -165,8 +165,8 @@ def test_a_turn_that_was_cut_says_so():
     assert read_completion(altered(finish_reason="length"), REQUEST, 0).finish is FinishReason.LENGTH
 
 
-def test_a_turn_that_was_broken_off_is_no_turn():
-    with pytest.raises(SamplerLostError, match="broke a turn off \\(abort\\)"):
+def test_an_aborted_turn_is_an_error():
+    with pytest.raises(SamplerLostError, match="aborted a turn \\(abort\\)"):
         read_completion(altered(finish_reason="abort"), REQUEST, 0)
 
 
@@ -310,7 +310,7 @@ async def test_a_server_that_hangs_up_is_lost(tmp_path):
 
 
 @pytest.mark.process
-async def test_each_version_is_loaded_under_a_name_of_its_own_before_the_last_is_forgotten(tmp_path):
+async def test_each_version_is_loaded_under_a_new_name_before_the_last_is_unloaded(tmp_path):
     def answer(path: str, _body: dict) -> bytes:
         return response("200 OK", json.dumps(ANSWER)) if "generate" in path else response("200 OK", "ok", "text/plain")
 

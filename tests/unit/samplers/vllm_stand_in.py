@@ -1,4 +1,4 @@
-"""A stand-in for the vLLM server, for all of the sampler that needs no vLLM.
+"""A fake vLLM server, for all of the sampler that does not need vLLM.
 
 The process that the sampler starts and watches is a real one that does nothing. What it would answer is answered from
 here, at the socket that it was given, until it ends.
@@ -87,7 +87,7 @@ class StandIn:
 
     @property
     def asked(self) -> list[str]:
-        """What was asked for, by path, and by name or method where there is one."""
+        """The requests, by path, and by name or method if there is one."""
         return [
             " ".join(part for part in (path, body.get("lora_name") or body.get("model") or body.get("method")) if part)
             for path, body in self.seen

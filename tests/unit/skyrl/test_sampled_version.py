@@ -72,7 +72,7 @@ async def test_until_it_is_published_the_older_version_is_drawn_from_and_named()
 
 async def test_on_jax_a_version_that_is_not_published_is_not_sampled_over():
     engine, server = await engine_on("jax")
-    with pytest.raises(UnfitEngineError, match="would load it over them"):
+    with pytest.raises(UnfitEngineError, match="would overwrite them"):
         await draw(engine)
     assert server.drawn_from == []
     await engine.publish(1)

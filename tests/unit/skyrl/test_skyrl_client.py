@@ -135,7 +135,7 @@ async def test_a_key_that_is_refused_is_named():
 
 async def test_a_hosted_server_is_not_asked_without_a_key(monkeypatch):
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
-    with pytest.raises(UnfitEngineError, match="asks for a key"):
+    with pytest.raises(UnfitEngineError, match="needs a key"):
         await SkyrlClient.connect(
             "http://127.0.0.1:1", key=None, hosted=True, deadline_s=60, ended=asyncio.Event().wait
         )
@@ -173,7 +173,7 @@ def test_the_sdks_own_custom_losses_are_used_nowhere(root):
     assert not [name for name in names if name.startswith("forward_backward_custom")]
 
 
-async def test_scoring_is_asked_again_where_a_connection_broke_and_learning_is_not():
+async def test_scoring_is_repeated_if_a_connection_broke_and_learning_is_not():
     api = TinkerApi()
     row = {"logprobs": {"data": [-1.0, -2.0], "dtype": "float32", "shape": [2]}}
     api.results["forward"] = {"loss_fn_output_type": "ArrayRecord", "loss_fn_outputs": [row], "metrics": {}}

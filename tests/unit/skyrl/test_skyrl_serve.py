@@ -1,4 +1,4 @@
-"""The command of SkyRL's server, its start, and what it keeps: on stand-ins that take no minute to start."""
+"""The command line of SkyRL's server, its start, and its files, with fakes that start fast."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_session_that_is_silent_for_minutes_keeps_its_model():
     assert option(argv, "--session-cleanup-interval-sec") == "-1"
 
 
-def test_the_backend_is_told_what_the_learner_is_and_a_recipe_has_the_last_word():
+def test_the_backend_gets_the_learners_settings_and_the_recipe_overrides_them():
     config = SkyrlConfig(backend_config={"sample_max_num_sequences": 32, "tensor_parallel_size": 2})
     assert json.loads(option(argv_of(config, checkpointing=True), "--backend-config")) == {
         "max_lora_adapters": 4,
@@ -206,19 +206,19 @@ async def test_a_server_that_is_tired_of_waiting_for_its_engine_is_asked_again(t
 
 
 @pytest.mark.process
-async def test_an_end_at_the_start_is_told_with_the_last_lines_of_the_log(tmp_path):
+async def test_a_failed_start_is_reported_with_the_last_lines_of_the_log(tmp_path):
     with pytest.raises(EngineStartError, match=r"(?s)exit code 3 at its start:.*no such thing"):
         await start(tmp_path, program(tmp_path, "#!/bin/sh\necho no such thing\nexit 3\n"))
 
 
 @pytest.mark.process
-async def test_a_model_in_another_number_format_is_told_with_what_to_do(tmp_path):
-    with pytest.raises(UnfitEngineError, match=r"/models/small names, which is not float32.*set model\.dtype"):
+async def test_a_model_with_another_dtype_is_reported_with_a_fix(tmp_path):
+    with pytest.raises(UnfitEngineError, match=r"/models/small's config\.json, which is not float32.*set model\.dtype"):
         await start(tmp_path, program(tmp_path, f"#!/bin/sh\nexit {UNFIT_EXIT_CODE}\n"))
 
 
 @pytest.mark.process
-async def test_a_python_that_is_not_there_is_told_with_the_setting_that_names_it(tmp_path):
+async def test_a_missing_python_is_reported_with_the_setting_that_names_it(tmp_path):
     with pytest.raises(EngineStartError, match=r"/python.*set skyrl\.python"):
         await start(tmp_path, tmp_path / "python")
 
@@ -228,7 +228,7 @@ async def test_a_python_that_is_not_there_is_told_with_the_setting_that_names_it
 @pytest.mark.skipif(
     any(metadata.distributions(name="skyrl")), reason="SkyRL is installed beside mcprl: run it where it is not"
 )
-async def test_an_environment_without_skyrl_is_told_with_what_to_install(tmp_path):
+async def test_an_environment_without_skyrl_is_reported_with_what_to_install(tmp_path):
     with pytest.raises(EngineStartError, match=r"has no skyrl: install skyrl\[jax,tinker\]==0\.3\.0"):
         await start(tmp_path, None)
 
@@ -380,14 +380,14 @@ def test_a_training_state_and_weights_of_the_same_name_are_told_apart(kept):
 
 
 @pytest.mark.parametrize("path", ["new", "tinker://model_1/else/new", "http://model_1/weights/new"])
-def test_what_is_no_path_of_a_checkpoint_deletes_nothing(kept, path):
+def test_an_invalid_checkpoint_path_deletes_nothing(kept, path):
     new = kept.add_checkpoint("new", "TRAINING")
     with pytest.raises(ValueError, match="is not the path of a checkpoint"):
         kept.state.keep_only([path])
     assert new.exists()
 
 
-def test_a_database_that_is_none_is_told_with_its_place(tmp_path):
+def test_an_invalid_database_is_reported_with_its_path(tmp_path):
     (tmp_path / "skyrl.db").write_bytes(b"this is no database, and long enough to be looked at as one" * 20)
     with pytest.raises(StorageError, match=r"skyrl\.db cannot be used"):
         ServerState(tmp_path).begin()

@@ -184,7 +184,7 @@ def test_any_prompt_survives_the_file_even_with_odd_line_separators(tmp_path_fac
         ('{"id": "b", "prompt": "x", "answer": {"all": []}}', "answer.all: "),
         (
             '{"id": "b", "prompt": "x", "answer": {"matches": "(a"}}',
-            "is no usable regular expression",
+            "is not a usable regular expression",
         ),
         ('{"id": "b", "prompt": "x", "state": [{"tool": "t", "texts": []}]}', "state.0.texts: "),
         ('{"id": "b", "prompt": "x", "state": [{"tool": "t", "texts": ["a", {"matches": "*"}]}]}', "texts.1.matches: "),

@@ -109,7 +109,7 @@ def test_without_an_answer_the_last_turn_may_be_a_call():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (Matches(pattern="(a"), "is no usable regular expression"),
+        (Matches(pattern="(a"), "is not a usable regular expression"),
         (Matches(pattern="a"), None),
         (HasNumber(value=1 / 3), "the tolerance is below the rounding"),
         (HasNumber(value=1 / 3, tolerance=0.005), None),

@@ -18,7 +18,7 @@ from schema_bombs import ANSWERED, PATTERN, REFUSED, TEXT, arguments, doubled
 
 from mcprl.config import ServerSettings
 from mcprl.errors import BadToolSchemaError, ServerFaultError, ServerStartError, ToolLimitError
-from mcprl.grammar.schemas import find_unheld
+from mcprl.grammar.schemas import rewrite
 from mcprl.records import ToolCall
 from mcprl.schemas import BadSchemaError, OverLimitError, SchemaCheck
 from mcprl.tools import ServerSpec, Tool, Toolbox
@@ -71,7 +71,7 @@ def test_a_schema_beyond_a_limit_is_refused_by_name(name):
 @pytest.mark.parametrize("name", [*ANSWERED, *REFUSED])
 def test_what_a_grammar_holds_is_known_in_time(name):
     schema = (ANSWERED | REFUSED)[name][0]
-    outcome = within_limit(lambda: find_unheld(schema))
+    outcome = within_limit(lambda: rewrite(schema)[1])
     assert isinstance(outcome, tuple | OverLimitError)
 
 
@@ -79,7 +79,7 @@ def test_choices_inside_choices_end_with_a_named_limit():
     choice = {"type": "string"}
     for _ in range(5):
         choice = {"anyOf": [arguments(x=choice, **{f"y{i}": {}}) for i in range(6)]}
-    assert isinstance(within_limit(lambda: find_unheld(arguments(a=choice))), OverLimitError)
+    assert isinstance(within_limit(lambda: rewrite(arguments(a=choice))), OverLimitError)
 
 
 def test_a_pattern_that_cannot_be_linear_is_left_to_the_server_and_named(caplog):
@@ -282,7 +282,7 @@ def test_a_mutated_schema_is_used_or_refused_by_name(seed):
         for value in ({}, {"a": TEXT}, {"a": 1, "b": {"a": {}}}, {"next": {"next": {}}}):
             check.problem(value)
         try:
-            find_unheld(schema)
+            rewrite(schema)
         except OverLimitError:
             return
 

@@ -45,7 +45,7 @@ async def test_a_template_that_rewrites_history_is_found(tiny, taught_qwen3, tmp
     tiny.write()
     found = only(await tiny.examined(fast=False, only=BEFORE_TEMPLATE), "template")
     assert (found.severity, found.code) == (Severity.BAD, "E-CHAT-001")
-    assert "rewrites a conversation as it goes on" in found.measured
+    assert "rewrites earlier parts of a conversation" in found.measured
     assert "set model.renderer" in found.fix
 
 

@@ -347,7 +347,7 @@ def thinking_without_a_switch(patient, monkeypatch):
     patient.set("model.thinking", False)
 
 
-@fault("model", BAD, "model.safetensors is missing, cut off", "download or copy the whole model again", "E-CONF-003")
+@fault("model", BAD, "model.safetensors is missing, truncated", "fetch or copy the whole model again", "E-CONF-003")
 def model_that_was_cut_off(patient, monkeypatch):
     folder = copied_model(patient)
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
