@@ -15,7 +15,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from mcprl.config import RunConfig
-from mcprl.learning.models import Policy
+from mcprl.learning.packing import Policy
 from mcprl.learning.state import State, own_part
 
 __all__ = ["Optimisation", "learning_rate_share"]
