@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from docs_api import api_page
 from docs_llms import llms_page
-from figures import Figure, read_figures
-from promises import Promise, read_promises
 
 if TYPE_CHECKING:
     from mcprl.cli.explain import ErrorPage
@@ -125,45 +123,10 @@ def cli_page() -> str:
 # --- promises
 
 
-def how_measured(promise: Promise) -> str:
-    return f"`{promise.test or promise.command}`" + (f", full size: `{promise.full}`" if promise.full else "")
-
-
-def measured(figure: Figure | None) -> tuple[str, str]:
-    """The figure that is stored, and of which day and commit it is."""
-    if figure is None:
-        return "", ""
-    return f"{figure.value:.4g}" + ("" if figure.holds else ", missed"), f"{figure.date}, `{figure.commit}`"
-
-
-def promises_page() -> str:
-    """What is promised, with the command that would find it broken, and what was measured at full size."""
-    page = GENERATED.format(source="promises.toml and bench/figures.json") + (
-        "# Promises\n\nWhat mcprl promises, and what would find it broken. `scripts/promises ID` measures one,"
-        " `scripts/promises --all` all of them, as CI does on every change. A bar on speed or memory is absolute only"
-        " with `scripts/promises --full`: in CI it fails if it is missed by more than 2 times, twice. The figures below"
-        " were measured with `--full`, on the day and at the commit beside them; a + after the commit means that the"
-        " files differed from it.\n\n"
-    )
-    figures = read_figures(ROOT)
-    rows = [
-        (
-            f"`{p.id}`",
-            p.says,
-            f"`{p.figure}` {p.bar}" if p.figure else "passes",
-            *measured(figures.get(p.id)),
-            how_measured(p),
-        )
-        for p in read_promises(ROOT / "promises.toml")
-    ]
-    return page + table(("id", "promise", "bar", "measured", "on", "measured by"), rows)
-
-
 PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
     "cli.md": cli_page,
     "errors.md": errors_page,
     "api.md": lambda: api_page(GENERATED.format(source="the docstrings in src/ and packages/")),
-    "promises.md": promises_page,
     "llms.txt": llms_page,  # the last: it tells of the others
 }

@@ -314,7 +314,7 @@ def main() -> None:
     else:
         show(verdicts)
     if options.full:
-        print("The figures are in bench/figures.json. Now: scripts/docs generate promises.md", file=sys.stderr)
+        print("The figures are in bench/figures.json.", file=sys.stderr)
     broken = [v for v in verdicts if v.holds is False]
     for v in broken:  # once more, where one looks last
         print(f"{v.id} does not hold: {v.measured}, wanted {v.bar}", file=sys.stderr)

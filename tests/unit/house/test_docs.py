@@ -18,7 +18,7 @@ def docs(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("page", ["configuration.md", "cli.md", "errors.md", "api.md", "promises.md", "llms.txt"])
+@pytest.mark.parametrize("page", ["configuration.md", "cli.md", "errors.md", "api.md", "llms.txt"])
 def test_a_generated_page_says_what_the_code_says(page):
     result = docs("check", page)
     assert result.returncode == 0, result.stderr

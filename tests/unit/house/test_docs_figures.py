@@ -11,7 +11,6 @@ from source_files import ROOT
 sys.path.append(str(ROOT / "scripts"))
 
 import docs
-import docs_pages
 from docs_figures import figure_faults
 from figures import Figure, write_figure
 
@@ -67,18 +66,3 @@ def test_the_check_of_the_documentation_fails_on_such_a_figure(tmp_path: Path, c
     page.write_text("1.05<!-- figure: ratio -->\n")
     with pytest.raises(SystemExit, match=r"docs/page.md:1: ratio was measured as 1.0637, not 1.05"):
         docs.check_figures([page], tmp_path)
-
-
-def test_the_page_of_promises_shows_what_was_measured_and_when(tmp_path: Path, monkeypatch):
-    promise = 'says = "It is quick."\ncommand = "true"\nfigure = "x"\nbar = "<= 9"\nsize = "full"\n'
-    toml = "".join(f'[[promise]]\nid = "{name}"\n{promise}' for name in ("ratio", "many", "unmeasured"))
-    (tmp_path / "promises.toml").write_text(toml)
-    write_figure(tmp_path, "ratio", FIGURES["ratio"])
-    write_figure(tmp_path, "many", Figure(**{**vars(FIGURES["many"]), "holds": False}))
-    monkeypatch.setattr(docs_pages, "ROOT", tmp_path)
-    rows = [line for line in docs_pages.promises_page().splitlines() if line.startswith("| `")]
-    assert rows == [
-        "| `ratio` | It is quick. | `x` &lt;= 9 | 1.064 | 2026-08-01, `abc1234` | `true` |",
-        "| `many` | It is quick. | `x` &lt;= 9 | 1.235e+04, missed | 2026-08-01, `abc1234` | `true` |",
-        "| `unmeasured` | It is quick. | `x` &lt;= 9 |  |  | `true` |",
-    ]

@@ -18,7 +18,7 @@ from mcprl.recipe import load_recipe
 from mcprl.tracking import delivery, process
 
 REQUIREMENTS = ROOT / "docs" / "requirements.md"
-PAGES = ("requirements", "from-the-old-scripts", "comparison", "architecture", "decisions", "extending")
+PAGES = ("requirements", "guides/coming-from", "architecture", "design", "extending")
 IDS = [f"R{number}" for number in range(1, 33)]
 # In backticks: a path from the root of the repository and, behind two colons, something that is defined there.
 NAMED = re.compile(r"`((?:src|packages|tests|bench|docs|recipes|scripts)/[^`\s:]*)(?:::([\w.]+))?[^`]*`")
