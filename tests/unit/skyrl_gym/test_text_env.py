@@ -151,6 +151,7 @@ def test_many_threads_play_at_once(recipe, tasks):
     assert seen == [f"{number} met"] * number
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("line", "settings", "error", "said"),
     [

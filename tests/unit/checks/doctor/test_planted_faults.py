@@ -494,6 +494,7 @@ async def test_faults_of_different_stages_are_found_in_one_examination(patient):
     assert needs["tasks and tools"] == "skipped: needs tasks that can be read"
 
 
+@pytest.mark.process  # nvidia-smi
 async def test_checks_that_depend_on_a_fault_are_skipped(patient):
     patient.servers["people"]["env"] = {"KEY": "${PEOPLE_KEY_OF_NOBODY}"}
     patient.set("workers.count", 2)

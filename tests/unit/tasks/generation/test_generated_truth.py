@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 from fractions import Fraction
 
 import numpy as np
@@ -23,8 +24,8 @@ def symbols(text):
 
 
 def cents(symbol, column, start, end):
-    query = f"SELECT {column} FROM bars WHERE symbol = ? AND day BETWEEN ? AND ? ORDER BY day"
-    return [value for (value,) in MARKET.database.rows(query, symbol, start, end)]
+    days = MARKET.daily(symbol, date.fromisoformat(start), date.fromisoformat(end))
+    return [getattr(prices, column) for _, prices in days]
 
 
 def price(symbol):
@@ -41,8 +42,7 @@ def change(symbol):
 
 def figures(symbol, *columns):
     """Of the last two fiscal years, newest first."""
-    query = f"SELECT {', '.join(columns)} FROM statements WHERE symbol = ? AND period = 'annual' ORDER BY ended DESC"
-    return MARKET.database.rows(query, symbol)[:2]
+    return [tuple(getattr(report, column) for column in columns) for report in MARKET.reports(symbol)[:2]]
 
 
 def closes(symbol, days):
