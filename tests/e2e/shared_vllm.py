@@ -109,13 +109,14 @@ class SharedVllm:
             yield
 
     async def _lend(
-        self, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, log: Path
+        self, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, turn_deadline_s: float, log: Path
     ) -> VllmProcess:
+        del turn_deadline_s  # of a test; the shared server has its own
         wanted = server_argv(model, sampling, learner, socket=Path())
         shared = server_argv(self.model, self.sampling, LearnerConfig(), socket=Path())
         assert wanted == shared, f"another vLLM than the shared one: {set(wanted) ^ set(shared)}"
         if self._server is None:
-            start = self._reached(self.model, self.sampling, LearnerConfig(), log=self.log)
+            start = self._reached(self.model, self.sampling, LearnerConfig(), turn_deadline_s=ANSWER_S, log=self.log)
             self._server = await asyncio.wrap_future(self.submit(start))
             self.starts += 1
         log.parent.mkdir(parents=True, exist_ok=True)
