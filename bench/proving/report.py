@@ -190,7 +190,7 @@ def times_the_recipe(steps: Mapping[str, Sequence[Mapping[str, float]]], arm: st
 
 def wall_clock_table() -> str:
     """Medians of the timed runs."""
-    rows = ["| | seconds a step | of it the update | tokens sampled a second | against the recipe |"]
+    rows = ["| | seconds per step | of it the update | sampled tokens per second | against the recipe |"]
     rows.append("|---|---|---|---|---|")
     steps = timed_steps()
     for arm in TIMED:

@@ -52,12 +52,12 @@ class Problem(StrEnum):
     TEXT_AFTER_JSON = "after the JSON of the call comes {found}, where only {allowed} may follow"
     NOT_AN_OBJECT = 'the call must be a JSON object with "name" and "{arguments}"'
     NO_NAME = "the call names no tool{where}"
-    MISPLACED_ARGUMENTS = 'the arguments must stand in "{arguments}", and the call has {found}'
+    MISPLACED_ARGUMENTS = 'the arguments must be in "{arguments}", and the call has {found}'
     ARGUMENTS_NOT_AN_OBJECT = "the arguments must be a JSON object{where}"
     TOO_DEEP = "the call is nested too deeply: {limit} levels at most"
     NUMBER_TOO_LONG = "the call holds a number of too many digits"
     NOT_FINITE = "the call holds a number that is infinite or none, which JSON does not have"
-    HALF_CHARACTER = "the call holds half of a surrogate pair, which is no character"
+    HALF_CHARACTER = "the call holds half of a surrogate pair, which is not a character"
     TOO_MANY = "a turn may hold {limit} calls at most: what comes after them is not read"
     # For families whose calls are parsed by `renderers`:
     MALFORMED = "the call is not written as this model writes calls: see the instructions above the tools"

@@ -32,7 +32,7 @@ _LIVE, _KEPT = "default", "reference"
 
 
 class Reference:
-    """Follows the policy as `kl.reference` says: never, by a moving average, or by a copy every so many updates.
+    """Follows the policy as `kl.reference` says: never, by a moving average, or by a copy every `kl.lag` updates.
 
     With LoRA it is the base model or a second adapter; else a copy of the whole policy.
     """

@@ -131,10 +131,10 @@ def first_non_finite(examples: Sequence[Example]) -> str | None:
     """The first column with a number that is not finite, and its episodes, in words; None if all are finite."""
     named = [(example.name, example.columns.named()) for example in examples]
     for column in named[0][1] if named else ():
-        spoilt = [name for name, own in named if own[column] is not None and not bool(own[column].isfinite().all())]
-        if spoilt:
+        broken = [name for name, own in named if own[column] is not None and not bool(own[column].isfinite().all())]
+        if broken:
             what = column.removesuffix("_N").replace("_", " ")
-            return f"the {what} is not a finite number in {'; '.join(spoilt)}"
+            return f"the {what} is not a finite number in {'; '.join(broken)}"
     return None
 
 

@@ -187,13 +187,13 @@ _ROWS_IN_A_REQUEST = 1024
 class _Progress:
     """All that the next update depends on besides the server's state.
 
-    _Progress(version=3, steps=6, rate_factor=1.0, spoilt_in_a_row=0, reference_updates=3)
+    _Progress(version=3, steps=6, rate_factor=1.0, non_finite_in_a_row=0, reference_updates=3)
     """
 
     version: int
     steps: int
     rate_factor: float
-    spoilt_in_a_row: int
+    non_finite_in_a_row: int
     reference_updates: int
 
 
@@ -292,7 +292,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
             version=self._weights.version,
             steps=self.optimisation.steps,
             rate_factor=self.optimisation.rate_factor,
-            spoilt_in_a_row=self._spoilt_in_a_row,
+            non_finite_in_a_row=self._non_finite_in_a_row,
             reference_updates=0 if self.reference is None else self.reference.updates,
         )
 
@@ -300,7 +300,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         self._weights = Weights(version=progress.version)
         self.optimisation.steps = progress.steps
         self.optimisation.rate_factor = progress.rate_factor
-        self._spoilt_in_a_row = progress.spoilt_in_a_row
+        self._non_finite_in_a_row = progress.non_finite_in_a_row
         if self.reference is not None:
             self.reference.updates = progress.reference_updates
 

@@ -79,7 +79,7 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         self.optimisation.become(state)
         if self.reference is not None:
             self.reference.become(state)
-        self._spoilt_in_a_row = state.facts["spoilt_in_a_row"]
+        self._non_finite_in_a_row = state.facts["non_finite_in_a_row"]
         version = state.facts["version"]
         self._weights = self._write_weights(version) if version else Weights(version=0)
         restore_random_state(state, self._processes.device)
@@ -90,7 +90,7 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         return sum(self._processes.gather(file_bytes(self._expected()) + facts))
 
     def _state(self) -> State:
-        own = {"version": self._weights.version, "spoilt_in_a_row": self._spoilt_in_a_row}
+        own = {"version": self._weights.version, "non_finite_in_a_row": self._non_finite_in_a_row}
         state = State(tensors={}, facts=own) | self.optimisation.state() | random_state(self._processes.device)
         return state if self.reference is None else state | self.reference.state()
 

@@ -120,7 +120,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         self._processes = processes
         self._packer = packer
         self._weights = Weights(version=0)
-        self._spoilt_in_a_row = 0
+        self._non_finite_in_a_row = 0
 
     async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
         return await in_torch_thread(self._read, trajectories)
@@ -171,7 +171,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
 
     def _update(self, batch: Batch) -> Update:
         started, replayed_s = time.monotonic(), self._packer.replayer.spent_s
-        rate, spoilt_before = self.optimisation.learning_rate, self._spoilt_in_a_row
+        rate, non_finite_before = self.optimisation.learning_rate, self._non_finite_in_a_row
         known = {
             "learnable_tokens": float(sum(map(sum, batch.learnable))),
             **mask_shares(batch.trajectories, batch.learnable),
@@ -184,8 +184,8 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
             **known,
             "learning_rate": rate,
             "update_skipped": float(skipped is not None),
-            "nonfinite": float(self._spoilt_in_a_row > spoilt_before),
-            "nonfinite_in_a_row": float(self._spoilt_in_a_row),
+            "nonfinite": float(self._non_finite_in_a_row > non_finite_before),
+            "nonfinite_in_a_row": float(self._non_finite_in_a_row),
             "replay_s": self._packer.replayer.spent_s - replayed_s,
             "update_s": time.monotonic() - started,
         }
@@ -202,8 +202,8 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
             parts = self.policy, self.optimisation, self._packer, self._processes
             tally = make_update(batch, self._config, *parts, version=self._weights.version)
         except NonFiniteValues as fault:
-            return {}, no_ratios, self._note_spoilt(str(fault))
-        self._spoilt_in_a_row = 0
+            return {}, no_ratios, self._note_non_finite(str(fault))
+        self._non_finite_in_a_row = 0
         metrics = {**tally.metrics(self._config.algorithm), **self._follow(batch, tally)}
         return metrics, tally.ratios_of(batch.trajectories), self._why_unchanged(tally, rate)
 
@@ -235,11 +235,11 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
             )
         return None
 
-    def _note_spoilt(self, what: str) -> str:
-        self._spoilt_in_a_row += 1
-        if self._spoilt_in_a_row >= _MAX_NON_FINITE_IN_A_ROW:
+    def _note_non_finite(self, what: str) -> str:
+        self._non_finite_in_a_row += 1
+        if self._non_finite_in_a_row >= _MAX_NON_FINITE_IN_A_ROW:
             raise NonFiniteError(
-                f"{self._spoilt_in_a_row} updates in a row hit NaN or Inf, the last one: {what}; "
+                f"{self._non_finite_in_a_row} updates in a row hit NaN or Inf, the last one: {what}; "
                 "the weights are those from before them",
                 fix="look at the episodes named; lower learner.learning_rate, or use model.dtype float32",
             )
@@ -314,9 +314,9 @@ class _OngoingUpdate:
         self._demonstrations = plain_examples(imitated, masks)
 
     def run(self) -> None:
-        spoilt = first_non_finite(self._examples)
-        if spoilt is not None:
-            raise NonFiniteValues(spoilt)
+        broken = first_non_finite(self._examples)
+        if broken is not None:
+            raise NonFiniteValues(broken)
         minibatches = list(minibatches_of(self._batch, self._config))
         count = len(minibatches) // self._config.algorithm.epochs
         for number, minibatch in enumerate(minibatches):
@@ -328,7 +328,7 @@ class _OngoingUpdate:
         tokens, moved, distance = 0, 0.0, 0.0
         for is_own, some, pack in self._packs(self._examples):
             logprob_N = self._policy(pack).logprob_N
-            self._refuse_spoilt(logprob_N, logprob_N.sum(), pack, some)
+            self._refuse_non_finite(logprob_N, logprob_N.sum(), pack, some)
             columns = pack.columns.chosen(pack.columns.carries_loss_N)
             logprob_N = logprob_N[pack.columns.carries_loss_N]
             if is_own:
@@ -398,7 +398,7 @@ class _OngoingUpdate:
                 outcome = policy_outcome(
                     scores, pack.columns, pack.sequence_N, weight_N, algorithm, self._batch.kl_coefficient
                 )
-            self._refuse_spoilt(scores.logprob_N, outcome.loss, pack, some)
+            self._refuse_non_finite(scores.logprob_N, outcome.loss, pack, some)
             if learn:
                 self._backward(outcome.loss, some)
             if chosen:
@@ -415,7 +415,7 @@ class _OngoingUpdate:
         for chosen, some, pack in self._packs(demonstrations):
             logprob_N = self._policy(pack).logprob_N
             own = imitation_loss(logprob_N).sum() / tokens * weight * bool(chosen)
-            self._refuse_spoilt(logprob_N, own, pack, some)
+            self._refuse_non_finite(logprob_N, own, pack, some)
             self._backward(own, some)
             loss += float(own.detach())
         loss = sum(self._processes.gather(loss))
@@ -428,7 +428,7 @@ class _OngoingUpdate:
             names = "; ".join(self._processes.gather(_named(examples)))
             raise NonFiniteValues(f"a gradient is not a finite number after {names}")
 
-    def _refuse_spoilt(self, logprob_N: Tensor, loss: Tensor, pack: Pack, examples: Sequence[Example]) -> None:
+    def _refuse_non_finite(self, logprob_N: Tensor, loss: Tensor, pack: Pack, examples: Sequence[Example]) -> None:
         finite_N = logprob_N.detach().isfinite()
         fine = bool(finite_N.all()) and bool(loss.detach().isfinite())
         if self._processes.everywhere(fine):

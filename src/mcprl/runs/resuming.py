@@ -254,11 +254,11 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
     config = load_recipe(folder.config_file, list(overrides))
     checkpoints = Checkpoints(folder.checkpoints)
     checkpoint, damaged = checkpoints.newest() if from_step is None else (_chosen(checkpoints, from_step), [])
-    # An unfinished checkpoint is no loss: its episodes are still in the journal.
-    spoilt = [found for found in damaged if not found.path.name.startswith(".")]
-    if checkpoint is None and spoilt:
+    # An unfinished checkpoint loses nothing: its episodes are still in the journal.
+    broken = [found for found in damaged if not found.path.name.startswith(".")]
+    if checkpoint is None and broken:
         raise NoCheckpointError(
-            f"all checkpoints in {folder.checkpoints} are damaged: {spoilt[0].path.name} {spoilt[0].why}",
+            f"all checkpoints in {folder.checkpoints} are damaged: {broken[0].path.name} {broken[0].why}",
             fix="start a new run; or delete the folder checkpoints to restart this run from its first step",
         )
     step = 0 if checkpoint is None else checkpoint.step

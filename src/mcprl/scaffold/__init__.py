@@ -56,7 +56,7 @@ class Project:
     is_local_model: bool
 
     def next_steps(self) -> tuple[tuple[str, str], ...]:
-        """Commands to go on with, to be copied into a shell in this order, each with what it does."""
+        """Next commands, to be copied into a shell in this order, each with what it does."""
         here = self.folder.absolute() == Path.cwd()
         return (
             *(() if here else ((f"cd {shlex.quote(str(self.folder))}", ""),)),
@@ -72,7 +72,7 @@ class Project:
 def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
     """Write all files into a folder that is new or empty. `model` is a folder, or a name on the hub.
 
-    Raises a BadValueError, and writes nothing, where the folder holds something already or there is no such model.
+    Raises a BadValueError, and writes nothing, if the folder is not empty or there is no such model.
     """
     location = _model_location(model)
     texts = {name: (TEMPLATE / _NAMES_IN_TEMPLATE.get(name, name)).read_text(encoding="utf-8") for name in FILES}

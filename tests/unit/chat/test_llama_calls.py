@@ -79,7 +79,7 @@ def test_an_answer_in_json_is_not_a_call(text):
         (QUOTE + "}", "quote", "after the JSON of the call comes '}', where only another call may follow"),
         (QUOTE + " Done.", "quote", "comes 'Done.'"),
         ('{"name": 3}', "", "names no tool"),
-        ('{"name": "quote", "symbol": "AAPL"}', "quote", "must stand in \"parameters\", and the call has 'symbol'"),
+        ('{"name": "quote", "symbol": "AAPL"}', "quote", "must be in \"parameters\", and the call has 'symbol'"),
         ('{"name": "quote", "parameters": {}, "arguments": {}}', "quote", "has 'parameters' and 'arguments'"),
         ('{"name": "quote", "parameters": "AAPL"}', "quote", 'must be a JSON object, in "parameters"'),
         ('{"name": "quote", "parameters": {"x": NaN}}', "quote", "infinite or none"),

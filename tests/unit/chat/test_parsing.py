@@ -104,7 +104,7 @@ def test_arguments_may_be_left_out():
         (
             '{"name": "a", "parameters": {}}',
             "a",
-            "the arguments must stand in \"arguments\", and the call has 'parameters'",
+            "the arguments must be in \"arguments\", and the call has 'parameters'",
         ),
         ('{"name": "a", "symbol": "X", "n": 1}', "a", "and the call has 'symbol'"),
         ('{"name": "a", "arguments": {"x": NaN}}', "a", "a number that is infinite or none"),

@@ -105,7 +105,7 @@ def fingerprint(learner: TorchLearner) -> dict[str, Any]:
         "groups": repr(optimisation.optimiser.state_dict()["param_groups"]),
         "schedule": optimisation.schedule.last_epoch,
         "reference updates": reference_updates(learner),
-        "spoilt in a row": learner._spoilt_in_a_row,
+        "spoilt in a row": learner._non_finite_in_a_row,
         "version": learner._weights.version,
     }
 

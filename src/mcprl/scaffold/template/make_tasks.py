@@ -34,7 +34,7 @@ def make_tasks(item: str) -> Iterator[dict[str, Any]]:
 def task(
     name: str, difficulty: str, prompt: str, calls: list[Call], answer: int, left: tuple[str, int] | None = None
 ) -> dict[str, Any]:
-    """One line of a task file; `mcprl tasks schema` says what else may stand there."""
+    """One line of a task file; `mcprl tasks schema` lists the other fields."""
     line: dict[str, Any] = {"id": name, "prompt": prompt, "difficulty": difficulty, "answer": {"number": answer}}
     line["calls"] = [{"tool": tool, "arguments": arguments} for tool, arguments in calls]
     if left is not None:  # what must be true afterwards: the environment asks the server itself
