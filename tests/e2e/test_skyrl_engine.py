@@ -366,11 +366,11 @@ def test_both_engines_move_the_weights_the_same_way(seen, record_property):
 
 
 def test_weights_that_were_trained_past_the_snapshot_are_not_sampled_over(seen):
-    assert "would load it over them" in seen.refusals["while trained past the snapshot"]
+    assert "sampling from it now would overwrite them" in seen.refusals["while trained past the snapshot"]
 
 
 def test_an_older_version_is_not_sampled_from(seen):
-    assert "would undo what was learnt" in seen.refusals["an older version"]
+    assert "sampling an older one would undo training" in seen.refusals["an older version"]
     assert seen.versions[:2] == [2, MAX_TOKENS]
 
 
