@@ -197,7 +197,7 @@ def tool_with_a_pattern_that_is_not_linear(patient, monkeypatch):
 @fault("call people", BAD, "find_person", "call_deadline_s", "E-TOOL-012")
 def tool_slower_than_its_deadline(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), mood="slow")
-    patient.set("servers.settings.people", {"call_deadline_s": 0.2, "retry": {"attempts": 1}})
+    patient.set("servers.settings.people", {"call_deadline_s": 0.2, "attempts": 1})
 
 
 @fault("call people", WARN, "rejected a call that should work: No such person.", "mcprl tools call")
@@ -347,7 +347,7 @@ def thinking_without_a_switch(patient, monkeypatch):
     patient.set("model.thinking", False)
 
 
-@fault("model", BAD, "model.safetensors is missing, truncated", "fetch or copy the whole model again", "E-CONF-003")
+@fault("model", BAD, "model.safetensors is missing, truncated", "download or copy the whole model again", "E-CONF-003")
 def model_that_was_cut_off(patient, monkeypatch):
     folder = copied_model(patient)
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
