@@ -223,7 +223,7 @@ class RewardsConfig(Section):
     state: float = Field(default=1.0, ge=0, description="Weight of the share of expected facts that hold at the end.")
     calls: float = Field(default=0.5, ge=0, description="Weight of the share of expected tools that were called.")
     arguments: float = Field(default=0.5, ge=0, description="Weight of the share of expected arguments that are right.")
-    efficiency: float = Field(default=0.1, ge=0, description="Weight of expected calls divided by all calls made.")
+    efficiency: float = Field(default=0.1, ge=0, description="Weight of call efficiency: expected calls ÷ calls made.")
     rubric: float = Field(default=1.0, ge=0, description="Weight of the judge's grade, for tasks with a rubric.")
     invalid_call: float = Field(default=0.05, ge=0, description="Penalty per invalid call.")
     unanswered: float = Field(
@@ -286,9 +286,9 @@ class KlConfig(Section):
     cap: float | None = Field(
         default=None,
         gt=0,
-        description="Largest KL in nats per token. Beyond it no optimizer step is made, and an update that ends there "
-        "or moves the policy by more is rolled back; after such a jump the learning rate is halved. A reference that "
-        "is not base then becomes the policy.",
+        description="Maximum KL in nats per token. Above it, optimizer steps are skipped. An update that ends above "
+        "it, or moves the policy by more, is rolled back, and after such a jump the learning rate is halved. Unless "
+        "the reference is base, it is then reset to the policy.",
     )
     reference: Literal["base", "ema", "sync"] = Field(
         default="base",
@@ -297,8 +297,8 @@ class KlConfig(Section):
     lag: int | None = Field(
         default=None,
         ge=1,
-        description="Updates between copies of a sync reference (null: 20), or that an ema reference averages over, "
-        "with decay 1 − 1 / lag (null: 100).",
+        description="sync: number of updates between copies of the policy (null: 20). ema: number of updates to "
+        "average over; the decay is 1 − 1 / lag (null: 100).",
     )
 
     @property
@@ -402,8 +402,8 @@ class AlgorithmConfig(Section):
     refill_rounds: int = Field(
         default=0,
         ge=0,
-        description="Rounds per step in which other tasks replace groups whose rewards are all equal; 0: such groups "
-        "stay in the batch and teach nothing.",
+        description="How many times per step groups of equal rewards are replaced by other tasks. 0: never; such "
+        "groups stay in the batch and contribute no gradient.",
     )
     min_learnable_tokens: int = Field(
         default=16, ge=1, description="Learnable tokens that a batch needs; with fewer its update is skipped."
@@ -486,8 +486,8 @@ class SamplingConfig(Section):
     stop: tuple[str, ...] = Field(default=(), description="Texts that end a turn, such as </tool_call>.")
     constrain: Annotated[Literal["off", "calls", "act"], BeforeValidator(_off_as_text)] = Field(
         default="off",
-        description="Grammar for tool calls. off: none; calls: a call, once begun, fits its schema; act: also no text "
-        "around calls.",
+        description="Constrain tool calls with a grammar. off: no grammar; calls: once the model starts a call, it "
+        "must match the tool's schema; act: as calls, and no text outside calls.",
     )
     loose_tools: tuple[str, ...] = Field(
         default=(),
@@ -626,7 +626,7 @@ class ServersConfig(Section):
         "record what is missing; replay: replay only, without servers.",
     )
     settings: dict[str, ServerSettings] = Field(
-        default_factory=dict[str, ServerSettings], description="Settings of single servers, by name."
+        default_factory=dict[str, ServerSettings], description="Settings per server, by its name."
     )
 
     @model_validator(mode="after")
@@ -690,8 +690,8 @@ class RunConfig(Section):
     seed: int = Field(default=0, ge=0, description="Seed of all random draws.")
     engine: Literal["vllm", "transformers", "skyrl"] = Field(
         default="vllm",
-        description="What samples and learns. vllm, transformers: that sampler and the torch learner, on this machine; "
-        "skyrl: both behind the Tinker API, see section skyrl.",
+        description="Backend for sampling and training. vllm, transformers: sample with that library and train with "
+        "torch on this machine; skyrl: do both through the Tinker API (section skyrl).",
     )
     model: ModelConfig
     tasks: TasksConfig

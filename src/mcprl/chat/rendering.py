@@ -419,8 +419,8 @@ class Chat:
                     return (*close, *added)
         raise UnbridgeableError(
             f"renderer {type(self._renderer).__name__} cannot continue a conversation without changing its tokens",
-            fix="a turn ends at its first stop token, and only tools and users may follow; otherwise set "
-            "model.renderer to chatml for a ChatML model, or to template",
+            fix="check that each turn ends at its first stop token and that only tool or user messages follow; if "
+            "they do, set model.renderer to chatml for a ChatML model, or to template",
         )
 
     def parse(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSpec]) -> ParsedTurn:

@@ -210,8 +210,8 @@ def _tokens(trajectories: Sequence[Trajectory], scores: Scores) -> Iterator[Scor
             turn = trajectory.turn_index[place]
             if not math.isfinite(score):
                 raise NonFiniteError(
-                    f"the learner gives token {in_turn[turn]} in turn {turn} of task {trajectory.task_id} "
-                    f"the logprob {score}",
+                    f"the learner's logprob of token {in_turn[turn]} in turn {turn} of task {trajectory.task_id} "
+                    f"is {score}",
                     fix="set model.dtype to float32, and check that the weights are complete",
                 )
             yield ScoredToken(

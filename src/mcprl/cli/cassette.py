@@ -35,7 +35,7 @@ _Aliases = Annotated[
 ]
 _Errors = Annotated[
     list[str] | None,
-    typer.Option("--error", metavar="REGEX", help="Pattern of results that are errors. May be repeated."),
+    typer.Option("--error", metavar="REGEX", help="Treat results that match as errors. May be repeated."),
 ]
 
 
@@ -45,7 +45,7 @@ def import_(
     into: Annotated[Path, typer.Option("--into", help="Cassette to write; existing recordings stay.")],
     servers: Annotated[
         list[str] | None,
-        typer.Option("--server", metavar="NAME=PATTERN", help="Server of the matching tools; the first match counts."),
+        typer.Option("--server", metavar="NAME=PATTERN", help="Assign matching tools to a server; first match wins."),
     ] = None,
     tools: Annotated[Path | None, typer.Option("--tools", help="JSON list of tool definitions.")] = None,
     reads: Annotated[

@@ -113,7 +113,7 @@ def command(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="Folder of a run, or its name below outputs; default: the newest run there.",
+            help="Run folder, or a name under outputs; default: the newest run there.",
             show_default=False,
         ),
     ] = None,

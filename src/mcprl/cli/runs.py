@@ -252,7 +252,7 @@ def _command(text: str) -> Text:
 
 
 _OUTPUTS = Path("outputs")
-_RUN_HELP = "Folder of a run, or its name below outputs."
+_RUN_HELP = "Run folder, or a name under outputs."
 
 app = Commands("List runs, show one, compare several.")
 

@@ -198,7 +198,7 @@ _ANY_WORLD = 7
 
 app = Commands("Check, make and read task files.")
 
-_TaskFile = Annotated[Path, typer.Argument(metavar="FILE", help="Task file: JSONL, or SkyRL's rows.")]
+_TaskFile = Annotated[Path, typer.Argument(metavar="FILE", help="Task file: JSONL, or rows in SkyRL's format.")]
 
 
 @app.command("validate")

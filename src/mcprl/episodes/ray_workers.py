@@ -148,7 +148,7 @@ class WorkerHandle:
             self.kill()
             raise WorkerLostError(
                 f"worker {self._number}, process {self.pid}, died: {_first_line(error)}",
-                fix="see Ray's logs of its node, and whether the node ran out of memory",
+                fix="read Ray's logs on that node, and check whether the node ran out of memory",
             ) from error
 
 

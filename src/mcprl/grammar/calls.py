@@ -308,7 +308,7 @@ class _Turns:
             if self.syntax.cannot_write(name):
                 raise UnheldSchemaError(
                     f"tool {tool!r}: the name {name!r} cannot be written in a call of this family",
-                    fix="rename it at the server, leave the tool out, or set sampling.constrain to off",
+                    fix="rename it on the server, exclude the tool with deny, or set sampling.constrain to off",
                 )
 
     def _pieces(self, text: str) -> list[Format]:

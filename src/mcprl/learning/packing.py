@@ -265,7 +265,7 @@ def _turn_parts(grammars: Grammars, trajectory: Trajectory, grammar: str, mask: 
             if recorded != replayed:
                 raise AlignmentError(
                     f"task {trajectory.task_id}, member {trajectory.member}, turn {number}: {sum(recorded)} tokens "
-                    f"were recorded as {name}, the replay of the grammar finds {sum(replayed)}, or others",
+                    f"were recorded as {name}, but replaying the grammar gives {sum(replayed)}, or other positions",
                     fix=_REPORT,
                 )
         parts.append(replay.admissible[[index for index, place in enumerate(own) if mask[place]]])

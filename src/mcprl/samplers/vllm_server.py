@@ -423,7 +423,7 @@ class SupervisedVllm:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._can_be_asked or self._over)
         if self._over:
-            lost = self._lost or SamplerLostError("vLLM is not restarted", fix="sample while it is entered")
+            lost = self._lost or SamplerLostError("vLLM is not restarted", fix="sample inside the `async with` block")
             raise SamplerLostError(lost.what, fix=lost.fix)
         return self.running
 

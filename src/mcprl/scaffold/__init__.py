@@ -83,7 +83,8 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
             _write(folder / name, text)
     except OSError as error:
         raise BadValueError(
-            f"cannot write the project to {folder}: {error.strerror}", fix="name a folder that can be made and written"
+            f"cannot write the project to {folder}: {error.strerror}",
+            fix="choose a folder that can be created and written to",
         ) from error
     return Project(folder=folder, model=location, is_local_model=location.startswith("/"))
 

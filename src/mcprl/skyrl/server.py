@@ -370,10 +370,10 @@ class SkyrlServer:
         if self.exit_code == UNFIT_EXIT_CODE:
             return UnfitEngineError(
                 f"SkyRL computes in the dtype of {model.path}'s config.json, which is not {model.dtype}",
-                fix=f"set model.dtype to that one, or dtype in its config.json to {model.dtype}",
+                fix=f"set model.dtype to the dtype in config.json, or change that dtype to {model.dtype}",
             )
         return EngineStartError(
-            f"SkyRL's server left with exit code {self.exit_code} at its start:\n{self._process.log_tail()}",
+            f"SkyRL's server exited with code {self.exit_code} while starting:\n{self._process.log_tail()}",
             fix=f"read its whole log at {self.log}",
         )
 

@@ -336,8 +336,8 @@ class TaskLine(_Line):
     rubric: _Words | None = Field(default=None, description="Instructions for a judge: what makes a good answer.")
     tools: list[str] | None = Field(default=None, description="Tools on offer; default: all tools of the servers.")
     difficulty: Difficulty = Field(default=Difficulty.MEDIUM, strict=False, description="easy, medium or hard.")
-    max_turns: int | None = Field(default=None, ge=1, description="Turn limit; default: that of its difficulty.")
-    world: _Words | None = Field(default=None, description="Offline world that its answers refer to: market-7.")
+    max_turns: int | None = Field(default=None, ge=1, description="Turn limit; default: by difficulty.")
+    world: _Words | None = Field(default=None, description="Offline world of its answers, such as market-7.")
     solution: SolutionLine | None = Field(default=None, description="A known solution, to check and to imitate.")
 
     @model_validator(mode="after")

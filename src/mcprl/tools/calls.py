@@ -387,7 +387,7 @@ def _disguised(tool: Tool, answer: Answer) -> ServerFaultError:
     text = " ".join(SECRETS.redact(answer.text).split())[:200]
     return ServerFaultError(
         f"server {tool.server!r} answered a call of {tool.name!r} with an error: {text}",
-        fix=f"fix the reported error; servers.settings.{tool.server}.errors makes such a text an infrastructure fault",
+        fix=f"fix the reported error, or change the rule in servers.settings.{tool.server}.errors that matched it",
     )
 
 

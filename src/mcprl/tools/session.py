@@ -321,7 +321,7 @@ async def _start_http(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> tup
     if await port_answers(url):
         raise ServerStartError(
             f"server {spec.name!r} was not started: something else already answers at {url}",
-            fix=f"end that process, or write {PORT} for the port in the url and in start",
+            fix=f"stop that process, or write {PORT} instead of the port in url and start",
         )
     child = await start_child(spec, port=port, log=log)
     stack.push_async_callback(child.stop)

@@ -257,7 +257,7 @@ def _merged_latency(parts: Sequence[LatencyFigures]) -> LatencyFigures | None:
     if not parts:
         return None
     if not all("buckets" in part for part in parts):
-        raise ValueError("figures without buckets, from a file of an older run, cannot be merged")
+        raise ValueError("cannot merge latencies without buckets (the file is from an older run)")
     return _latency_figures(_summed(part.get("buckets", {}) for part in parts), max(part["max"] for part in parts))
 
 

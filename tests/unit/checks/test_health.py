@@ -70,7 +70,7 @@ PLANTED = [
         "`mcprl parity RECIPE`",
         config={"algorithm": {"old_logprobs": "recomputed"}},
     ),
-    Planted("parity", WARN, [{}], "one of them rounds", "TF32", config={"model": {"dtype": "float32"}}),
+    Planted("parity", WARN, [{}], "computes in lower precision", "TF32", config={"model": {"dtype": "float32"}}),
     Planted("parity", WARN, [{"parity_logprob_max_abs_error": 5.0}], "by 5 on one of them", "recomputed limits"),
     Planted("reference", BAD, [{"reference_tensors_differing": 3.0}], "3 of its tensors", "algorithm.kl.reference"),
     Planted("no gradient", BAD, [{"grad_norm": 0.0}], "no trained weight", "learner.tuning"),

@@ -78,7 +78,8 @@ def _listen(port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         raise BadValueError(
-            f"port {port} of {_LOOPBACK} cannot be used: {error}", fix="give another --port, or none for a free one"
+            f"port {port} of {_LOOPBACK} cannot be used: {error}",
+            fix="choose another --port, or omit it to use a free one",
         ) from error
     return listening
 

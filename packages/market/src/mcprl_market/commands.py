@@ -50,7 +50,7 @@ def python(
     ] = None,
     engine: Annotated[
         Literal["sandbox", "monty"],
-        typer.Option(help="What runs the code: a sandboxed Python, or monty, an interpreter of a subset."),
+        typer.Option(help="What runs the code: sandboxed Python, or monty, which runs a subset of Python."),
     ] = "sandbox",
     allow_unsafe: Annotated[
         bool, typer.Option("--allow-unsafe", help="Run code even if the sandbox cannot protect this machine.")

@@ -117,8 +117,8 @@ async def check_template(examination: Examination) -> AsyncIterator[Finding]:
         return
     yield warning(
         "template",
-        f"{chat.family}: a conversation rendered again has other tokens than one continued turn by turn; training is "
-        "correct, since it never renders again, but a server that does shows the policy unfamiliar prompts",
+        f"{chat.family}: rendering a conversation again gives other tokens than continuing it turn by turn; training "
+        "is not affected, since it never renders again, but a server that does shows the policy unfamiliar prompts",
         fix="serve the trained model with a client that continues conversations token by token, or try model.renderer "
         "template or chatml",
     )

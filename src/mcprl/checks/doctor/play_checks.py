@@ -207,7 +207,7 @@ def _valid_calls(config: RunConfig, calls: float, rate: float, *, imitates: bool
     what = "no episode made a call" if not calls else f"none of {calls:.0f} calls was valid"
     warm_start = config.algorithm.warm_start.weight > 0
     if warm_start and imitates:
-        return fine("valid calls", f"{what}; the warm start will teach some")
+        return fine("valid calls", f"{what}; the warm start will teach the model to make valid calls")
     ways = ["give tasks a solution" if warm_start else "start with imitation (algorithm.warm_start.weight)"]
     if config.sampling.constrain == "off":
         ways.append("set sampling.constrain to act, which allows valid calls only")

@@ -83,7 +83,8 @@ def parity(view: StepView) -> Verdict | None:
         )
     if view.config.model.dtype == "float32" and (error > EXACT_MEAN or largest > EXACT_MAX):
         return warn(
-            f"{what} (at most {largest:.2g}), more than float32 explains: one of them rounds",
+            f"{what} (at most {largest:.2g}), more than float32 rounding explains: the sampler or "
+            "the learner computes in lower precision",
             "run `mcprl parity RECIPE`; on a GPU, check that neither uses TF32",
         )
     if largest > OUTLIER:
@@ -152,7 +153,8 @@ def no_gradient(view: StepView) -> Verdict | None:
     what = "the gradient is 0 although there was something to learn"
     if view.now("active_fraction") == 0.0:
         return bad(
-            f"{what}: clip or gate exclude every token", f"{gentler(view.config)}, or widen algorithm.ratio_gate"
+            f"{what}: the clip range or algorithm.ratio_gate excludes every token",
+            f"{gentler(view.config)}, or widen algorithm.ratio_gate",
         )
     fix = "check that learner.tuning trains something, and run `mcprl parity RECIPE`"
     return bad(f"{what}: no trained weight affects the loss", fix)

@@ -114,7 +114,7 @@ def _choose(names: Collection[str] | None, difficulties: Collection[Difficulty])
     if without:
         raise BadValueError(
             f"none of the chosen families has tasks that are {without[0]}",
-            fix="ask for the difficulty of the families that you choose",
+            fix="choose a difficulty that the selected families have",
         )
     return chosen
 
