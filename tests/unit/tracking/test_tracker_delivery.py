@@ -146,7 +146,7 @@ async def test_a_process_that_is_stuck_fills_the_queue_and_never_the_run(tmp_pat
     assert outcome.reports == 41
     # The thread holds one, the pipe a part of one, the queue eight; the place of one of these was needed for the end.
     assert 30 <= outcome.dropped <= 33
-    assert [text.split(" had ")[0] for text in listener.said] == ["tracking: TensorBoard"]
+    assert [text.split(" did ")[0] for text in listener.said] == ["tracking: TensorBoard"]
 
 
 @pytest.mark.process
