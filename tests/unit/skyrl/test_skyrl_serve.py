@@ -207,7 +207,7 @@ async def test_a_server_that_is_tired_of_waiting_for_its_engine_is_asked_again(t
 
 @pytest.mark.process
 async def test_a_failed_start_is_reported_with_the_last_lines_of_the_log(tmp_path):
-    with pytest.raises(EngineStartError, match=r"(?s)exit code 3 at its start:.*no such thing"):
+    with pytest.raises(EngineStartError, match=r"(?s)exited with code 3 while starting:.*no such thing"):
         await start(tmp_path, program(tmp_path, "#!/bin/sh\necho no such thing\nexit 3\n"))
 
 
