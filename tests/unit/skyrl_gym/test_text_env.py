@@ -13,6 +13,8 @@ import pytest
 from mcprl.errors import BadValueError, ServerLostError, TaskFileError, UnknownToolError
 from mcprl_skyrl_gym import McpTextEnv
 
+pytestmark = pytest.mark.process  # the first environment of a process starts the servers
+
 
 def call(name, **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
@@ -151,7 +153,6 @@ def test_many_threads_play_at_once(recipe, tasks):
     assert seen == [f"{number} met"] * number
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("line", "settings", "error", "said"),
     [
