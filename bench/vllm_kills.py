@@ -31,8 +31,8 @@ from mcprl.config import RunConfig
 from mcprl.errors import McprlError, SamplerLostError
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.samplers.vllm import VllmSampler
-from mcprl.training.loop import train
-from mcprl.training.run import Run, open_run
+from mcprl.training.loop import Run, train
+from mcprl.training.run import open_run
 from servers.harness import run_bench, say
 
 KILLS, CI_KILLS = 15, 3

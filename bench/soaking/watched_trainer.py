@@ -23,7 +23,7 @@ from mcprl.cli import main, running
 from mcprl.cli.console import TrainingConsole
 from mcprl.processes.guard import GUARD
 from mcprl.runs.summary import Summary
-from mcprl.training.run import Run
+from mcprl.training.loop import Run
 
 __all__: list[str] = []
 

@@ -61,6 +61,7 @@ SECTIONS = {
         "explain": "Explain an error code: causes and fixes.",
     },
 }
+_KNOWN = tuple(name for section in SECTIONS.values() for name in section)
 _FILES = {"try": "try_"}
 _PACKAGES = ("dashboard",)  # commands of a package that an extra of the same name installs
 
@@ -74,8 +75,7 @@ class _TopLevel(Group):
         self.commands = cast("Any", dict.fromkeys(self.list_commands(None)))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        known = [name for section in SECTIONS.values() for name in section]
-        return [*known, *sorted(_plugins().keys() - set(known))]
+        return [*_KNOWN, *sorted(_plugins().keys() - set(_KNOWN))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         plugin = _plugins().get(cmd_name)
@@ -88,8 +88,7 @@ class _TopLevel(Group):
         return _command(cmd_name, import_module(f"mcprl.cli.{_FILES.get(cmd_name, cmd_name)}"))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        known = [name for section in SECTIONS.values() for name in section]
-        others = {name: "" for name in self.list_commands(ctx) if name not in known}
+        others = {name: "" for name in self.list_commands(ctx) if name not in _KNOWN}
         for title, commands in (SECTIONS | {"Other packages": others}).items():
             if commands:
                 with formatter.section(title):

@@ -25,7 +25,7 @@ from mcprl.training.loop import Run, StepClock
 from mcprl.training.pipeline import CollectedStep, Pipeline, collect_step
 from mcprl.training.shutdown import Shutdown
 
-__all__ = ["Run", "open_run"]
+__all__ = ["open_run"]
 
 
 @asynccontextmanager

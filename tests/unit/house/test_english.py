@@ -3,51 +3,49 @@
 from __future__ import annotations
 
 import re
-import subprocess
+from pathlib import Path
 
 import pytest
-from source_files import ROOT
+from source_files import PACKAGE, PACKAGES, ROOT
 
-# Each pattern, and what to write instead.
+# Each pattern, what to write instead, and a text in which it is found.
 STUMBLES = {
-    r"\bmend(?:s|ed|ing)?\b": "fix",
-    r"(?<![Tt]here )\bis no (?!longer|more|way|need|room|other|such|one\b)": "is not a",
-    r"\bstands? (?:in|on|at|there|before|behind|under)\b": "is in, is on",
-    r"\b(?:goes|go|went) on (?:with|where|from|after|until|without|as)\b": "continues, resumes",
-    r"\bas ever\b": "as usual",
-    r"\bspoilt\b": "non-finite, failed",
-    r"\bis told (?:of|that|its|how)\b": "gets, receives",
-    r"\bto know of\b": "warnings",
-    r"\bof no use\b": "useless",
-    r"\b(?:nats|ms|seconds|tokens|calls|updates) an? (?:token|call|second|minute|hour|step|turn)\b": "per",
+    r"\bmend(?:s|ed|ing)?\b": ("fix", "how to mend it"),
+    r"(?<![Tt]here )\bis no (?!longer|more|way|need|room|other|such|one\b)": ("is not a", "'x' is no section"),
+    r"\bstands? (?:in|on|at|there|before|behind|under)\b": ("is in, is on", "the key stands in the file"),
+    r"\b(?:goes|go|went) on (?:with|where|from|after|until|without|as)\b": ("continues", "the run goes on from there"),
+    r"\bas ever\b": ("as usual", "called as ever"),
+    r"\bspoilt\b": ("non-finite, failed", "a spoilt update"),
+    r"\bis told (?:of|that|its|how)\b": ("gets, receives", "the tracker is told of it"),
+    r"\bto know of\b": ("warnings", "12 well, 2 to know of"),
+    r"\bof no use\b": ("useless", "of no use without a GPU"),
+    r"\b(?:nats|ms|seconds|tokens|calls|updates) an? (?:token|call|second|minute|hour|step|turn)\b": (
+        "per",
+        "3 ms a call",
+    ),
 }
-PLACES = ("src", "packages/*/src", "docs/*.md", "docs/guides", "recipes", "README.md", "CONTRIBUTING.md")
 
 
-def read_by_people() -> list[str]:
-    files = subprocess.run(["git", "ls-files", *PLACES], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [name for name in files.stdout.splitlines() if name.endswith((".py", ".md", ".yaml"))]
+def read_by_people() -> list[Path]:
+    # The wordings of generated tasks vary on purpose, and published results depend on them.
+    code = [p for folder in (PACKAGE, *PACKAGES) for p in folder.rglob("*.py") if p.parent.name != "families"]
+    pages = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/guides/*.md"),
+        *ROOT.glob("recipes/**/*.yaml"),
+    ]
+    return [*code, *(page for page in pages if page.name != "CHANGELOG.md")]
 
 
-@pytest.mark.process  # git
 @pytest.mark.parametrize("pattern", STUMBLES)
 def test_a_phrase_that_people_stumble_over_is_not_used(pattern):
+    instead, example = STUMBLES[pattern]
+    assert re.search(pattern, example)
     found = [
-        f"{name}:{number}: {line.strip()}"
-        for name in read_by_people()
-        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in read_by_people()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
         if re.search(pattern, line)
     ]
-    assert found == [], f"write {STUMBLES[pattern]!r} instead"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "text"),
-    [
-        (r"\bmend(?:s|ed|ing)?\b", "how to mend it"),
-        (r"(?<![Tt]here )\bis no (?!longer|more|way|need|room|other|such|one\b)", "'x' is no section"),
-    ],
-)
-def test_the_patterns_find_what_they_are_for(pattern, text):
-    assert pattern in STUMBLES
-    assert re.search(pattern, text)
+    assert found == [], f"write {instead!r} instead"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,9 @@ from processor_time import least_s
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
-# Without tags, which end a block early; the parser of the policy's turns has the same limit.
-CHARACTERS = st.characters(exclude_characters="<")
-NAMES = st.text(CHARACTERS, min_size=1, max_size=10).filter(lambda name: name.isprintable())
-TEXTS = st.text(CHARACTERS, max_size=20)
+TAG = re.compile("</?(?:tool_call|tool_response|think)>")  # inside a value, it ends a block early
+NAMES = st.text(min_size=1, max_size=10).filter(lambda name: name.isprintable() and not TAG.search(name))
+TEXTS = st.text(max_size=30).filter(lambda text: not TAG.search(text))
 ARGUMENTS = st.dictionaries(TEXTS, st.integers() | TEXTS | st.booleans(), max_size=3)
 
 

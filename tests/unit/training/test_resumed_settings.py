@@ -30,8 +30,8 @@ from mcprl.runs.checkpoints import RunState
 from mcprl.runs.folder import RunFolder
 from mcprl.runs.resuming import Conditions, changed_settings, find_resume_point, refuse_fixed_settings
 from mcprl.runs.trajectories import read_trajectories
-from mcprl.training.loop import train
-from mcprl.training.run import Run, open_run
+from mcprl.training.loop import Run, train
+from mcprl.training.run import open_run
 
 BELLS = Path(__file__).resolve().parents[3] / "bench" / "crashing" / "bells.py"
 SCHEMA = RunConfig.model_json_schema()
