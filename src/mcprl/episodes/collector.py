@@ -160,41 +160,20 @@ class Collector:
         await self._none_alive.wait()
 
     async def _collect_group(self, task: Task, step: int, kept: Sequence[Trajectory], on_finished: OnFinished) -> Group:
-        """The first `group_size` members to end, with those from the journal, are the group; the rest are cancelled.
-
-        A lost attempt counts as an end, and that member is then waited for: replacing it by a spare would favour
-        episodes that avoid the fault.
-        """
-        size = self._config.group_size
-        done, lost = {trajectory.member: trajectory for trajectory in kept[:size]}, list[LostEpisode]()
-        chosen = list(done)
-        for trajectory in done.values():
+        """All members of one task: those from the journal, and the others played now."""
+        done, lost = {trajectory.member: trajectory for trajectory in kept}, list[LostEpisode]()
+        for trajectory in kept:
             on_finished(trajectory)
 
-        def choose(outcome: Trajectory | LostEpisode) -> None:
+        def note(outcome: Trajectory | LostEpisode) -> None:
             if isinstance(outcome, LostEpisode):
                 lost.append(outcome)
-            if outcome.member not in chosen and len(chosen) < size:
-                chosen.append(outcome.member)
             on_finished(outcome)
 
-        missing = [member for member in range(size) if member not in done]
-        under_way = {
-            asyncio.create_task(self._collect_member(task, step, member, choose))
-            for member in (missing if len(done) < size else ())
-        }
-        try:
-            while len(chosen) < size or not done.keys() >= set(chosen):
-                ended, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-                for outcome in await asyncio.gather(*ended, return_exceptions=True):
-                    if isinstance(outcome, BaseException):
-                        raise outcome
-                    done[outcome.member] = outcome
-        finally:
-            for one in under_way:
-                one.cancel()
-            await asyncio.gather(*under_way, return_exceptions=True)
-        return Group(task=task, trajectories=tuple(done[member] for member in sorted(chosen)), lost=tuple(lost))
+        missing = [member for member in range(self._config.group_size) if member not in done]
+        played = await run_all(self._collect_member(task, step, member, note) for member in missing)
+        done |= {trajectory.member: trajectory for trajectory in played}
+        return Group(task=task, trajectories=tuple(done[member] for member in sorted(done)), lost=tuple(lost))
 
     async def _collect_member(self, task: Task, step: int, member: int, on_ended: OnFinished) -> Trajectory:
         async def attempt(number: int) -> Trajectory | LostEpisode:
