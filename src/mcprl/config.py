@@ -26,6 +26,7 @@ from mcprl.errors import MissingExtraError
 from mcprl.records import Difficulty, Task
 
 __all__ = [
+    "LOSSES",
     "NOT_REPRODUCIBLE",
     "AlgorithmConfig",
     "BudgetSettings",
@@ -68,6 +69,14 @@ def _relative_to_file(value: object, info: ValidationInfo) -> object:
     return os.path.abspath(folder / value) if folder is not None and isinstance(value, str) else value
 
 
+def _own_function(value: object, info: ValidationInfo) -> object:
+    """The file of `file.py:name` is relative to the recipe."""
+    if not isinstance(value, str) or ".py:" not in value:
+        return value
+    file, _, name = value.rpartition(":")
+    return f"{_relative_to_file(file, info)}:{name}"
+
+
 def _shipped(value: str) -> Path:
     extra, _, name = value.removeprefix(_SHIPPED).partition("/")
     package = find_spec(f"mcprl_{extra}")
@@ -84,6 +93,8 @@ def _model_location(value: object, info: ValidationInfo) -> object:
 
 FilePath = Annotated[Path, BeforeValidator(_relative_to_file)]
 ModelLocation = Annotated[str, BeforeValidator(_model_location)]
+_REFERENCE = r".+\.py:[A-Za-z_][A-Za-z0-9_]*"
+OwnFunction = Annotated[str, BeforeValidator(_own_function), Field(pattern=f"^{_REFERENCE}$")]
 
 
 class Section(BaseModel):
@@ -359,6 +370,15 @@ class WarmStartConfig(Section):
 _Gate = Annotated[tuple[float, float], Field(description="lowest and highest ratio")]
 
 
+LOSSES = ("ppo", "gspo", "cispo")
+
+
+def _known_loss(value: str) -> str:
+    if value not in LOSSES and not re.fullmatch(_REFERENCE, value):
+        raise ValueError(f"a loss is {', '.join(LOSSES)}, or a function of your own such as losses.py:name")
+    return value
+
+
 class AlgorithmConfig(Section):
     """The objective: the advantage of each token, and the loss that it enters."""
 
@@ -368,9 +388,10 @@ class AlgorithmConfig(Section):
         "rloo: reward minus the mean of the other members; gae: against a value head.",
     )
     whiten: bool = Field(default=False, description="Normalize advantages over the batch to mean 0 and deviation 1.")
-    loss: Literal["ppo", "gspo", "cispo"] = Field(
+    loss: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_loss)] = Field(
         default="ppo",
-        description="ppo: clipped ratio per token; gspo: per sequence; cispo: clipped weight of the logprob.",
+        description="ppo: clipped ratio per token; gspo: per sequence; cispo: clipped weight of the logprob; or a "
+        "function of your own, as losses.py:name.",
     )
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
         default="token_mean",
@@ -423,6 +444,10 @@ class AlgorithmConfig(Section):
     @property
     def has_critic(self) -> bool:
         return self.advantages == "gae"
+
+    @property
+    def has_own_loss(self) -> bool:
+        return self.loss not in LOSSES
 
     @model_validator(mode="after")
     def _settings_belong_together(self) -> AlgorithmConfig:
@@ -676,11 +701,14 @@ class TrackingConfig(Section):
     wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; null: off.")
     weave: WeaveConfig | None = Field(default=None, description="Weave; null: off.")
     opentelemetry: OpenTelemetryConfig | None = Field(default=None, description="OpenTelemetry; null: off.")
+    tracker: OwnFunction | None = Field(
+        default=None, description="A tracker of your own, as tracker.py:Class; null: none."
+    )
 
     @property
     def named(self) -> list[str]:
         """The trackers that are on. Their settings, extras and processes have the same names."""
-        return [name for name in ("wandb", "weave", "tensorboard", "opentelemetry") if getattr(self, name)]
+        return [name for name in ("wandb", "weave", "tensorboard", "opentelemetry", "tracker") if getattr(self, name)]
 
 
 class RunConfig(Section):
@@ -705,6 +733,11 @@ class RunConfig(Section):
     skyrl: SkyrlConfig = SkyrlConfig()
     workers: WorkersConfig = WorkersConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @property
+    def own_functions(self) -> list[str]:
+        """The functions and classes of the user's own files, as file.py:name."""
+        return [name for name in (self.algorithm.loss, self.tracking.tracker) if name and ".py:" in name]
 
     @model_validator(mode="after")
     def _minibatches_are_not_empty(self) -> RunConfig:

@@ -8,6 +8,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── UnknownKeyError          E-CONF-002   a key that no setting has
     │   ├── BadValueError            E-CONF-003   a setting with an invalid value
     │   ├── MissingExtraError        E-CONF-004   a part of mcprl that is not installed
+    │   ├── UserCodeError            E-CODE-001   a function of your own, named in a recipe, does not work
     │   ├── TaskFileError            E-TASK-001   a task file, or one task in it, cannot be read
     │   ├── OtherWorldError          E-TASK-002   a task is about another world than the servers serve
     │   ├── ServerFileError          E-TOOL-001   an mcpServers file cannot be read
@@ -127,6 +128,7 @@ __all__ = [
     "UnknownKeyError",
     "UnknownToolError",
     "UnsharableError",
+    "UserCodeError",
     "WorkerLostError",
     "WorkersStartError",
     "did_you_mean",
@@ -229,6 +231,17 @@ class MissingExtraError(ConfigurationError, code="E-CONF-004"):
     Fix: install the extra that the message names into the environment that runs mcprl, or choose the alternative that
     it names.
     Example: learner.sharding is zero3, which needs DeepSpeed. Fix: install mcprl[deepspeed], or use fsdp2.
+    """
+
+
+class UserCodeError(ConfigurationError, code="E-CODE-001"):
+    """A function or class of your own, which the recipe names as `file.py:name`, cannot be used.
+
+    Causes: the file or the name in it does not exist; importing the file fails; the function raises, or returns
+    something else than its page in the documentation asks for.
+    Fix: correct the code at the file and line in the message.
+    Example: /home/ana/losses.py:7: NameError: name 'torhc' is not defined, in /home/ana/losses.py:sapo. Fix: correct
+    the code there.
     """
 
 

@@ -22,6 +22,7 @@ __all__ = ["FAULTS", "GROUPS", "ErrorPage", "command", "error_pages", "find_page
 
 GROUPS = {
     "CONF": "Configuration",
+    "CODE": "Code of your own",
     "TASK": "Tasks",
     "TOOL": "Tools and their servers",
     "LIMIT": "Limits on what servers and files may hold",

@@ -30,7 +30,7 @@ from mcprl.learning.algorithms import (
     staleness_metrics,
 )
 from mcprl.learning.algorithms.advantages import floats
-from mcprl.learning.algorithms.objective import Scores, policy_outcome
+from mcprl.learning.algorithms.objective import Scores, policy_outcome, require_sound_loss
 from mcprl.learning.learner import in_torch_thread
 from mcprl.learning.metrics import Seen, UpdateMetrics
 from mcprl.learning.packing import (
@@ -116,6 +116,8 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
     reference: R | None
 
     def __init__(self, config: RunConfig, *, processes: ProcessGroup, packer: Packer) -> None:
+        if config.algorithm.has_own_loss:
+            require_sound_loss(config.algorithm)
         self._config = config
         self._processes = processes
         self._packer = packer

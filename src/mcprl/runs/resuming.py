@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from mcprl.config import RunConfig
 from mcprl.errors import NoCheckpointError, NoRunError, OtherStateError
 from mcprl.files import canonical_json, storage_faults, write_file
+from mcprl.functions import digest_of_code
 from mcprl.recipe import load_recipe
 from mcprl.records import Task
 from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged, RunState, read_state
@@ -69,7 +70,8 @@ _WEIGHTS = (".safetensors", ".bin", ".gguf")
 class Conditions:
     """The settings, nested as in the recipe, and digests of the files that they name.
 
-    Conditions(settings={"name": "hello", …}, tasks="6f1c…", tools="09aa…", servers="77b0…", model="c14e…")
+    Conditions(settings={"name": "hello", …}, tasks="6f1c…", tools="09aa…", servers="77b0…", model="c14e…",
+               code="e3b0…")
     """
 
     settings: dict[str, Any]
@@ -77,6 +79,7 @@ class Conditions:
     tools: str
     servers: str
     model: str
+    code: str
 
     @classmethod
     def of(cls, config: RunConfig, tasks: Sequence[Task], tools: Iterable[Tool]) -> Conditions:
@@ -88,6 +91,7 @@ class Conditions:
             tools=_digest(canonical_json([asdict(tool) for tool in tools])),
             servers=_digest(*(path.read_bytes() for path in files if path is not None)),
             model=_model_digest(config.model.path),
+            code=digest_of_code(config.own_functions),
         )
 
     def write(self, path: Path) -> None:

@@ -220,7 +220,9 @@ class Delivery:
             self._tell(f"tracking: {sentence}; the run continues, and its folder has everything")
 
 
-_NAMES = {"wandb": "W&B", "weave": "Weave", "tensorboard": "TensorBoard", "opentelemetry": "OpenTelemetry"}
+_NAMES = {"wandb": "W&B", "weave": "Weave", "tensorboard": "TensorBoard", "opentelemetry": "OpenTelemetry"} | {
+    "tracker": "your tracker"
+}
 _REMEDY = {"wandb": "; `wandb sync` sends the rest from the folder wandb of the run"}
 
 
@@ -230,6 +232,7 @@ _MODULES = {
     "weave": "weave",
     "tensorboard": "tensorboard",
     "opentelemetry": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "tracker": "mcprl",
 }
 # Prefixes of the variables that a library reads itself, keys among them.
 _VARIABLES = {
@@ -237,6 +240,7 @@ _VARIABLES = {
     "weave": ("WANDB_", "WEAVE_", "WF_"),
     "tensorboard": (),
     "opentelemetry": ("OTEL_",),
+    "tracker": ("",),  # the user's own code sees all variables of the user
 }
 _OTLP_HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 # No error reports to the vendor, and no links in a log.

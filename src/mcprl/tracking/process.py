@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import BinaryIO, Literal, Protocol
 
+from mcprl.functions import UserCode, load_function
 from mcprl.tracking.opentelemetry import OpenTelemetryTracker
 from mcprl.tracking.reports import EpisodeReport, LossHandler, Report, RunEnded, RunStarted, StepReport
 from mcprl.tracking.tensorboard import TensorboardTracker
@@ -48,11 +49,19 @@ class Tracker(Protocol):
         ...
 
 
+def _own_tracker(started: RunStarted, status: StatusWriter) -> Tracker:
+    assert started.tracking.tracker is not None
+    own = load_function(started.tracking.tracker, "tracking.tracker")
+    with UserCode(started.tracking.tracker):
+        return own(started, status)
+
+
 KINDS: Mapping[str, Callable[[RunStarted, StatusWriter], Tracker]] = {
     "wandb": WandbTracker,
     "weave": WeaveTracker,
     "tensorboard": TensorboardTracker,
     "opentelemetry": OpenTelemetryTracker,
+    "tracker": _own_tracker,
 }
 
 

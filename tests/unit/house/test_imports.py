@@ -18,6 +18,7 @@ BASE = {
     "progress",
     "concurrency",
     "files",
+    "functions",
     "secrets",
     "skyrl",
     "verdicts",

@@ -237,3 +237,45 @@ def test_the_stand_in_keeps_what_it_is_sent():
         with urllib.request.urlopen(f"{server.url}/server_info") as answer:
             assert json.loads(answer.read())["trace_server_version"]
         assert [request.path for request in server.requests] == ["/server_info"]
+
+
+OWN = """
+class Counts:
+    def __init__(self, run, status):
+        self.path, self.seen = run.folder / "seen.txt", []
+
+    def episode_finished(self, episode):
+        self.seen.append("episode")
+
+    def step_finished(self, step):
+        self.seen.append("step")
+
+    def run_ended(self, end):
+        self.seen.append("end")
+
+    def close(self):
+        self.path.write_text(" ".join(sorted(self.seen)))
+
+
+class Fails:
+    def __init__(self, run, status):
+        raise ValueError("no such channel")
+"""
+
+
+@pytest.mark.process
+async def test_a_tracker_in_the_users_own_file_gets_every_report(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    folder = make_folder(tmp_path / "run")
+    outcome = (await tell(folder, Listener(), tracker=f"{tmp_path}/own.py:Counts"))["tracker"]
+    assert (outcome.state, outcome.dropped) == ("delivered", 0)
+    assert (folder / "seen.txt").read_text() == " ".join(["end", *["episode"] * 8, *["step"] * 2])
+
+
+@pytest.mark.process
+async def test_a_tracker_of_the_user_that_fails_is_named_with_file_and_line(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    listener, folder = Listener(), make_folder(tmp_path / "run")
+    outcome = (await tell(folder, listener, tracker=f"{tmp_path}/own.py:Fails"))["tracker"]
+    assert outcome.state == "failed"
+    assert any("own.py:21: ValueError: no such channel" in said for said in listener.said)

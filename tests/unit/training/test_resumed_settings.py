@@ -51,11 +51,13 @@ BESIDE: dict[str, dict[str, Any]] = {
 # Changes that need a second one, or that the type does not suggest.
 CHANGES: dict[str, dict[str, Any]] = {
     "engine": {"engine": "skyrl"},
+    "algorithm.loss": {"algorithm.loss": "gspo"},
     "algorithm.ratio_gate": {"algorithm.ratio_gate": [0.5, 2.0]},
     "episodes.max_turns": {"episodes.max_turns": {"easy": 2, "medium": 3, "hard": 4}},
     "servers.cassette_mode": {"servers.cassette_mode": "replay", "servers.cassette": "c.sqlite"},
     "servers.settings": {"servers.settings": {"bells": {"replicas": 2}}},
     "skyrl.backend_config": {"skyrl.backend_config": {"max_lora_adapters": 3}},
+    "tracking.tracker": {"tracking.tracker": "tracker.py:Mine"},
     "tracking.opentelemetry": {"tracking.opentelemetry": {"endpoint": "http://127.0.0.1:9/v1/traces"}},
 }
 
@@ -360,7 +362,7 @@ async def test_a_run_without_its_journal_folder_can_be_resumed(broken_off, tmp_p
 
 
 def test_conditions_are_read_as_they_were_written(tmp_path):
-    conditions = Conditions(settings={"a": {"b": 1}}, tasks="1", tools="2", servers="3", model="4")
+    conditions = Conditions(settings={"a": {"b": 1}}, tasks="1", tools="2", servers="3", model="4", code="5")
     conditions.write(tmp_path / "conditions.json")
     assert Conditions.read(tmp_path / "conditions.json") == conditions
     assert Conditions.read(tmp_path / "none.json") is None

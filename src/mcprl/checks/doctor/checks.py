@@ -5,7 +5,7 @@ from __future__ import annotations
 from mcprl.checks.doctor.examination import Check
 from mcprl.checks.doctor.model_checks import check_grammar, check_model, check_prompts, check_template
 from mcprl.checks.doctor.play_checks import check_episodes, check_parity, check_sampler
-from mcprl.checks.doctor.recipe_checks import check_gpus, check_installed, check_recipe
+from mcprl.checks.doctor.recipe_checks import check_code, check_gpus, check_installed, check_recipe
 from mcprl.checks.doctor.resource_checks import check_disk, check_forecast, check_memory, check_trackers
 from mcprl.checks.doctor.server_checks import check_calls, check_keys, check_pins, check_servers
 from mcprl.checks.doctor.task_checks import check_against_tools, check_leaks, check_task_file, check_worlds
@@ -21,6 +21,7 @@ _BEFORE_PLAY = frozenset(
 CHECKS = (
     Check(name="recipe", run=check_recipe),
     Check(name="installed", run=check_installed, needs=lambda e: (e.config,)),
+    Check(name="code", run=check_code, needs=lambda e: (e.config,)),
     Check(name="GPUs", run=check_gpus, needs=lambda e: (e.config,)),
     Check(name="keys", run=check_keys, needs=lambda e: (e.config,)),
     Check(name="tasks", run=check_task_file, needs=lambda e: (e.config,)),

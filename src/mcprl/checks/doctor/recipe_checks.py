@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import platform
 from collections.abc import AsyncIterator, Iterator
@@ -21,10 +22,11 @@ from mcprl.checks.doctor.examination import (
     wrong_by,
 )
 from mcprl.config import RunConfig
-from mcprl.errors import ConfigurationError, MissingExtraError
+from mcprl.errors import ConfigurationError, MissingExtraError, UserCodeError
+from mcprl.functions import load_function
 from mcprl.recipe import load_recipe
 
-__all__ = ["Library", "check_gpus", "check_installed", "check_recipe", "needed_libraries"]
+__all__ = ["Library", "check_code", "check_gpus", "check_installed", "check_recipe", "needed_libraries"]
 
 
 # Distributions whose name is not that of their module.
@@ -102,8 +104,26 @@ def needed_libraries(config: RunConfig) -> Iterator[Library]:
     if learner.processes > 1 and learner.sharding == "zero3":
         because, instead = "learner.sharding is zero3", "set learner.sharding to fsdp2"
         yield Library("deepspeed", "deepspeed", because, instead, on_gpus=True)
-    for name in config.tracking.named:
+    for name in (name for name in config.tracking.named if name != "tracker"):
         yield Library(name, name, f"tracking.{name} is set", f"remove tracking.{name}")
+
+
+async def check_code(examination: Examination) -> AsyncIterator[Finding]:
+    """Import the user's own files that the recipe names, and try the loss on a few tokens."""
+    config = examination.config.value
+    algorithm, tracker = config.algorithm, config.tracking.tracker
+    try:
+        if tracker is not None:
+            await asyncio.to_thread(load_function, tracker, "tracking.tracker")
+        if algorithm.has_own_loss and importlib.util.find_spec("torch") is not None:
+            from mcprl.learning.algorithms.objective import require_sound_loss
+
+            await asyncio.to_thread(require_sound_loss, algorithm)
+    except UserCodeError as error:
+        yield wrong_by("code", error)
+    else:
+        if config.own_functions:
+            yield fine("code", f"{', '.join(config.own_functions)} can be used")
 
 
 async def check_installed(examination: Examination) -> AsyncIterator[Finding]:

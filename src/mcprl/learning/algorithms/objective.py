@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from mcprl.config import AlgorithmConfig
+from mcprl.errors import UserCodeError
+from mcprl.functions import UserCode, load_function
 from mcprl.learning.algorithms.losses import (
     cispo_loss,
     clipped_policy_loss,
@@ -26,7 +28,7 @@ from mcprl.learning.algorithms.losses import (
     value_loss,
 )
 
-__all__ = ["Outcome", "Scores", "TokenColumns", "policy_outcome"]
+__all__ = ["Outcome", "Scores", "TokenColumns", "policy_outcome", "require_sound_loss"]
 
 _VALUE_WEIGHT = 0.5  # of the value loss
 _VALUE_CLIP = 0.2  # how far a value may move in one update
@@ -142,6 +144,8 @@ def _policy_loss(
             loss_N = gspo_loss(logprob_N, old_N, advantage_N, sequence_N, clip_low=low, clip_high=high)
         case "cispo":
             loss_N = cispo_loss(logprob_N, old_N, advantage_N, clip_low=low, clip_high=high)
+        case _:
+            loss_N = _own_loss(kept_N, old_N, advantage_N, sequence_N, algorithm)
     parts: dict[str, Tensor] = {}
     if algorithm.old_logprobs == "recomputed":
         parts["importance"] = importance_weights(old_N, columns.sampled_logprob_N, cap=algorithm.max_importance)
@@ -150,3 +154,59 @@ def _policy_loss(
         loss_N = torch.where(inside_N, loss_N, 0.0)
         parts["gated"] = (~inside_N).float()
     return loss_N, parts
+
+
+def _own_loss(
+    logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, sequence_N: Tensor, algorithm: AlgorithmConfig
+) -> Tensor:
+    """The user's loss, called as `gspo_loss` is."""
+    own = load_function(algorithm.loss, "algorithm.loss")
+    with UserCode(algorithm.loss):
+        loss_N = own(
+            logprob_N,
+            old_logprob_N,
+            advantage_N,
+            sequence_N,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+        )
+    if not isinstance(loss_N, Tensor) or loss_N.shape != logprob_N.shape:
+        found = f"a tensor of shape {tuple(loss_N.shape)}" if isinstance(loss_N, Tensor) else type(loss_N).__name__
+        raise UserCodeError(
+            f"{algorithm.loss} returned {found} for {len(logprob_N)} tokens", fix="return one number per token"
+        )
+    return loss_N
+
+
+def require_sound_loss(algorithm: AlgorithmConfig) -> None:
+    """Raise if the user's loss fails on two short sequences.
+
+    Its values and gradients must be finite, and those of a sequence must not depend on the other one: else the same
+    batch would have another loss if it were packed differently.
+    """
+    old_N = torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0])
+    advantage_N = torch.tensor([1.0, 1.0, 1.0, -0.5, -0.5])
+    sequence_N = torch.tensor([0, 0, 0, 1, 1])
+
+    def run(chosen_N: Tensor) -> tuple[Tensor, Tensor]:
+        logprob_N = (old_N + torch.tensor([0.0, 0.3, -0.3, 0.0, 0.4]))[chosen_N].requires_grad_()
+        loss_N = _own_loss(logprob_N, old_N[chosen_N], advantage_N[chosen_N], sequence_N[chosen_N], algorithm)
+        if not loss_N.requires_grad:
+            raise UserCodeError(f"the result of {algorithm.loss} has no gradient", fix="compute it from logprob_N")
+        (gradient_N,) = torch.autograd.grad(loss_N.sum(), logprob_N)
+        if not (loss_N.isfinite().all() and gradient_N.isfinite().all()):
+            raise UserCodeError(
+                f"a value or a gradient of {algorithm.loss} is not finite for ratios between 0.7 and 1.5",
+                fix="make both finite",
+            )
+        return loss_N.detach(), gradient_N
+
+    together = run(torch.ones(5, dtype=torch.bool))
+    apart = [run(sequence_N == sequence) for sequence in (0, 1)]
+    for whole_N, parts in zip(together, zip(*apart, strict=True), strict=True):
+        if not torch.allclose(whole_N, torch.cat(parts), atol=1e-6):
+            raise UserCodeError(
+                f"{algorithm.loss} gives a token another loss if another sequence is in the batch, so packs would not "
+                "add up",
+                fix="combine tokens within a sequence only; sequence_N tells them apart",
+            )

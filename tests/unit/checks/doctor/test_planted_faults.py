@@ -77,6 +77,17 @@ def turn_as_long_as_the_context(patient, monkeypatch):
     patient.set("sampling.max_tokens", 512)
 
 
+@fault("code", BAD, "losses.py:2: ZeroDivisionError", "correct the code there", "E-CODE-001")
+def own_loss_that_raises(patient, monkeypatch):
+    patient.files["losses.py"] = "def own(*tensors, **clips):\n    return 1 / 0\n"
+    patient.set("algorithm.loss", "losses.py:own")
+
+
+@fault("code", BAD, "tracking.tracker names", "correct the path", "E-CODE-001")
+def own_tracker_in_a_missing_file(patient, monkeypatch):
+    patient.set("tracking.tracker", "gone.py:Mine")
+
+
 @fault("installed", BAD, "workers.count is above 0, which needs ray", "pip install 'mcprl[ray]'", "E-CONF-004")
 def missing_extra(patient, monkeypatch):
     patient.set("workers.count", 2)
