@@ -16,6 +16,8 @@ from mcprl.grammar.calls import make_grammar
 from mcprl.grammar.masks import Grammars
 from mcprl.servers import make_server
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [{"role": "user", "content": "Who is it?"}]
 
 

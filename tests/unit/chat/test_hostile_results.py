@@ -16,6 +16,8 @@ from mcprl.chat import Chat
 from mcprl.chat.rendering import ControlText
 from processor_time import least_s
 
+pytestmark = pytest.mark.slow
+
 RENDERERS = list(FAMILIES)
 HARMLESS = "Ana: Lima, America/Lima"
 

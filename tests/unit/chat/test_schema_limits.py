@@ -22,6 +22,8 @@ from keyword_cases import CORRECTED, HELD, INTEGER, NARROWER, REFUSED, STRING, U
 from mcprl.grammar.schemas import Unheld
 from schema_walks import EXCLUDES, Walker, as_grammar_schema, find_unheld, part_at, walker_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def walker(smollm2) -> Walker:

@@ -15,6 +15,8 @@ from mcprl.runs.past_runs import read_run
 from mcprl.runs.trajectories import read_token_notes, read_trajectories
 from mcprl_dashboard.open_run import RunList
 
+pytestmark = pytest.mark.slow
+
 MODEL = ROOT / ".cache" / "models" / "taught-qwen3"
 
 

@@ -11,6 +11,8 @@ from shown_runs import ADDRESS, TOKEN, browser_of, client_of
 from mcprl_dashboard.app import make_app
 from mcprl_dashboard.open_run import RunList
 
+pytestmark = pytest.mark.slow
+
 PATHS = ("/", "/api/runs", "/api/runs/shown/episodes", "/api/nothing", "/assets/none.js")
 
 

@@ -13,6 +13,8 @@ from mcprl.episodes import EpisodeRunner
 from mcprl.errors import InadmissibleTokenError
 from mcprl.grammar.masks import TurnGrammars, load_grammars
 
+pytestmark = pytest.mark.slow
+
 END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "echo", "arguments": {"text": "blue"}}\n</tool_call>'
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}

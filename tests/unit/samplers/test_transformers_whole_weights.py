@@ -22,6 +22,8 @@ from mcprl.records import Weights
 from mcprl.samplers import SampleRequest
 from mcprl.samplers.transformers import TransformersSampler
 
+pytestmark = pytest.mark.slow
+
 REQUEST = SampleRequest(prompt_ids=(1, 2, 3, 4, 5), max_tokens=8, temperature=0.7, stop=(), stop_token_ids=(), seed=4)
 
 

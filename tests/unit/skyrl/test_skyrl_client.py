@@ -15,6 +15,8 @@ from tinker_api import TinkerApi, serve
 from mcprl.errors import EngineLostError, UnfitEngineError
 from mcprl.skyrl.client import AdamStep, ScoredRow, SkyrlClient, require_fit_sdk
 
+pytestmark = pytest.mark.slow
+
 ROWS = [
     ScoredRow(token_ids=(5, 7, 9), scored=(False, True), logprobs=(0.0, -0.4), gradients=(0.0, -0.5)),
     ScoredRow(token_ids=(5, 8, 9, 1), scored=(False, True, True), logprobs=(0.0, -1.0, -2.0), gradients=(0.0, 0.25, 1)),

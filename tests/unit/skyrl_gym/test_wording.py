@@ -12,6 +12,8 @@ from mcprl.errors import BadValueError
 from mcprl.records import Observation
 from mcprl_skyrl_gym.stages import Wording
 
+pytestmark = pytest.mark.slow
+
 PEERS = Path(__file__).resolve().parents[3] / ".venv-peers"
 QWEN3_TEMPLATE = list(PEERS.glob("lib/python*/site-packages/trl/chat_templates/qwen3.jinja"))
 TOOLS = [
