@@ -698,12 +698,12 @@ class TrackingConfig(Section):
     """Trackers of a run, besides its own folder. A tracker that is down neither slows nor stops the run."""
 
     tensorboard: bool = Field(default=False, description="Write TensorBoard files into the run's folder.")
-    wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; null: off.")
-    weave: WeaveConfig | None = Field(default=None, description="Weave; null: off.")
-    opentelemetry: OpenTelemetryConfig | None = Field(default=None, description="OpenTelemetry; null: off.")
     tracker: OwnFunction | None = Field(
         default=None, description="A tracker of your own, as tracker.py:Class; null: none."
     )
+    wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; null: off.")
+    weave: WeaveConfig | None = Field(default=None, description="Weave; null: off.")
+    opentelemetry: OpenTelemetryConfig | None = Field(default=None, description="OpenTelemetry; null: off.")
 
     @property
     def named(self) -> list[str]:
