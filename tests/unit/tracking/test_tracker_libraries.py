@@ -62,7 +62,7 @@ def check_wandb(server: StandIn, run: Path) -> None:
     assert steps[1]["verdicts"]["nrows"] == 1
     assert sum(steps[0]["rewards"]["values"]) == MEMBERS
     tables = [request.json for request in server.bodies("/storage/media/table/episodes_0")]
-    assert tables[0]["data"][0][:6] == [0, "meet-ana", 3, 0.75, "answered", 2]
+    assert tables[0]["data"][0][:6] == [1, "meet-ana", 3, 0.75, "answered", 2]
     assert "→ find_person: Ana: Lima" in tables[0]["data"][0][7]
     asked = [request.json for request in server.bodies("/graphql$")]
     alerts = [query["variables"] for query in asked if "notifyScriptableRunAlert" in query["query"]]
