@@ -227,9 +227,9 @@ class MissingExtraError(ConfigurationError, code="E-CONF-004"):
     """The configuration asks for a part of mcprl whose libraries are not installed.
 
     Causes: the recipe asks for an engine, a sharding or a trainer that the base installation leaves out; the command
-    runs in another environment than the one installed into.
+    runs in another environment than the one installed into; a package that adds a command cannot be imported.
     Fix: install the extra that the message names into the environment that runs mcprl, or choose the alternative that
-    it names.
+    it names; reinstall or remove a package that is broken.
     Example: learner.sharding is zero3, which needs DeepSpeed. Fix: install mcprl[deepspeed], or use fsdp2.
     """
 

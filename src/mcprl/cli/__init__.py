@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, cast
@@ -80,7 +81,7 @@ class _TopLevel(Group):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         plugin = _plugins().get(cmd_name)
         if plugin is not None:
-            return _command(cmd_name, plugin.load())
+            return _command(cmd_name, _load(plugin))
         if cmd_name in _PACKAGES:
             raise MissingExtraError(f"`mcprl {cmd_name}` is not installed", fix=f"pip install 'mcprl[{cmd_name}]'")
         if cmd_name not in self.list_commands(ctx):
@@ -108,18 +109,45 @@ def _entry_points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group="mcprl.commands"))
 
 
+def _load(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except (ImportError, AttributeError, SyntaxError) as error:
+        if _library(error) in EXTRAS:
+            raise
+        package = "its package" if entry.dist is None else f"the package {entry.dist.name} {entry.dist.version}"
+        raise MissingExtraError(
+            f"`mcprl {entry.name.replace('.', ' ')}` ({entry.value}) cannot be imported: {error}",
+            fix=f"reinstall or remove {package}; other commands work without it",
+        ) from error
+
+
+def _library(error: Exception) -> str:
+    """The library that was not found, if that is the error."""
+    return ((error.name if isinstance(error, ModuleNotFoundError) else None) or "").split(".")[0]
+
+
 def _command(name: str, module: Any) -> Any:
     """The click command of a module: its group `app`, with what other packages add to it, or its function `command`."""
     if hasattr(module, "app"):
-        for below, plugin in sorted(_plugins(name).items()):
-            module.app.command(below)(plugin.load())
         command = typer.main.get_group(module.app)
+        for below, plugin in sorted(_plugins(name).items()):
+            command.commands[below] = cast("Any", partial(_plugged_in, below, plugin))
     else:
-        alone = Commands()
-        alone.command(name)(module.command)
-        command = typer.main.get_command(alone)
+        command = _alone(name, module.command)
     command.name = name
     return command
+
+
+def _plugged_in(name: str, entry: EntryPoint) -> Any:
+    return _alone(name, _load(entry))
+
+
+def _alone(name: str, function: Callable[..., Any]) -> Any:
+    """The click command of a function."""
+    alone = Commands()
+    alone.command(name)(function)
+    return typer.main.get_command(alone)
 
 
 app = Commands(
@@ -170,7 +198,7 @@ def _run() -> None:
     except MemoryError as error:
         raise ResourceLimitError("the system refuses more memory", fix=ResourceLimitError.FIX) from error
     except ModuleNotFoundError as error:
-        library = (error.name or "").split(".")[0]
+        library = _library(error)
         if library not in EXTRAS:
             raise
         raise MissingExtraError(

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from mcprl.errors import McprlError
 
 __all__ = ["Commands", "Group"]
 
@@ -71,7 +74,11 @@ class _Command(_PlainHelp, TyperCommand):
 
 
 class Group(_PlainHelp, TyperGroup):
-    """A command with commands below it."""
+    """A command with commands below it. A `partial` among them makes its command when that is asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command: Any = super().get_command(ctx, cmd_name)
+        return command() if isinstance(command, partial) else command
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         super().format_options(ctx, formatter)
@@ -79,8 +86,13 @@ class Group(_PlainHelp, TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-            formatter.write_dl([(name, _first_sentence(command.help or "")) for name, command in found if command])
+            formatter.write_dl([(name, self._summary(ctx, name)) for name in self.list_commands(ctx)])
+
+    def _summary(self, ctx: Any, name: str) -> str:
+        try:
+            return _first_sentence(self.get_command(ctx, name).help or "")
+        except McprlError as error:  # a package that is broken: the others are still listed
+            return f"{error.code} {error.what}"
 
 
 class Commands(typer.Typer):

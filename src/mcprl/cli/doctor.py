@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mcprl.cli.options import AsJson, Overrides, Recipe
 from mcprl.cli.printing import STYLES, print_json, printable
-from mcprl.cli.stages import StageConsole
+from mcprl.cli.stages import StageConsole, loading_libraries
 from mcprl.verdicts import Severity
 
 if TYPE_CHECKING:
@@ -125,11 +125,11 @@ async def _examine(
     folder = Path(tempfile.mkdtemp(prefix="mcprl-doctor-"))
     findings: tuple[Finding, ...] = ()
     try:
-        with ExaminationStatus() as status:
-            status.stage("loading libraries")
-
+        with loading_libraries():
             from mcprl.checks.doctor import Examination, examine
             from mcprl.checks.doctor.checks import CHECKS
+
+        with ExaminationStatus() as status:
 
             def tell(finding: Finding) -> None:
                 status.hide()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from mcprl.cli.options import AsJson, Overrides
 from mcprl.cli.printing import plain_table, print_json
+from mcprl.cli.stages import StageConsole, loading_libraries
 
 if TYPE_CHECKING:
     from mcprl.evaluation.harness import Played, Request
@@ -80,10 +80,10 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     if compared is not None:
         _compare(compared, out, as_json=as_json)
         return
-    print("loading libraries", file=sys.stderr)
-    from mcprl.evaluation.harness import make_request
-    from mcprl.evaluation.report import make_folder, write_report
-    from mcprl.evaluation.results import compare, read_evaluation
+    with loading_libraries():
+        from mcprl.evaluation.harness import make_request
+        from mcprl.evaluation.report import make_folder, write_report
+        from mcprl.evaluation.results import compare, read_evaluation
 
     before = None if against is None else read_evaluation(against)
     request = make_request(
@@ -106,7 +106,6 @@ def command(  # noqa: PLR0913 - each is an option of the command line
 
 
 async def _play(request: Request, folder: Path) -> Played:
-    from mcprl.cli.stages import StageConsole
     from mcprl.evaluation.harness import choose_tasks, evaluate
 
     tasks = choose_tasks(request.suite.tasks(), request.sample, request.config.seed)

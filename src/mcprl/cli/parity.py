@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mcprl.cli.options import AsJson, Overrides, Recipe
 from mcprl.cli.printing import STYLES, plain_table, words
+from mcprl.cli.stages import StageConsole, loading_libraries
 from mcprl.verdicts import Severity
 
 if TYPE_CHECKING:
@@ -72,12 +73,9 @@ def command(
 
 
 async def _measure(config: RunConfig, prompts: int) -> ParityReport:
-    from mcprl.cli.stages import StageConsole
-    from mcprl.tasks import load_tasks
+    with loading_libraries():
+        from mcprl.checks.parity import run_parity
+        from mcprl.tasks import load_tasks
 
     with StageConsole() as console:
-        console.stage("loading libraries")
-
-        from mcprl.checks.parity import run_parity
-
         return await run_parity(config, load_tasks(config.tasks.train), console, prompts=prompts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -24,7 +25,7 @@ from mcprl.verdicts import Verdict
 if TYPE_CHECKING:
     from mcprl.records import LostEpisode, Trajectory
 
-__all__ = ["StageConsole", "print_timed"]
+__all__ = ["StageConsole", "loading_libraries", "print_timed"]
 
 _LINES = 10  # of progress, without a terminal to draw a bar on
 
@@ -76,6 +77,14 @@ class StageConsole:
             print_timed(self._console, self._started, f"{self._done} of {self._episodes} episodes")
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None: ...
+
+
+@contextmanager
+def loading_libraries() -> Generator[None]:
+    """Say so while a command imports its libraries: torch takes seconds, on a busy machine a minute."""
+    with StageConsole() as console:
+        console.stage("loading libraries")
+        yield
 
 
 def print_timed(console: Console, started: float, text: str) -> None:

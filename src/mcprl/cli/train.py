@@ -37,13 +37,14 @@ def command(
     from mcprl.cli.console import enduring_output
     from mcprl.cli.debug_log import debugging
     from mcprl.cli.printing import printable
+    from mcprl.cli.stages import loading_libraries
     from mcprl.runs.folder import RunFolder
 
     with RunFolder.create(config) as folder, _removed_if_useless(folder.path):
         with enduring_output():
-            print(printable(f"run {folder.path}: loading libraries"), flush=True)
-        # Importing torch takes seconds, on a busy machine a minute.
-        from mcprl.cli.running import run_to_the_end
+            print(printable(f"run {folder.path}"), flush=True)
+            with loading_libraries():
+                from mcprl.cli.running import run_to_the_end
 
         with debugging(folder.logs) if debug else nullcontext():
             run_to_the_end(config, folder)

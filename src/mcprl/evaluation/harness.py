@@ -30,6 +30,7 @@ from mcprl.evaluation.statistics import TaskResult, count_figures
 from mcprl.progress import Watcher
 from mcprl.recipe import load_recipe
 from mcprl.records import LostEpisode, Task, Trajectory, Weights
+from mcprl.samplers.model_folder import adapter_settings, check_base_model
 from mcprl.seeds import derive_seed
 from mcprl.tasks import load_tasks
 from mcprl.tools.stats import StatsDocument
@@ -206,8 +207,9 @@ def make_request(  # noqa: PLR0913 - each is an option of `mcprl eval`
         settings.append(f"sampling.temperature={GREEDY_TEMPERATURE}")
     if model is not None:
         settings.append(f"model.path={json.dumps(_location(model))}")
-    settings += _adapter_settings(adapter)
+    settings += adapter_settings(adapter)
     config = _bare_config(suite or "", settings) if recipe is None else load_recipe(recipe, settings)
+    check_base_model(adapter, config.model.path)
     # Nothing is imitated here, so no task needs a solution.
     config = _without_warm_start(config)
     chosen = named or _task_suite(config, tasks)
@@ -242,21 +244,6 @@ def _from_working_directory(setting: str) -> str:
 def _location(model: str) -> str:
     """A folder as an absolute path, since a recipe's own paths are relative to the recipe; a hub name as it is."""
     return str(Path(model).absolute()) if Path(model).is_dir() or model.startswith((".", "/")) else model
-
-
-def _adapter_settings(adapter: Path | None) -> list[str]:
-    """Settings of a sampler that can load the adapter, even if the recipe trains something else."""
-    if adapter is None:
-        return []
-    path = adapter / "adapter_config.json"
-    fix = "name the folder of a LoRA adapter, such as outputs/hello-cpu/adapter"
-    try:
-        rank = json.loads(path.read_bytes())["r"]
-    except OSError as error:
-        raise BadValueError(f"--adapter {adapter}: {path.name} cannot be read: {error.strerror}", fix=fix) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadValueError(f"--adapter {adapter}: {path.name} has no adapter rank", fix=fix) from error
-    return ["learner.tuning=lora", f"learner.lora_rank={rank}"]
 
 
 def _without_warm_start(config: RunConfig) -> RunConfig:

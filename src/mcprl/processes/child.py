@@ -34,7 +34,7 @@ _MAX_LOG_BYTES = 16 * 1024 * 1024
 class CleanedLog:
     """Appends a child's output to a file, line by line, cleaned and bounded. Never blocks the child."""
 
-    def __init__(self, path: Path, clean: Callable[[str], str]) -> None:
+    def __init__(self, path: Path, clean: Callable[[str], str | None]) -> None:
         self._clean = clean
         self._file = path.open("ab", buffering=0)
         self._read_end, self._write_end = os.pipe()
@@ -85,6 +85,8 @@ class CleanedLog:
     def _end_line(self) -> None:
         line = self._clean(self._line.decode(errors="replace"))
         self._line.clear()
+        if line is None:
+            return
         if len(line) > _MAX_LINE_CHARS:
             line = f"{line[:_MAX_LINE_CHARS]} [line cut]"
         data = f"{line}\n".encode(errors="replace")
@@ -190,7 +192,7 @@ class ChildProcess:
         log: Path,
         cwd: str | None = None,
         pipes: bool = False,
-        clean: Callable[[str], str] | None = None,
+        clean: Callable[[str], str | None] | None = None,
     ) -> ChildProcess:
         """Start `argv`. Its environment is exactly `env` plus our two marks.
 

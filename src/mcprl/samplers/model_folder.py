@@ -1,4 +1,4 @@
-"""Checks that a folder has a complete model, and the same one as the model in use, before anything is loaded."""
+"""Checks of the folders of models and adapters before anything is loaded: complete, and for the model in use?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from mcprl.errors import BadValueError
 
-__all__ = ["check_files", "differing_settings"]
+__all__ = ["adapter_settings", "check_base_model", "check_files", "differing_settings"]
 
 _INDEX = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
@@ -41,6 +41,44 @@ def differing_settings(running: Mapping[str, Any], new: Mapping[str, Any]) -> li
     """
     shared = sorted((running.keys() & new.keys()) - _IRRELEVANT)
     return [f"{key} is {new[key]!r} instead of {running[key]!r}" for key in shared if new[key] != running[key]]
+
+
+def adapter_settings(adapter: Path | None) -> list[str]:
+    """Settings of a sampler that can load the adapter, even if the recipe trains something else."""
+    return [] if adapter is None else ["learner.tuning=lora", f"learner.lora_rank={_adapter_config(adapter)['r']}"]
+
+
+def check_base_model(adapter: Path | None, model: str) -> None:
+    """Raise BadValueError if the adapter is for another model than `model`, as far as can be told on this machine.
+
+    A folder that is not here may have the same model: the machine that trained the adapter had it elsewhere.
+    """
+    base = None if adapter is None else _adapter_config(adapter).get("base_model_name_or_path")
+    if base is None or base == model:
+        return
+    files = [Path(location) / "config.json" for location in (base, model)]
+    if all(file.is_file() for file in files):
+        differences = differing_settings(*(json.loads(file.read_bytes()) for file in files))
+    else:
+        differences = [] if Path(base).is_absolute() or Path(model).is_absolute() else ["another name on the hub"]
+    if differences:
+        raise BadValueError(
+            f"the adapter {adapter} was trained on {base}, but model.path is {model}: {'; '.join(differences[:3])}",
+            fix="take the config.yaml of the adapter's run as the recipe, or set model.path to the adapter's model",
+        )
+
+
+def _adapter_config(adapter: Path) -> dict[str, Any]:
+    path = adapter / "adapter_config.json"
+    fix = "name the folder of a LoRA adapter, such as outputs/hello-cpu/adapter"
+    try:
+        config = json.loads(path.read_bytes())
+        config["r"]
+    except OSError as error:
+        raise BadValueError(f"--adapter {adapter}: {path.name} cannot be read: {error.strerror}", fix=fix) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadValueError(f"--adapter {adapter}: {path.name} has no adapter rank", fix=fix) from error
+    return config
 
 
 def _problem_of(folder: Path) -> str | None:

@@ -91,8 +91,15 @@ class TransformersSampler:
         if weights.adapter is not None:
             # PEFT initialises the adapter at random before loading it. Do not use the learner's generator for that.
             devices = [self._device] if self._device.type == "cuda" else []
-            with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
-                self._model = PeftModel.from_pretrained(self._model, str(weights.adapter)).eval()  # pyright: ignore[reportUnknownMemberType]
+            try:
+                with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
+                    self._model = PeftModel.from_pretrained(self._model, str(weights.adapter)).eval()  # pyright: ignore[reportUnknownMemberType]
+            except RuntimeError as error:  # tensors whose shapes differ from the model's
+                self._model = None  # it has layers of the adapter by now
+                raise BadValueError(
+                    f"{weights.adapter} does not fit {self._config.path}: {str(error).splitlines()[-1].strip()}",
+                    fix="set model.path to the model that the adapter was trained on",
+                ) from error
         self._weights = weights
 
     def _check_same_model(self, folder: Path) -> None:

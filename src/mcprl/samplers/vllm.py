@@ -145,7 +145,7 @@ class VllmSampler:
         sampling: SamplingConfig,
         learner: LearnerConfig,
         *,
-        turn_deadline_s: float = 600.0,
+        turn_deadline_s: float,
         log: Path,
     ) -> None:
         self._turn_deadline_s = turn_deadline_s

@@ -7,10 +7,11 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,30 @@ def find_program(spec: ServerSpec) -> str | None:
     return shutil.which(program, path=_environment(spec)["PATH"])
 
 
+_VALIDATION_ERRORS = re.compile(r"Failed to validate request: \d+")
+_DETAIL = re.compile(r"\s\s|\w+(\.\w+)+$")
+
+
+class ServerLog:
+    """Cleans the lines of a server's log, without the report of mcp 1.x on the first request of a session.
+
+    That is `server/discover`, which older servers do not know: mcp 1.x logs an error for each request that it knows,
+    31 in all, and answers with an error, upon which the client sends `initialize`.
+    """
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        self._clean = clean
+        self._is_told = self._is_report = False
+
+    def __call__(self, line: str) -> str | None:
+        clean = self._clean(line)
+        if not self._is_told and _VALIDATION_ERRORS.search(line):
+            self._is_told = self._is_report = True
+            return "[mcprl: this server does not know server/discover, so it is initialized as an older one]"
+        self._is_report = self._is_report and _DETAIL.match(line) is not None
+        return None if self._is_report else clean
+
+
 async def start_child(spec: ServerSpec, *, port: int | None, log: Path) -> ChildProcess:
     """Start the process of a server, with pipes if it uses stdio.
 
@@ -107,7 +132,7 @@ async def start_child(spec: ServerSpec, *, port: int | None, log: Path) -> Child
         log=log,
         cwd=spec.cwd,
         pipes=spec.command is not None,
-        clean=SECRETS.line_cleaner(),
+        clean=ServerLog(SECRETS.line_cleaner()),
     )
 
 

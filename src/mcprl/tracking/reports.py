@@ -1,4 +1,4 @@
-"""The reports for trackers: small records of a run, without tokens and without secrets."""
+"""The reports for trackers: small records of a run, without tokens and without secrets. Steps count from 1."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def episode_report(trajectory: Trajectory, ended_at: float) -> EpisodeReport:
     ]
     return EpisodeReport(
         task_id=trajectory.task_id,
-        step=trajectory.step,
+        step=trajectory.step + 1,
         member=trajectory.member,
         attempt=trajectory.attempt,
         reward=trajectory.reward,
@@ -205,7 +205,7 @@ def step_report(step: int, metrics: Mapping[str, float], verdicts: Sequence[Verd
         for verdict in verdicts
         if verdict.severity is not Severity.OK
     )
-    return StepReport(step=step, metrics=dict(metrics), verdicts=told)
+    return StepReport(step=step + 1, metrics=dict(metrics), verdicts=told)
 
 
 def run_ended(summary: Mapping[str, Any]) -> RunEnded:

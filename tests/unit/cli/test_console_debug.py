@@ -133,8 +133,8 @@ def test_train_names_its_folder_first_and_logs_nothing_without_debug(tmp_path, r
     train.command(recipe, [f"training.outputs={tmp_path / 'runs'}"])
     path = run_asked_for["folder"].path
     printed = capsys.readouterr()
-    assert printed.out == f"run {path}: loading libraries\n"
-    assert printed.err == ""
+    assert printed.out == f"run {path}\n"
+    assert printed.err.split() == ["0.0", "s", "loading", "libraries"]
     assert list((path / "logs").iterdir()) == []
 
 

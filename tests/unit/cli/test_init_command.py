@@ -71,6 +71,28 @@ def test_the_commands_to_go_on_with_exist_and_stand_on_lines_of_their_own(here):
     assert commands[-1].endswith(f"--adapter {config.training.outputs / config.name / 'adapter'}")
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("shop", "shop"),
+        ("my shop (2)", "my-shop-2"),
+        ("no", "no"),
+        ("2026", "2026"),
+        (".", "cellar"),
+        ("Ωμ", "stock"),
+    ],
+)
+def test_the_run_is_named_after_the_folder(here, monkeypatch, folder, name):
+    (here / "cellar").mkdir()
+    monkeypatch.chdir(here / "cellar")
+    printed = init(folder)
+    project = here / "cellar" / folder
+    assert load_recipe(project / "recipe.yaml").name == name
+    assert f"outputs/{name}/adapter" in printed
+    for file in ("recipe.yaml", "README.md"):
+        assert set(re.findall(r"outputs/([\w.-]+)", (project / file).read_text())) - {"before"} == {name}
+
+
 def test_a_project_in_the_folder_one_stands_in_needs_no_cd(here):
     assert "cd " not in init(".")
     assert files_in(here) == set(FILES)

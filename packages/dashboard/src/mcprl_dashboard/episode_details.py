@@ -180,7 +180,7 @@ def _stored(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
     run.index.refresh()
     stored = run.index.stored(key)
     if stored is None:
-        what = f"step {key.step} has no episode {key.member} of that task"
+        what = f"step {key.step + 1} has no episode {key.member} of that task"  # people count steps from 1
         raise Refusal(404, "no-episode", what, "choose one of the table of episodes")
     return stored
 

@@ -25,6 +25,7 @@ __all__ = ["check_disk", "check_forecast", "check_memory", "check_trackers"]
 
 
 _REACH_S = 2.0
+_LONG_ON_A_CPU_S = 6 * 3600
 _WANDB_CLOUD: Final = "https://api.wandb.ai"
 
 
@@ -35,11 +36,15 @@ async def check_forecast(examination: Examination) -> AsyncIterator[Finding]:
     run = plan.run
     time = "unknown without the GPUs it needs" if needed_gpus(config) > gpus else f"about {_duration(run.seconds)}"
     basis = "based on the sample" if known else "at most, by the recipe's limits; `mcprl plan` has the details"
-    yield fine(
-        "forecast",
+    what = (
         f"time {time}; {run.episodes:,.0f} episodes, {_count(run.sampled_tokens)} sampled tokens, "
-        f"{_count(run.calls)} calls, ${run.usd:,.2f} for tools; {basis}",
+        f"{_count(run.calls)} calls, ${run.usd:,.2f} for tools; {basis}"
     )
+    if needed_gpus(config) <= gpus == 0 and config.engine != "skyrl" and run.seconds > _LONG_ON_A_CPU_S:
+        fix = "train on a machine with a GPU, choose a smaller model.path, or lower training.steps"
+        yield warning("forecast", f"long for a CPU: {what}", fix)
+    else:
+        yield fine("forecast", what)
     for sentence in plan.warnings:
         yield warning("forecast", sentence, fix="raise that budget, or lower training.steps")
 

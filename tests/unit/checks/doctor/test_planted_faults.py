@@ -446,6 +446,12 @@ def outputs_that_cannot_be_written(patient, monkeypatch):
     patient.set("training.outputs", "/proc/outputs")
 
 
+@fault("forecast", WARN, "long for a CPU: time about ", "train on a machine with a GPU")
+def run_that_takes_days_on_a_cpu(patient, monkeypatch):
+    monkeypatch.setattr("mcprl.checks.doctor.resource_checks.gpu_memories", lambda: ())
+    patient.set("training.steps", 100_000_000)
+
+
 @fault("forecast", WARN, "servers.settings.people.budget.calls is 3", "raise that budget")
 def budget_that_ends_before_the_run(patient, monkeypatch):
     patient.set("servers.settings.people.budget.calls", 3)
