@@ -21,7 +21,7 @@ __all__ = ["command", "print_parity"]
 
 
 def print_parity(console: Console, report: ParityReport) -> None:
-    """The figures, the verdict and, unless it is ok, the tokens that differ most."""
+    """Print the figures, the verdict and, unless it is ok, the tokens that differ most."""
     from mcprl.checks.parity import EXACT_MAX, EXACT_MEAN
 
     verdict, figures = report.verdict, report.figures

@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 
 def _facts(resume_point: ResumePoint, folder: Path) -> list[tuple[str, str]]:
-    """What was found, verified and set aside."""
+    """List what was found, verified and discarded."""
     checkpoint, steps = resume_point.checkpoint, resume_point.config.training.steps
     lines = [("run", str(folder)), ("steps", f"{resume_point.step} of {steps} done")]
     if checkpoint is None:

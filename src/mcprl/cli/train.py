@@ -42,7 +42,7 @@ def command(
     with RunFolder.create(config) as folder, _removed_if_useless(folder.path):
         with enduring_output():
             print(printable(f"run {folder.path}: loading libraries"), flush=True)
-        # Importing torch takes seconds, on a busy machine a minute.
+        # Importing torch takes seconds, or a minute on a busy machine.
         from mcprl.cli.running import run_to_the_end
 
         with debugging(folder.logs) if debug else nullcontext():
