@@ -4,7 +4,7 @@ The sampler and the limits of the tool servers are in the driver, because all wo
 driver. So the driver fetches the workers' requests and responds in batches: a thousand episodes cost few calls.
 
     driver                                  worker
-        run_episode(task, step, member, ...) →  runs the episode, and meanwhile:
+    run_episode(task, step, member, ...) →  runs the episode, and meanwhile:
     take_requests()                      ←  Request(7, "sample", ...), Request(8, "take_place", ("fmp",))
     respond([Response(7, completion)])   →  the episode continues
 """

@@ -11,7 +11,7 @@ outputs/hello-cpu/
   tokens/step-00000.parquet       advantages and ratios of its tokens
   checkpoints/step-00012/         the state after 12 steps
   journal/step-00012.jsonl        finished episodes of a step that no checkpoint covers yet
-    conditions.json                 the settings, and digests of the tasks, tools and model, of the journaled episodes
+  conditions.json                 the settings, and digests of the tasks, tools and model, of the journaled episodes
   weights/v1, v2, …               the latest versions of the weights
   adapter/ or model/              the final weights, once the run has finished
   logs/                           of vLLM and the tool servers

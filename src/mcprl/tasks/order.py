@@ -125,7 +125,7 @@ class Curriculum(TaskOrder):
 
         p_i = (s_i + 1) / (n_i + 2)                                   success rate of a task; 1/2 if never tried
         m_d = Σ p_i over tried / max(tried, min(per_step, size of d)) success rate of difficulty d
-            o_d = o_(d−1) · min(1, m_(d−1) / 0.6)²                        how open difficulty d is; 1 for the lowest
+        o_d = o_(d−1) · min(1, m_(d−1) / 0.6)²                        how open difficulty d is; 1 for the lowest
         w_i = 0.1 + o_d · 4 p_i (1 − p_i)                             weight of a task
 
     A step draws tasks without replacement by weight. The 0.1 keeps every task possible: a mastered task may be

@@ -1,10 +1,10 @@
 """The pipeline of a tool call, from the parsed call to its result. Its stages, in order:
 
-        parse errors, aliases, arguments against the live schema                the policy reads the rejection
-        cassette, cache, single flight                                          reuse an existing answer
-        budget, circuit breaker, rate limit, the call under its deadline        retried only if that is safe
-        errors disguised as successes                                           blame the policy or the infrastructure
-        redaction, control characters, size limit                               what the policy may see
+    parse errors, aliases, arguments against the live schema                the policy reads the rejection
+    cassette, cache, single flight                                          reuse an existing answer
+    budget, circuit breaker, rate limit, the call under its deadline        retried only if that is safe
+    errors disguised as successes                                           blame the policy or the infrastructure
+    redaction, control characters, size limit                               what the policy may see
 
 A fault of the policy becomes an observation for the policy. A fault of the infrastructure is raised.
 """
