@@ -1,1 +1,1 @@
-"""Checks before a run (doctor), checks during a run (health), and sampler against learner (parity)."""
+"""Checks before a run (doctor), checks during a run (health), and a comparison of sampler and learner (parity)."""

@@ -71,7 +71,7 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
-    """Evaluate a model or an adapter: success with intervals, pass@k, pass^k, tools, failures, cost, before and after.
+    """Evaluate a model or an adapter: success with intervals, pass@k, pass^k, tools, failures, cost, comparison.
 
     Writes results.json, report.md, report.html and every trajectory into a new folder.
     """

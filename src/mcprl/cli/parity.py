@@ -1,4 +1,4 @@
-"""`mcprl parity`: do sampler and learner give the same tokens the same probabilities?"""
+"""`mcprl parity`: checks that sampler and learner give the same tokens the same probabilities."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def command(
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
-    """Compare sampler and learner on a few short episodes: the same tokens, the same probabilities?
+    """Check on a few short episodes that sampler and learner give the same tokens the same probabilities.
 
     Exits with status 1 if they disagree.
     """

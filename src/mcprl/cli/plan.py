@@ -50,7 +50,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Predict what a run takes: time, tokens, calls, money, disk, memory; its bottleneck, and the setting to change.
+    """Forecast the time, tokens, calls, money, disk and memory of a run, its bottleneck, and the setting to change.
 
     Nothing is started. Figures that the recipe does not contain are assumed, and each assumption is listed.
     """

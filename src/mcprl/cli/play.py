@@ -223,7 +223,7 @@ class _Game:
         self._console.print(Text("solved" if solved else "not solved", style="bold green" if solved else "bold red"))
 
     def _print_task(self, max_turns: int) -> None:
-        """Print the conversation before the first turn, the available tools, and how to type."""
+        """Print the conversation before the first turn, the available tools, and the input syntax."""
         title = f"task {self._task.id}, {self._task.difficulty.value}, {max_turns} turns at most"
         self._console.print(Rule(words(title), align="left", style="dim"))
         for message in self._environment.messages:

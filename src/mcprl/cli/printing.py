@@ -51,7 +51,7 @@ def _escape(code: int) -> str:
 
 
 def words(text: str, style: str = "") -> Text:
-    """Make a Text of foreign text, without markup and terminal control characters."""
+    """Return untrusted text as a rich Text, without markup and with control characters escaped."""
     return Text(printable(text), style=style)
 
 
@@ -121,7 +121,7 @@ _NO_NUMBER = "×"
 
 
 def sparkline(values: Sequence[float], width: int, scale: Sequence[float] = ()) -> str:
-    """Draw values as blocks, from the lowest to the highest. More than `width` values are averaged to fit.
+    """Draw each value as a block, whose height is relative to the range. If there are more than `width`, average them.
 
     If a value is not a number, a cross replaces it and its neighbors. `scale` extends the range, so that several curves
     can be compared.

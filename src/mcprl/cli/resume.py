@@ -51,7 +51,7 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print where the run would resume and stop.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
 ) -> None:
-    """Resume a run from its newest valid checkpoint. Episodes that finished after it are not played again."""
+    """Resume a run from its newest valid checkpoint. Episodes that finished after it are not run again."""
     from mcprl.runs.folder import RunFolder
     from mcprl.runs.resuming import find_resume_point
 

@@ -185,7 +185,7 @@ def _few(places: Iterable[str]) -> str:
 
 
 def _words(text: str, style: str = "") -> Text:
-    """Make a Text of text from a file, with secrets redacted."""
+    """Return text from a file as a rich Text, with secrets redacted."""
     from mcprl.secrets import SECRETS
 
     return words(SECRETS.redact(text), style)

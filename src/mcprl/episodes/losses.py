@@ -1,7 +1,7 @@
 """Finds out whether attempts are lost at random, or lost more often with a certain task, tool or word in arguments.
 
 The unit is a turn with calls. It is lost if the attempt ended in it; otherwise it survived. For each task, tool and
-word in the arguments, Fisher's exact test asks whether turns that have it are lost more often than others. With the
+word in the arguments, Fisher's exact test tests whether turns with it are lost more often than turns without. With the
 Bonferroni correction, the probability of any false alarm is at most `_ALPHA`, provided that faults hit turns
 independently. One fault that ends many episodes at once is not independent.
 """

@@ -375,7 +375,7 @@ def _sizes(path: Path) -> tuple[dict[str, int], float]:
 
 
 def _started(path: Path, changed: float) -> float:
-    """Return the time of the oldest of the first files. config.yaml may have been rewritten since."""
+    """Return when the run started: the oldest time of its first files. config.yaml may be rewritten later."""
     oldest = changed
     for first in (path / "config.yaml", path / "trajectories" / "step-00000.parquet"):
         if first.is_file():

@@ -152,8 +152,8 @@ class ServerState:
     def keep_only(self, paths: Collection[str]) -> int:
         """Delete all checkpoints except these and those that are being written. Return how many.
 
-        Paths have the server's format: tinker://MODEL/weights/NAME for a training state. For weights to sample from, it
-        is tinker://MODEL/sampler_weights/NAME or tinker://MODEL/NAME.
+        The path of a training state is tinker://MODEL/weights/NAME. The path of weights to sample from is
+        tinker://MODEL/sampler_weights/NAME or tinker://MODEL/NAME.
         """
         kept = {_key(path) for path in paths}
         deleted = 0

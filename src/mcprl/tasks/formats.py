@@ -234,7 +234,7 @@ class NumberLine(_Line):
 
 
 class AllLine(_Line):
-    """It contains each of these words, and none of the others."""
+    """It contains each word of `all`, and no word of `none_of`."""
 
     all: list[_Words] = Field(min_length=1, description="Words that must occur.")
     none_of: list[_Words] = Field(default_factory=list[str], description="Words that must not occur.")

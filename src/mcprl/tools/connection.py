@@ -108,7 +108,7 @@ def log_tail(path: Path, offset: int) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Format an error as one short line without secrets. Of an exception group, only the first error is used."""
+    """Format an error as one short line without secrets. For an exception group, it uses the first error."""
     while isinstance(error, ExceptionGroup):
         error = cast("ExceptionGroup[Exception]", error).exceptions[0]
     text = shortened(" ".join(SECRETS.redact(str(error)).split()))

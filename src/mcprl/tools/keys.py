@@ -146,7 +146,7 @@ def expand_entries(
 def register_secrets(server: str, entry: Mapping[str, Any]) -> None:
     """Register the secrets in an entry, so that they are redacted everywhere.
 
-    - Values of `env` and `headers` whose name is that of a secret, such as API_KEY. Of `Bearer X`, only X.
+    - Values of `env` and `headers` whose name is that of a secret, such as API_KEY. In `Bearer X`, only X is secret.
     - Values in `args` after options whose name is that of a secret.
     - In URLs: the password, parameters whose name is that of a secret, and long random parts of the path.
     """

@@ -60,7 +60,7 @@ _PERIODS = {Period.ANNUAL: "annual", Period.QUARTERLY: "quarter"}
 
 
 def fmp_upstream() -> Upstream:
-    """Return the API at FMP_BASE_URL, or at its default address, with the key FMP_API_KEY."""
+    """Return the client of the API at FMP_BASE_URL, or at its default address, with the key FMP_API_KEY."""
     key = required_key(_NAME, "FMP_API_KEY")
     return Upstream(_NAME, base_url("FMP_BASE_URL", "https://financialmodelingprep.com/stable"), params={"apikey": key})
 

@@ -68,7 +68,7 @@ _MAX_ITEMS = 50_000
 
 
 def polygon_upstream() -> Upstream:
-    """Return the API at POLYGON_BASE_URL, or at its default address, with the key POLYGON_API_KEY."""
+    """Return the client of the API at POLYGON_BASE_URL, or at its default address, with the key POLYGON_API_KEY."""
     key = required_key(_NAME, "POLYGON_API_KEY")
     return Upstream(_NAME, base_url("POLYGON_BASE_URL", "https://api.polygon.io"), params={"apiKey": key})
 

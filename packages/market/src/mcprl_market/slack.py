@@ -125,7 +125,7 @@ _TIMESTAMP = re.compile(r"[0-9]{1,11}\.[0-9]{1,6}")
 
 
 def slack_upstream() -> Upstream:
-    """Return Slack at SLACK_BASE_URL, or at its default address, with the token SLACK_BOT_TOKEN."""
+    """Return the client of Slack at SLACK_BASE_URL, or at its default address, with the token SLACK_BOT_TOKEN."""
     token = required_key(NAME, "SLACK_BOT_TOKEN")
     address = base_url("SLACK_BASE_URL", "https://slack.com/api")
     return Upstream(NAME, address, headers={"authorization": f"Bearer {token}"})

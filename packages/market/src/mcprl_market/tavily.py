@@ -28,7 +28,7 @@ _PAGES_FOR_AN_ANSWER = 5
 
 
 def tavily_upstream() -> Upstream:
-    """Return Tavily at TAVILY_BASE_URL, or at its default address, with the key TAVILY_API_KEY."""
+    """Return the client of Tavily at TAVILY_BASE_URL, or at its default address, with the key TAVILY_API_KEY."""
     key = required_key(_NAME, "TAVILY_API_KEY")
     address = base_url("TAVILY_BASE_URL", "https://api.tavily.com")
     return Upstream(_NAME, address, headers={"authorization": f"Bearer {key}"})

@@ -85,7 +85,7 @@ class McpTextEnv(BaseTextEnv):
         self._given = 0.0  # the reward of the turns so far
 
     def init(self, prompt: Sequence[Mapping[str, Any]]) -> tuple[Any, dict[str, Any]]:
-        """Return the initial conversation with the tools. `prompt` comes from the row and must be the task's own."""
+        """Return the initial conversation with the tools. `prompt`, from the row, must be the task's own prompt."""
         shown = [(message["role"], message["content"]) for message in prompt]
         if shown != [(message["role"], message["content"]) for message in self._task.prompt]:
             raise BadValueError(

@@ -180,7 +180,7 @@ def _solution_lengths(tasks: Sequence[Task], length: Length, count: Count, confi
     ):
         too_long = {
             task_id: size for task_id, size in sizes.items() if size >= limit
-        }  # plus the end-of-turn token
+        }  # not `>`, because the end-of-turn token counts too
         if too_long:
             longest, size = max(too_long.items(), key=lambda item: item[1])
             yield wrong(

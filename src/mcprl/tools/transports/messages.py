@@ -1,6 +1,6 @@
 """Code of both transports: errors that replace answers, and reading JSON-RPC that is cut, broken or too long.
 
-Everything takes linear time and bounded memory: of a line above the limit, only the beginning and the end are kept.
+Everything takes linear time and bounded memory: only the beginning and the end of a line above the limit are kept.
 """
 
 from __future__ import annotations

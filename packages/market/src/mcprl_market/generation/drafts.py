@@ -233,7 +233,7 @@ class Family:
 
 
 def family(difficulty: Difficulty, *wordings: str) -> Callable[[Callable[[Material], Draft | None]], Family]:
-    """Decorate a function that draws drafts: it becomes the family of its name. The last wording is held out."""
+    """Return a decorator that makes a Family of a function that draws drafts. The last wording is held out."""
 
     def made(draw: Callable[[Material], Draft | None]) -> Family:
         return Family(

@@ -312,7 +312,7 @@ class WorkerProcess:
         return bytes(kept[_HEADER_BYTES : _HEADER_BYTES + size])
 
     def _has_too_many_files(self) -> bool:
-        """Count open files from outside, because files use kernel memory that no process limit covers."""
+        """Return True if too many files are open. No process limit covers the kernel memory that files use."""
         if self._disk is None:
             return False
         usage = os.fstatvfs(self._disk)

@@ -94,7 +94,10 @@ def invent_people(draws: Draws, count: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Industry:
-    """Industry("Semiconductors", ("Semiconductor", "Devices"), ("power chips", "image sensors"), "car makers")"""
+    """An industry, with the second words of its companies' names, its products and its customers.
+
+    Industry("Semiconductors", ("Semiconductor", "Devices"), ("power chips", "image sensors"), "car makers")
+    """
 
     name: str
     surnames: tuple[str, ...]

@@ -51,7 +51,7 @@ def slug(text: str) -> str:
 
 
 def _read_pages(text: str) -> tuple[tuple[str, str], ...]:
-    """Return the title and content of each page. The lines of a content are indented."""
+    """Return the title and content of each page. Content lines are indented."""
     pages = re.split(r"\n(?! )", text.strip())
     return tuple((title, " ".join(content.split())) for title, content in (page.split("\n", 1) for page in pages))
 
