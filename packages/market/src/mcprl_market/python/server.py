@@ -83,8 +83,8 @@ MAX_STEPS = 50
 def steps_of(pipeline: Any) -> tuple[Step, ...]:
     """Make uniquely named steps from a list of code strings or objects, or from one code string.
 
-    >>> steps_of(["data * 2", {"name": "half", "code": "data / 2"}])
-    (Step(name='step 1', code='data * 2'), Step(name='half', code='data / 2'))
+    >>> [(step.name, step.code) for step in steps_of(["data * 2", {"name": "half", "code": "data / 2"}])]
+    [('step 1', 'data * 2'), ('half', 'data / 2')]
     """
     entries = cast("list[Any]", pipeline) if isinstance(pipeline, list) else [pipeline]
     if not 1 <= len(entries) <= MAX_STEPS:
