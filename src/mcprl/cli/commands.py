@@ -1,4 +1,4 @@
-"""Typer apps whose help is plain text, with whole sentences and one way to write arguments: RECIPE, [RUN], FILE...
+"""Typer apps with plain-text help: whole sentences, and one notation for arguments (RECIPE, [RUN], FILE...).
 
 The types of Typer's own copy of click are private, hence `Any`.
 """
@@ -30,22 +30,22 @@ _TYPE = re.compile(r"<([^<>]+)>")
 
 
 def _first_sentence(help_text: str) -> str:
-    """The first sentence of a command's help, for the list of commands."""
+    """Return the first sentence of a command's help, for the list of commands."""
     return re.split(r"(?<=\.)\s", " ".join(help_text.split()), maxsplit=1)[0]
 
 
 def _argument(parameter: Any) -> str:
-    """An argument as the usage line shows it: RECIPE, [RUN], FILE..., [FILE]..."""
+    """Format an argument for the usage line: RECIPE, [RUN], FILE..., [FILE]..."""
     name = (parameter.metavar or parameter.name.upper()).strip("[]")
     return (name if parameter.required else f"[{name}]") + ("..." if parameter.nargs != 1 else "")
 
 
 class _PlainHelp:
-    """Mixed into Typer's classes of commands and groups."""
+    """A mixin for Typer's command and group classes."""
 
     def get_help_option(self: Any, ctx: Any) -> Any:
         option = cast("Any", super()).get_help_option(ctx)
-        option.default = False  # without a default, Typer imports pydantic to convert a flag that was not given
+        option.default = False  # without a default, Typer imports pydantic to convert an absent flag
         return option
 
     def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:

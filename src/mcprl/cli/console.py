@@ -1,4 +1,4 @@
-"""The output of `mcprl train`: a live panel on a terminal, one plain line per step elsewhere, and the summary."""
+"""The output of `mcprl train`: a live panel on a terminal, otherwise one plain line per step, and the summary."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["TrainingConsole", "enduring_output", "print_summary", "success_table
 
 
 def success_table(metrics: Sequence[SuccessMetric], steps: int) -> Table:
-    """The figures of a run of that many steps against their targets."""
+    """Make a table of a run's figures and their targets."""
     table = plain_table("", "success", right=("measured",))
     table.add_column("target", no_wrap=True)
     table.add_column("", style="dim")
@@ -58,7 +58,7 @@ def success_table(metrics: Sequence[SuccessMetric], steps: int) -> Table:
 
 
 def _closing_verdicts(summary: Summary) -> Iterator[Text]:
-    """How many steps were ok, then the worst verdict in full, and the names of the others."""
+    """Yield the number of steps that were ok, then the worst verdict in full, then the names of the others."""
     steps = summary.as_dict()["verdicts"]["steps"]
     if not sum(steps.values()):
         return
@@ -99,7 +99,7 @@ class _LastingStream:
         return getattr(self._stream, name)
 
     def _turn_away(self, error: OSError) -> None:
-        # The descriptor itself is redirected, because buffered text is written again when the process ends.
+        # Redirect the descriptor itself, because buffered text is written again when the process ends.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -108,7 +108,7 @@ class _LastingStream:
 
 @contextmanager
 def enduring_output() -> Generator[None]:
-    """Within, nothing fails because stdout or stderr cannot be written.
+    """Inside the block, a failed write to stdout or stderr raises no error.
 
     Otherwise `mcprl train recipe.yaml | head -1`, a closed terminal or a full disk behind `> log` would end the run.
     """
@@ -123,16 +123,16 @@ def enduring_output() -> Generator[None]:
 
 
 def _enduring(stream: TextIO | None) -> Any:
-    return None if stream is None else _LastingStream(stream)  # None: it was closed when Python started
+    return None if stream is None else _LastingStream(stream)  # None if the stream was closed when Python started
 
 
 class TrainingConsole:
-    """Shows a training run, of which `steps_done` steps were done before."""
+    """Shows a training run. `steps_done` steps were done before it was resumed."""
 
     def __init__(self, config: RunConfig, console: Console | None = None, *, steps_done: int = 0) -> None:
         self._config = config
         self._console = console or Console(highlight=False)
-        # A dumb terminal cannot move its cursor: it gets lines, as a file does.
+        # A dumb terminal cannot move its cursor, so it gets plain lines, like a file.
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._started = time.monotonic()
         self._verdicts: Sequence[Verdict] = ()
@@ -173,14 +173,14 @@ class TrainingConsole:
             return
         cells = [f"{name} {value}" for name, value in zip(COLUMNS, row, strict=True)]
         self._console.print("  ".join(cells), soft_wrap=True, markup=False)
-        # A verdict that persists is named on the line above and printed in full only once.
+        # A verdict that persists is named in the line above, and printed in full only once.
         for verdict in verdicts:
             if verdict.severity is not Severity.OK and (verdict.severity, verdict.name) not in known:
                 self._console.print(Text("  ") + verdict_text(verdict), soft_wrap=True)
 
 
 def print_summary(summary: Summary, *, config: RunConfig, folder: Path) -> None:
-    """What the run learned, whether its numbers can be trusted, its health, and what to try next."""
+    """Print whether the run learned, whether its numbers can be trusted, its health, and what to try next."""
     console = Console(highlight=False)
     console.print(facts_table(list(_closing_facts(summary.as_dict(), config, folder))))
     console.print()
@@ -200,7 +200,7 @@ def _closing_facts(figures: Mapping[str, Any], config: RunConfig, folder: Path) 
     took = f"{figures['wait_s']:.0f} s {waiting}, {figures['update_s']:.0f} s to learn"
     rest = f"; {skipped} skipped" if skipped else ""
     yield "updates", f"{figures['updates']} in {duration(figures['seconds'])}: {took}{rest}"
-    # Dropped groups are replaced by groups of other tasks, so there are more groups than planned.
+    # Dropped groups are replaced by groups of other tasks, so there may be more groups than planned.
     wanted = config.training.steps * config.training.tasks_per_step
     rest = f", and {dropped} without variance that were dropped" if dropped else ""
     yield "groups complete", f"{figures['groups_complete'] - dropped} of {wanted}{rest}"

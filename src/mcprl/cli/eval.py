@@ -24,14 +24,14 @@ _SHOWN_ROWS = 12
 
 
 def print_report(report: Report, folder: Path | None, console: Console | None = None) -> None:
-    """The tables of a report, long ones cut, and the path of the full report."""
+    """Print the tables of a report, cutting long ones, and the path of the full report."""
     from mcprl.evaluation.report import EVERY_TASK
 
     console = console or Console(highlight=False)
     console.print(Text(report.title, style="bold"))
     console.print(Text(" ".join(report.about), style="dim"))
     for table in report.tables:
-        if table.title == EVERY_TASK:  # for the file alone
+        if table.title == EVERY_TASK:  # only for the file
             continue
         shown = plain_table(*table.columns[:1], right=table.columns[1:])
         for row in table.rows[:_SHOWN_ROWS]:
@@ -71,7 +71,7 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
-    """Evaluate a model or an adapter: success with intervals, pass@k, pass^k, tools, failures, cost, before and after.
+    """Evaluate a model or an adapter: success with intervals, pass@k, pass^k, tools, failures, cost, comparison.
 
     Writes results.json, report.md, report.html and every trajectory into a new folder.
     """

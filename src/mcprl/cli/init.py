@@ -48,7 +48,7 @@ def _print_project(project: Project) -> None:
         )
     console.print("\nNext:\n")
     for line, purpose in project.next_steps():
-        # Not wrapped, so that the lines can be copied.
+        # Do not wrap the lines, so that they can be copied.
         shown = Text(f"  {printable(line)}", style="bold")
         if purpose:
             shown.pad_right(max(0, _COMMENT_COLUMN - len(shown)))

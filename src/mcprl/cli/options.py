@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how they are read."""
+"""Arguments that several commands share, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Opens(Protocol):
 
 @asynccontextmanager
 async def shown_opening(opens: _Opens, then: str) -> AsyncGenerator[Toolbox]:
-    """Open a toolbox with temporary logs; the status line shows that servers start, and then `then`."""
+    """Open a toolbox with temporary logs. The status line shows that servers start, and then the text `then`."""
     from rich.console import Console
     from rich.text import Text
 
@@ -40,7 +40,7 @@ async def shown_opening(opens: _Opens, then: str) -> AsyncGenerator[Toolbox]:
 
 
 def choose_task(file: Path, wanted: str) -> Task:
-    """The task of a file with that id, or its first one for an empty id."""
+    """Return the task with this id, or the first task of the file if the id is empty."""
     from mcprl.errors import BadValueError, did_you_mean
     from mcprl.tasks import load_tasks
 
@@ -55,7 +55,7 @@ def choose_task(file: Path, wanted: str) -> Task:
 
 
 def parse_pairs(values: Sequence[str] | None, option: str = "") -> list[tuple[str, str]]:
-    """["name=Ana"] is [("name", "Ana")]. Raises BadValueError if a part is missing; a value may be empty."""
+    """Parse ["name=Ana"] to [("name", "Ana")]. Raises BadValueError without "=" or name; a value may be empty."""
     from mcprl.errors import BadValueError
 
     pairs: list[tuple[str, str]] = []
@@ -71,7 +71,7 @@ _VALUE_WORDS = ("$schema", "$defs", "definitions", "properties")
 
 
 def typed_value(parameters: Mapping[str, Any], key: str, text: str) -> Any:
-    """The text as the JSON value it spells if the schema accepts that for this argument, else the text itself."""
+    """Parse the text as JSON if the schema accepts that value for this argument; otherwise return the text itself."""
     from mcprl.tools.arguments import ArgumentCheck
 
     try:
@@ -79,8 +79,8 @@ def typed_value(parameters: Mapping[str, Any], key: str, text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     if isinstance(value, str):
-        return text  # quotes around a text are part of it
-    # Only the part of the schema about this argument: others may still be missing.
+        return text  # quotes around a text are part of the text
+    # Use only the part of the schema about this argument, because other arguments may still be missing.
     schema = {word: parameters[word] for word in _VALUE_WORDS if word in parameters}
     return value if ArgumentCheck(key, "", schema).problem({key: value}) is None else text
 

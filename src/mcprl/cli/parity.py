@@ -1,4 +1,4 @@
-"""`mcprl parity`: do sampler and learner give the same tokens the same probabilities?"""
+"""`mcprl parity`: checks that sampler and learner give the same tokens the same probabilities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["command", "print_parity"]
 
 
 def print_parity(console: Console, report: ParityReport) -> None:
-    """The figures, the verdict and, unless it is ok, the tokens that differ most."""
+    """Print the figures, the verdict and, unless it is ok, the tokens that differ most."""
     from mcprl.checks.parity import EXACT_MAX, EXACT_MEAN
 
     verdict, figures = report.verdict, report.figures
@@ -55,7 +55,7 @@ def command(
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
-    """Compare sampler and learner on a few short episodes: the same tokens, the same probabilities?
+    """Check on a few short episodes that sampler and learner give the same tokens the same probabilities.
 
     Exits with status 1 if they disagree.
     """

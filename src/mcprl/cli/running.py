@@ -1,4 +1,4 @@
-"""How `mcprl train` and `mcprl resume` run: the console, the trackers, and what is printed at the end."""
+"""Runs `mcprl train` and `mcprl resume`: the console, the trackers, and the output at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["run_to_the_end"]
 
 
 def run_to_the_end(config: RunConfig, folder: RunFolder, resume_point: ResumePoint | None = None) -> None:
-    """Train in `folder`, from the start or from a resume point. Exits with EXIT_STOPPED if asked to stop."""
+    """Train in `folder`, from the start or from a resume point. Exits with EXIT_STOPPED if the user stops the run."""
     with enduring_output():
         try:
             summary = asyncio.run(_run(config, folder, resume_point))
@@ -39,7 +39,7 @@ async def _run(config: RunConfig, folder: RunFolder, resume_point: ResumePoint |
     with TrainingConsole(config, steps_done=steps_done) as console, shutdown.on_signals():
         trackers = Trackers(config, console, is_stopping=lambda: shutdown.requested)
         try:
-            # Trackers end last: they send what is left while servers and sampler are stopped.
+            # Trackers end last: they send the rest while servers and sampler are being stopped.
             async with (
                 trackers,
                 open_run(config, trackers, folder=folder, resume_point=resume_point, shutdown=shutdown) as run,
@@ -48,7 +48,7 @@ async def _run(config: RunConfig, folder: RunFolder, resume_point: ResumePoint |
                 summary = await train(run)
                 trackers.run_ended(summary.as_dict())
         except asyncio.CancelledError:
-            # Cancelled during start-up, there is nothing to save; cancelled while closing, everything is done.
+            # If cancelled during startup, there is nothing to save; if cancelled while closing, everything is saved.
             if summary is None:
                 raise RunStopped("stopped before the first step") from None
     return summary

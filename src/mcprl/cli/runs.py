@@ -58,7 +58,7 @@ _FIGURES = {
 
 
 def next_command(run: PastRun) -> str:
-    """The command to run next; empty if there is none."""
+    """Return the command to run next; empty if there is none."""
     match run.state.value:
         case "stopped" | "failed to start":
             return shlex.join(["mcprl", "resume", str(run.path)])
@@ -70,7 +70,7 @@ def next_command(run: PastRun) -> str:
 
 
 def differing_settings(runs: Sequence[PastRun]) -> dict[str, list[str]]:
-    """The values of each setting that is not the same in all runs, – if a run has no such setting."""
+    """Return the values of each setting that differs between the runs; – if a run has no such setting."""
     settings = [run.settings() for run in runs]
     paths = dict.fromkeys(path for each in settings for path in each if path != "name")
     rows = {path: [each.get(path, "–") for each in settings] for path in paths}
@@ -78,7 +78,7 @@ def differing_settings(runs: Sequence[PastRun]) -> dict[str, list[str]]:
 
 
 def cautions(runs: Sequence[PastRun]) -> list[str]:
-    """Reasons why a comparison of these runs may be unfair."""
+    """Return reasons why a comparison of these runs may be unfair."""
     found: list[str] = []
     differing = differing_settings(runs)
     if any(path.startswith("rewards.") for path in differing):
@@ -93,7 +93,7 @@ def cautions(runs: Sequence[PastRun]) -> list[str]:
 
 
 def run_list(runs: Sequence[PastRun], now: float, width: int) -> Iterator[RenderableType]:
-    """A line per run; then why some cannot be read, and how to resume those that stopped."""
+    """Yield a line per run, then why some cannot be read, then how to resume those that stopped."""
     wide = _run_table(runs, now, with_curve=True)
     fits = Console(width=10_000).measure(wide).maximum <= width
     yield wide if fits else _run_table(runs, now, with_curve=False)
@@ -129,7 +129,7 @@ def _run_table(runs: Sequence[PastRun], now: float, *, with_curve: bool) -> Tabl
 def run_details(
     run: PastRun, checkpoints: Sequence[Checkpoint | Damaged], now: float | None = None
 ) -> Iterator[RenderableType]:
-    """One run: progress, success, verdicts, verified checkpoints, settings, files, and the next command."""
+    """Show one run: progress, success, verdicts, verified checkpoints, settings, files, and the next command."""
     from mcprl.cli.console import success_table
     from mcprl.runs.summary import success_metrics
 
@@ -205,7 +205,7 @@ def _checkpoint_table(checkpoints: Sequence[Checkpoint | Damaged]) -> Table:
 
 
 def run_comparison(runs: Sequence[PastRun], width: int) -> Iterator[RenderableType]:
-    """Runs side by side: settings that differ, figures, reward curves, and what to be careful about."""
+    """Show runs side by side: settings that differ, figures, reward curves, and cautions."""
     from mcprl.runs.past_runs import RECENT_STEPS
 
     names = Counter(run.name for run in runs)
@@ -225,7 +225,7 @@ def run_comparison(runs: Sequence[PastRun], width: int) -> Iterator[RenderableTy
         for start in range(0, len(runs) if rows else 0, beside):
             yield _side_by_side(first, rows, titles, slice(start, start + beside))
             yield Text()
-    # All on one scale, in height and in length.
+    # All curves have the same scale on both axes.
     every = [reward for run in runs for reward in run.rewards]
     most = max(len(run.rewards) for run in runs)
     curves = plain_table("run", "reward over the steps")
@@ -245,7 +245,7 @@ def _side_by_side(first: str, rows: Mapping[str, Sequence[str]], titles: Sequenc
 
 
 def _command(text: str) -> Text:
-    """A command to be copied: on one line, however long."""
+    """Format a command for copying: on one line, however long."""
     line = words(text)
     line.no_wrap, line.overflow = True, "ignore"
     return line
@@ -312,7 +312,7 @@ def compare_runs(
 
 
 def _find(run: str) -> PastRun:
-    """The run at a path, or else of that name below outputs."""
+    """Return the run at a path, or else the run with that name in the folder outputs."""
     from mcprl.runs.past_runs import is_run, read_run
 
     named = _OUTPUTS / run
@@ -321,7 +321,7 @@ def _find(run: str) -> PastRun:
 
 @contextmanager
 def _status(what: str) -> Generator[Status]:
-    """A status line on a terminal's stderr."""
+    """Show a status line on stderr if it is a terminal."""
     with Console(stderr=True, highlight=False).status(f"{what} …") as status:
         yield status
 
@@ -372,7 +372,7 @@ def _details_json(run: PastRun, checkpoints: Sequence[Checkpoint | Damaged]) -> 
 
 
 def _comparison_json(runs: Sequence[PastRun]) -> dict[str, Any]:
-    """Lists have an entry per run, in the order in which the runs were named."""
+    """Compare runs as JSON. Lists have an entry per run, in the order of the command line."""
     figures = [run.figures() for run in runs]
     return {
         "runs": [str(run.path) for run in runs],

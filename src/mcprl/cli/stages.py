@@ -1,4 +1,4 @@
-"""Progress on stderr while commands start something or play episodes."""
+"""Progress on stderr while a command starts something or runs episodes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["StageConsole", "loading_libraries", "print_timed"]
 
-_LINES = 10  # of progress, without a terminal to draw a bar on
+_LINES = 10  # lines of progress, if there is no terminal for a progress bar
 
 
 class StageConsole:
-    """Shows on stderr what is being started and, if the number is known, how many episodes are done."""
+    """Shows on stderr what is being started and, if the total is known, how many episodes are done."""
 
     def __init__(self, episodes: int | None = None, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)

@@ -32,7 +32,7 @@ _LISTED = 20
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Figures, problems, drift and unchecked rows, then a verdict in one line."""
+    """Print figures, problems, drift and unchecked rows, then a verdict in one line."""
     _print_figures(console, report)
     _print_problems(console, report)
     _print_drift(console, report)
@@ -61,7 +61,7 @@ def _print_figures(console: Console, report: Report) -> None:
 
 
 def _print_problems(console: Console, report: Report) -> None:
-    """The same problem of many tasks is one line."""
+    """Print the problems. The same problem of many tasks is printed once."""
     alike: dict[tuple[str, str], list[str]] = {}
     for problem in report.problems:
         alike.setdefault((problem.kind, problem.text), []).append(f"{problem.task_id} ({problem.row})")
@@ -77,7 +77,7 @@ def _print_problems(console: Console, report: Report) -> None:
 
 
 def _print_drift(console: Console, report: Report) -> None:
-    """Calls that drifted in the same way are one entry, with all their places."""
+    """Print drifted calls. Calls that drifted in the same way are one entry with all their places."""
     alike: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for call in report.drift:
         fix = "; ".join(map(str, call.aliases)) or "no alias fixes it"
@@ -108,12 +108,12 @@ def _alias_yaml(report: Report) -> str:
 
 
 def is_perfect(trial: Trial) -> bool:
-    """Whether a solution gets the full reward, with no call refused."""
+    """Return True if a solution gets the full reward and no call is rejected."""
     return trial.reward >= 1.0 and not trial.faults
 
 
 def print_gold(console: Console, trials: Sequence[Trial], tasks: int) -> None:
-    """The solutions without the full reward, and how many get it."""
+    """Print the solutions without the full reward, and the number of those with it."""
     wrong = [trial for trial in trials if not is_perfect(trial)]
     if wrong:
         table = plain_table("solution of", "reward", "parts", "faults")
@@ -140,7 +140,7 @@ def print_task_list(console: Console, tasks: Iterable[Task]) -> None:
 
 
 def print_task(console: Console, task: Task) -> None:
-    """A task with its solution."""
+    """Print a task with its solution."""
     goal = task.goal
     turns = [f"at most {task.max_turns} turns"] if task.max_turns else []
     facts = " · ".join([task.difficulty, *turns, *([task.world] if task.world else [])])
@@ -185,7 +185,7 @@ def _few(places: Iterable[str]) -> str:
 
 
 def _words(text: str, style: str = "") -> Text:
-    """Text from a file, with secrets redacted."""
+    """Return text from a file as a rich Text, with secrets redacted."""
     from mcprl.secrets import SECRETS
 
     return words(SECRETS.redact(text), style)
@@ -193,7 +193,7 @@ def _words(text: str, style: str = "") -> Text:
 
 _SHIPPED = ("fmp", "polygon", "tavily", "slack", "python")
 _WORLD = re.compile(r"market-(\d+)")
-# Used if no task names a world: the tools are the same in each.
+# Used if no task names a world. The tools are the same in every world.
 _ANY_WORLD = 7
 
 app = Commands("Check, make and read task files.")
@@ -269,7 +269,7 @@ def print_schema() -> None:
 async def _ask_servers(
     tasks: Sequence[Task], servers: Path | None, *, gold: bool
 ) -> tuple[tuple[Tool, ...], tuple[Trial, ...]]:
-    """The servers' tools and, with `gold`, the trials of the solutions, each in the world of its task."""
+    """Return the servers' tools and, with `gold`, the trials of the solutions, each in the world of its task."""
     from functools import partial
 
     from mcprl.cli.options import shown_opening
@@ -288,7 +288,7 @@ async def _ask_servers(
 
 
 async def _play(tasks: Sequence[Task], toolbox: Toolbox) -> tuple[Trial, ...]:
-    """Play the solutions of tasks that have one and whose tools all exist."""
+    """Run the solutions of the tasks that have one and whose tools all exist."""
     from mcprl.config import RewardsConfig
     from mcprl.episodes.demonstrations import play_gold
     from mcprl.episodes.environment import require_worlds
@@ -304,7 +304,7 @@ async def _play(tasks: Sequence[Task], toolbox: Toolbox) -> tuple[Trial, ...]:
 
 
 def _by_world(tasks: Sequence[Task], servers: Path | None) -> dict[int, list[Task]]:
-    """The tasks by the seed of their world. A user's own servers have one world and report it themselves."""
+    """Group the tasks by the seed of their world. A user's own servers have one world and report it themselves."""
     from mcprl.errors import BadValueError
 
     if servers is not None:

@@ -1,4 +1,4 @@
-"""`mcprl try`: play a few episodes of a task and print them."""
+"""`mcprl try`: run a few episodes of a task and print them."""
 
 from __future__ import annotations
 

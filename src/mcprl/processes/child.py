@@ -1,4 +1,4 @@
-"""A child process: start, pipes, log, end."""
+"""A child process: its start, its pipes, its log and its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 class CleanedLog:
-    """Appends a child's output to a file, line by line, cleaned and bounded. Never blocks the child."""
+    """Appends a child's output to a file, line by line, cleaned and limited in size. Never blocks the child."""
 
     def __init__(self, path: Path, clean: Callable[[str], str | None]) -> None:
         self._clean = clean
@@ -46,7 +46,7 @@ class CleanedLog:
         self._is_full = False
 
     def take_write_end(self) -> int:
-        """The child's end of the pipe. The caller closes it."""
+        """Return the child's end of the pipe. The caller must close it."""
         return self._write_end
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class CleanedLog:
         return bool(data)
 
     def _extend(self, part: bytes) -> None:
-        # A little more than is kept, so that `clean` sees a secret at the cut as a whole.
+        # Keep a little more than is shown, so that `clean` sees a secret at the cut as a whole.
         self._line += part[: _MAX_LINE_CHARS + _CUT_SLACK_BYTES - len(self._line)]
 
     def _end_line(self) -> None:
@@ -104,16 +104,16 @@ class CleanedLog:
 
 
 _LONGEST_FOLDER_BYTES = 40
-"""The path of a Unix socket has at most 107 bytes on Linux, 103 on macOS. This leaves about 60 for its name, as Ray
-needs."""
+"""The path of a Unix socket may have at most 107 bytes on Linux, 103 on macOS. This leaves about 60 for its name, as
+Ray needs."""
 
 
 @contextmanager
 def private_folder() -> Generator[Path]:
-    """Make an empty folder with mode 0700 and a short path; remove it with everything in it at the end.
+    """Create an empty folder with mode 0700 and a short path. Remove it with everything in it at the end.
 
-    It is in XDG_RUNTIME_DIR if that folder is ours, otherwise in the folder for temporary files. The mode keeps every
-    other user (except root) from opening anything inside, whatever the modes of the files and sockets in it are.
+    It is in XDG_RUNTIME_DIR if we own that folder, otherwise in the folder for temporary files. The mode prevents every
+    other user (except root) from opening anything inside, whatever the modes of the files and sockets in it.
     """
     with tempfile.TemporaryDirectory(prefix="mcprl-", dir=_parent(), ignore_cleanup_errors=True) as name:
         yield Path(name)
@@ -127,7 +127,7 @@ def _parent() -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether we own it: after `sudo` the variable can still name another user's folder."""
+    """Return True if we own the folder. After `sudo`, the variable may still name another user's folder."""
     return folder.is_dir() and folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK)
 
 
@@ -139,7 +139,7 @@ _PR_SET_PDEATHSIG = 1
 _INPUT_END_S = 1.0
 _POLL_S = 0.01
 _TAIL_BYTES = 65536
-# Loaded before any fork: between fork and exec a child must not allocate or import.
+# Loaded before any fork, because a child must not allocate or import between fork and exec.
 _LIBC: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -147,7 +147,7 @@ def _die_with(parent: int) -> Callable[[], None]:
     def between_fork_and_exec() -> None:
         if _LIBC is not None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            # If the parent died before the line above, no signal comes.
+            # If the parent died before the line above, no signal is sent.
             if os.getppid() != parent:
                 os._exit(1)
 
@@ -155,19 +155,19 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that is free now. Bind it soon: nothing reserves it."""
+    """Return a TCP port on loopback that is free now. Bind it soon, because nothing reserves it."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
 def search_path() -> str:
-    """PATH for children, with the folder of this Python first, so that `mcprl serve` is found without activation."""
+    """Return the PATH for children. This Python's folder is first, so `mcprl serve` works without an active venv."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 class ChildProcess:
-    """One child and its descendants, its output appended to a log file. Belongs to the event loop that started it."""
+    """One child and its descendants. Its output is appended to a log file. Use it in the event loop that started it."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: str, log: Path, cleaned: CleanedLog | None) -> None:
         self.log = log
@@ -196,9 +196,9 @@ class ChildProcess:
     ) -> ChildProcess:
         """Start `argv`. Its environment is exactly `env` plus our two marks.
 
-        With `pipes` its stdin and stdout are ours, and only stderr is logged. With `clean` every line of the log passes
-        through it, and the log is bounded; otherwise the child writes to the file directly. Raises OSError if the
-        program cannot be executed.
+        With `pipes`, its stdin and stdout are connected to us, and only stderr is logged. With `clean`, every line of
+        the log passes through that function, and the log is limited in size; otherwise the child writes to the file
+        directly. Raises OSError if the program cannot be executed.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         owner, mark = GUARD.start(), secrets.token_hex(16)
@@ -247,9 +247,9 @@ class ChildProcess:
         return self._exit_code
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
-        """End the child and all its descendants. Safe to call again.
+        """End the child and all its descendants. It is safe to call this again.
 
-        For a child with pipes stdin is closed first, as MCP requires. Then SIGTERM, and SIGKILL after `grace_s`.
+        If the child has pipes, close stdin first, as MCP requires. Then send SIGTERM, and SIGKILL after `grace_s`.
         """
         try:
             with _dropped_output(self._process.stdout):
@@ -278,7 +278,7 @@ class ChildProcess:
         await self.ends_within(grace_s)
 
     async def ends_within(self, seconds: float) -> bool:
-        """Wait for its end at most this long. Returns whether it has ended."""
+        """Wait at most `seconds` for the child to end. Return whether it has ended."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._exited.wait(), seconds)
         return self._exited.is_set()
@@ -290,7 +290,7 @@ class ChildProcess:
             self._on_end()
 
     def _on_end(self) -> None:
-        """End the child's group, and only then reap the child, which frees its process id."""
+        """End the child's group before reaping the child, because reaping frees its process id."""
         self._signal_group(signal.SIGKILL)
         GUARD.forget(self._process.pid)
         if sys.platform == "linux":
@@ -309,7 +309,7 @@ class ChildProcess:
 
 @contextlib.contextmanager
 def _dropped_output(pipe: IO[bytes] | None) -> Generator[None]:
-    """Read and drop output: a child blocked on a full pipe could not end."""
+    """Read and drop output, because a child that is blocked on a full pipe cannot end."""
     if pipe is None or pipe.closed:
         yield
         return

@@ -1,4 +1,4 @@
-"""The guard: a shell that outlives us to end our descendants, and the marks by which it finds them."""
+"""The guard: a shell that outlives our process to kill our descendants, and the marks by which it finds them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import time
 __all__ = ["CHILD_MARK", "GUARD", "OWNER_MARK", "kill_marked"]
 
 OWNER_MARK = "MCPRL_OWNER"
-"""Environment variable of every descendant that identifies its mcprl process."""
+"""Environment variable of every descendant. It identifies the mcprl process."""
 CHILD_MARK = "MCPRL_CHILD"
-"""Environment variable of every descendant that identifies the child that it is or descends from."""
+"""Environment variable of every descendant. It identifies the child that the process is or descends from."""
 
 _logger = logging.getLogger(__name__)
 
@@ -26,9 +26,9 @@ _GUARD_END_S = 5.0
 _STRAYS_END_S = 5.0
 _POLL_S = 0.01
 
-# $0 is our mark. Lines "+ GROUP" and "- GROUP" add and remove groups; the input ends when we end. The number of rounds
-# is limited because a process may be unkillable. A process between fork and exec has no mark, so the search must find
-# nothing several times.
+# $0 is our mark. Lines "+ GROUP" and "- GROUP" add and remove groups; the input ends when our process ends. The number
+# of rounds is limited because a process may be unkillable. A process between fork and exec has no mark, so the search
+# must find nothing several times.
 _SCRIPT = """
 trap '' HUP INT TERM
 groups=
@@ -52,7 +52,7 @@ done
 
 
 class Guard:
-    """The shell that ends our descendants after us. Started with the first child, kept until we end."""
+    """The shell that kills our descendants after our process ends. It starts with the first child."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class Guard:
         self._pipe: int | None = None
 
     def start(self) -> str:
-        """Make sure that the guard is running. Returns our mark."""
+        """Start the guard unless it is running. Return our mark."""
         with self._lock:
             self._ensure()
             return self._mark
@@ -79,7 +79,7 @@ class Guard:
             self._tell(f"- {group}\n")
 
     def finish(self) -> None:
-        """At the end of our process: let the guard end all that is left, and wait for it."""
+        """At the end of our process, let the guard kill everything that is left, and wait for the guard."""
         if self._process is not None and self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
@@ -87,7 +87,7 @@ class Guard:
                 self._process.wait(_GUARD_END_S)
 
     def after_fork(self) -> None:
-        """In a fork of our process: the pipe must close when our process ends, not when the fork does."""
+        """In a fork, close the pipe: it must close when the original process ends, not when the fork ends."""
         self._lock = threading.Lock()
         if self._pipe is not None:
             os.close(self._pipe)
@@ -105,10 +105,10 @@ class Guard:
                 return
 
     def _ensure(self) -> bool:
-        """Start the guard if it is not running, with all groups. Returns whether it was started."""
+        """Start the guard if it is not running, and tell it all groups. Return whether it was started."""
         if self._our_pid != os.getpid():
             if self._process is not None:
-                self._process.returncode = 0  # we are a fork, so it is not our child and cannot be waited for
+                self._process.returncode = 0  # we are a fork, so the guard is not our child and cannot be waited for
             self._our_pid, self._mark, self._groups, self._process = os.getpid(), secrets.token_hex(16), set(), None
         if self._process is not None and self._process.poll() is None:
             return False
@@ -116,7 +116,7 @@ class Guard:
             os.close(self._pipe)
         read_end, self._pipe = os.pipe()
         try:
-            # With an empty environment: a guard must not have the mark of an mcprl that started us.
+            # With an empty environment, so that the guard does not have the mark of another mcprl that started us.
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", _SCRIPT, f"{OWNER_MARK}={self._mark}"],
                 stdin=read_end,
@@ -138,10 +138,10 @@ os.register_at_fork(after_in_child=GUARD.after_fork)
 
 
 def _marked(mark: bytes) -> list[int]:
-    """Processes with this mark in their environment; none if there is no /proc."""
+    """Return the ids of processes with this mark in their environment; none if there is no /proc."""
     found: list[int] = []
     for name in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else []):
-        # It may have ended, or belong to another user, and then it is not ours.
+        # The process may have ended. If it belongs to another user, it is not ours.
         with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb", buffering=0) as environment:
             if mark in environment.read():
                 found.append(int(name))
@@ -149,7 +149,7 @@ def _marked(mark: bytes) -> list[int]:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill all processes with this mark, in rounds: one that is just being forked is found in the next."""
+    """Kill all processes with this mark, in rounds. A process that is just being forked is found in the next round."""
     deadline = time.monotonic() + _STRAYS_END_S
     while left := _marked(mark.encode()):
         for pid in left:

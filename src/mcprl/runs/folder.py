@@ -11,7 +11,7 @@ outputs/hello-cpu/
   tokens/step-00000.parquet       advantages and ratios of its tokens
   checkpoints/step-00012/         the state after 12 steps
   journal/step-00012.jsonl        finished episodes of a step that no checkpoint covers yet
-  conditions.json                 the settings, and digests of the tasks, tools and model, that they were played under
+  conditions.json                 the settings, and digests of the tasks, tools and model, of the journaled episodes
   weights/v1, v2, …               the latest versions of the weights
   adapter/ or model/              the final weights, once the run has finished
   logs/                           of vLLM and the tool servers
@@ -19,8 +19,8 @@ outputs/hello-cpu/
   wandb/, tensorboard/            their files
   summary.json                    the summary; it exists once the run has finished
 
-A step is recorded in a fixed order: trajectories, tokens, spans, verdicts, metrics. So if a step has its line of
-metrics, it is complete; anything without one is removed when the run is resumed.
+A step is recorded in a fixed order: trajectories, tokens, spans, verdicts, metrics. So a step with a metrics line is
+complete. Records of a step without a metrics line are removed when the run is resumed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Activity = Literal["collect", "update", "publish", "save"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The time of one activity for a step, in seconds since 1970.
+    """Start and end of one activity for a step, as Unix times.
 
     Span(step=3, activity="update", start=1763280000.25, end=1763280004.5)
     """
@@ -65,7 +65,7 @@ class Span:
 
 
 class Timeline:
-    """Collects spans until they are taken to be recorded. Spans of different activities may overlap."""
+    """Collects spans until `take` returns them for recording. Spans of different activities may overlap."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -73,7 +73,7 @@ class Timeline:
 
     @contextmanager
     def span(self, step: int, activity: Activity) -> Generator[None]:
-        """Measure the time inside, also if it is cancelled."""
+        """Measure the time inside the block, even if it is cancelled."""
         start = self._clock()
         try:
             yield
@@ -81,13 +81,13 @@ class Timeline:
             self._ended.append(Span(step=step, activity=activity, start=start, end=self._clock()))
 
     def take(self) -> list[Span]:
-        """The spans that ended since the last call."""
+        """Return the spans that ended since the last call."""
         taken, self._ended = self._ended, []
         return taken
 
 
 def read_entry(line: bytes) -> dict[str, Any] | None:
-    """The object of a line, if it has a step; None if the line is damaged.
+    """Parse a line. Return its object if it has a step; None if the line is damaged.
 
     >>> read_entry(b'{"step": 3, "reward": 0.25}')
     {'step': 3, 'reward': 0.25}
@@ -103,14 +103,14 @@ def read_entry(line: bytes) -> dict[str, Any] | None:
 
 
 def verdict_of(entry: Mapping[str, Any]) -> Verdict:
-    """The verdict of a line of health.jsonl. Raises KeyError or ValueError if it is not one."""
+    """Parse the verdict in a line of health.jsonl. Raises KeyError or ValueError if it is not a verdict."""
     return Verdict(
         severity=Severity(entry["severity"]), what=str(entry["what"]), fix=str(entry["fix"]), name=str(entry["name"])
     )
 
 
 def span_of(entry: Mapping[str, Any]) -> Span:
-    """The span of a line of timeline.jsonl. Raises KeyError or ValueError if it is not one."""
+    """Parse the span in a line of timeline.jsonl. Raises KeyError or ValueError if it is not a span."""
     return Span(step=entry["step"], activity=entry["activity"], start=float(entry["start"]), end=float(entry["end"]))
 
 
@@ -124,7 +124,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What is recorded of a step: the groups played, the batch learnt from, its update, and the verdicts."""
+    """The record of a step: its groups, the batch trained on, the update, and the verdicts."""
 
     played: Sequence[Group]
     batch: Batch
@@ -135,7 +135,7 @@ class StepRecord:
 
 
 class RunFolder:
-    """Writes the files of a run. No other process can open the folder until this one closes it or ends."""
+    """Writes the files of a run. No other process can open the folder until this process closes it or ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -155,7 +155,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig) -> Self:
-        """Make a new folder, named after the run, with a number if the name is taken."""
+        """Create a new folder named after the run. A number is added if the name is taken."""
         outputs = config.training.outputs
         with storage_faults(f"making a folder in {outputs}"):
             outputs.mkdir(parents=True, exist_ok=True)
@@ -170,14 +170,14 @@ class RunFolder:
                 break
             folder = cls(path)
             folder._make_folders()
-        # Last: a folder with config.yaml is complete.
+        # Written last: a folder with config.yaml is complete.
         folder.rewrite_config(config)
         sync_folder(outputs)
         return folder
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open an existing folder. Raises NoRunError, or RunInUseError if another process has it open."""
+        """Open an existing folder. Raises NoRunError if it has no run, RunInUseError if another process uses it."""
         if not (path / "config.yaml").is_file():
             raise NoRunError(f"{path} is not a run: it has no config.yaml", fix="give the folder of a run")
         folder = cls(path)
@@ -210,7 +210,7 @@ class RunFolder:
         write_file(self.config_file, config.to_yaml().encode())
 
     def record_step(self, step: int, record: StepRecord) -> None:
-        """Record a step durably. Its line of metrics comes last: see the module's docstring."""
+        """Record a step durably. Its metrics line is written last; see the module's docstring."""
         name = f"step-{step:05d}.parquet"
         write_trajectories(self._trajectories / name, (t for group in record.played for t in group.trajectories))
         write_token_notes(self._tokens / name, record.batch, record.ratios)
@@ -223,10 +223,10 @@ class RunFolder:
         _append(self._timeline, [asdict(span) for span in spans])
 
     def cut_to(self, step: int) -> tuple[list[dict[str, float]], list[list[Verdict]]]:
-        """Remove all records of this step and later ones, and the summary.
+        """Remove all records of this and later steps, and the summary.
 
-        Returns the metrics and the verdicts of the steps before. Raises NoRunError, and changes nothing, if some of
-        them are missing or damaged.
+        Returns the metrics and the verdicts of the earlier steps. Raises NoRunError, and changes nothing, if some of
+        these are missing or damaged.
         """
         metrics = _kept_lines(self._metrics, step, _metrics)
         health = _kept_lines(self._health, step, verdict_of)
@@ -237,7 +237,7 @@ class RunFolder:
                 fix="resume from an earlier checkpoint, or start a new run",
             )
         with storage_faults(f"cutting {self.path} to {step} steps"):
-            # First: from here on the run is not finished.
+            # Removed first: from here on, the run is not finished.
             self._summary.unlink(missing_ok=True)
             for name in ("adapter", "model"):
                 _remove_folder(self.path / name)
@@ -250,19 +250,19 @@ class RunFolder:
         return [line.value for line in metrics], verdicts
 
     def drop_old_weights(self, newest: Weights) -> None:
-        """Keep only the latest versions; the sampler no longer uses the others."""
+        """Keep only the latest versions. The sampler no longer uses the others."""
         with storage_faults(f"removing old weights from {self.weights}"):
             for folder in self.weights.iterdir():
                 name = _WEIGHTS_NAME.fullmatch(folder.name)
                 if name is None:
                     continue
-                # A partial version is left from a crash, unless it is newer: then the learner may be writing it.
+                # A partial version is left over from a crash, unless it is newer: then the learner may be writing it.
                 oldest = newest.version - _KEPT_VERSIONS + 1 if name[2] is None else newest.version + 1
                 if int(name[1]) < oldest:
                     _remove_folder(folder)
 
     def finish(self, weights: Weights, summary: Mapping[str, Any]) -> None:
-        """Copy the final weights and then write the summary. May be repeated."""
+        """Copy the final weights, then write the summary. It may be called again."""
         with storage_faults(f"finishing {self.path}"):
             self._summary.unlink(missing_ok=True)
             if weights.adapter is not None:
@@ -273,7 +273,7 @@ class RunFolder:
 
 
 def _lock(path: Path) -> int:
-    """Lock the file and return its descriptor. The system releases the lock however the process ends."""
+    """Lock the file and return its descriptor. The system releases the lock when the process ends, in any way."""
     with storage_faults(f"locking {path}"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -294,7 +294,7 @@ def _lock(path: Path) -> int:
 
 
 def _take(descriptor: int) -> None:
-    """Take the lock. Retries, because a reader of the run holds it for a moment (`lock_holder`)."""
+    """Take the lock. Retry, because a reader of the run may hold it briefly (`lock_holder`)."""
     for _ in range(_LOCK_TRIES - 1):
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -334,10 +334,10 @@ def _cut_files(folder: Path, step: int) -> None:
 def _kept_lines(
     path: Path, step: int, read: Callable[[Mapping[str, Any]], T], *, of_each_step: bool = True
 ) -> list[_Line[T]]:
-    """The lines of a file that belong to steps before this one.
+    """Return the lines of a file that belong to earlier steps than `step`.
 
-    Unreadable lines at the end are left from a crash. Before a kept line, or in place of the last step's line, they are
-    damage: raises NoRunError.
+    Unreadable lines at the end are left over from a crash. If one comes before a kept line, or replaces the line of the
+    last step, the file is damaged: raises NoRunError.
     """
     with storage_faults(f"reading {path}"):
         *ended, _torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
@@ -371,7 +371,7 @@ def _remove_folder(path: Path) -> None:
 
 
 def _copy_folder(source: Path, target: Path) -> None:
-    """Copy durably, replacing the target; the target is complete once it has its name."""
+    """Copy a folder durably, replacing the target. The target is complete once it has its name."""
     unfinished = target.with_name(f"{target.name}.partial")
     _remove_folder(unfinished)
     shutil.copytree(source, unfinished)

@@ -1,6 +1,6 @@
-"""Reads runs from their folders. Nothing is written, and no run is opened.
+"""Reads runs from their folders. It writes nothing and opens no run.
 
-A run may be active while it is read: its last line may be half written, and files may disappear.
+A run may be active while it is read: its last line may be incomplete, and files may disappear.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ __all__ = [
     "verify_checkpoints",
 ]
 
-RECENT_STEPS = 5  # how many of the last steps a noisy figure is averaged over
-_SERVERS = "servers.settings"  # the only mapping of sections; its keys are server names
+RECENT_STEPS = 5  # noisy figures are averaged over this many of the last steps
+_SERVERS = "servers.settings"  # the only setting that maps names to sections; its keys are server names
 _NOTHING = ("null", "[]", "{}")
 _CHECKPOINTS = "checkpoints"
 _JOURNAL_FILE = re.compile(r"step-(\d+)\.jsonl")
 
 
 class RunStatus(StrEnum):
-    """The status of a run."""
+    """The status of a run, from its lock and its files."""
 
     RUNNING = "running"  # a process holds its lock
     FINISHED = "finished"  # it has a summary
@@ -55,11 +55,11 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """A run as read from its folder. `metrics` has one mapping per step, `config` the content of config.yaml.
+    """A run as read from its folder. `metrics` has one mapping per step; `config` is the content of config.yaml.
 
-    `verdicts` are those of the last step, the most severe first; `journaled` counts finished episodes that no
-    checkpoint covers; `files` has the size in bytes of each entry of the folder; times are in seconds since 1970.
-    `pid` is set for a running run, `why` for an unreadable one.
+    `verdicts` holds the verdicts of the last step, most severe first. `journaled` counts finished episodes that no
+    checkpoint covers. `files` has the size in bytes of each entry of the folder. Times are Unix times. `pid` is set for
+    a running run, `why` for an unreadable one.
 
     PastRun(path=Path("outputs/hello-cpu"), state=RunStatus.STOPPED, started=1.7e9, changed=1.7e9 + 240,
             files={"config.yaml": 2210, "metrics.jsonl": 3116, "checkpoints": 5_242_880},
@@ -115,7 +115,7 @@ class PastRun:
 
     @property
     def seconds(self) -> float:
-        """The total time of all steps."""
+        """The total time of all steps in seconds."""
         return sum(self.course("step_s"))
 
     @property
@@ -123,11 +123,11 @@ class PastRun:
         return sum(self.files.values())
 
     def course(self, metric: str) -> tuple[float, ...]:
-        """The values of a metric, over the steps that have it."""
+        """Return the values of a metric, from the steps that have it."""
         return tuple(value for _, value in self.points(metric))
 
     def points(self, metric: str) -> tuple[tuple[int, float], ...]:
-        """A metric by the number of steps done: ((1, 0.1), (2, 0.3)). Values that are not finite are left out."""
+        """Return a metric by the number of steps done: ((1, 0.1), (2, 0.3)). Non-finite values are left out."""
         return tuple(
             (int(step["step"]) + 1, float(step[metric]))
             for step in self.metrics
@@ -135,7 +135,7 @@ class PastRun:
         )
 
     def figures(self) -> dict[str, float | None]:
-        """The figures that runs are compared by; None if no step has them."""
+        """Return the figures for comparing runs. A figure is None if no step has it."""
         rewards, recent = self.rewards, slice(-RECENT_STEPS, None)
         collect_s = sum(self.course("collect_s"))
         return {
@@ -154,17 +154,17 @@ class PastRun:
         }
 
     def settings(self) -> dict[str, str]:
-        """Every setting by its dotted name, as written in a recipe: {"training.steps": "5"}."""
+        """Return every setting by its dotted name, as written in a recipe: {"training.steps": "5"}."""
         known = {setting.path for setting in settings()}
         return {path: text for path, _, text in _dotted(self.config, known)}
 
     def changed_settings(self) -> dict[str, str]:
-        """The settings, without the name, that differ from their default or have none."""
+        """Return the settings that differ from their default or have none, except the name."""
         defaults = {setting.path: setting.default for setting in settings()}
         return {
             path: text
             for path, described, text in _dotted(self.config, defaults)
-            # An optional section has no default; if left out, it is null or empty.
+            # An optional section has no default. If it is left out, it is null or empty.
             if path != "name" and (text != defaults[described] if defaults.get(described) else text not in _NOTHING)
         }
 
@@ -174,12 +174,12 @@ class _DamagedError(Exception):
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run, by the files that a run creates first."""
+    """Return True if the folder belongs to a run: it has the files that a run creates first."""
     return (path / "metrics.jsonl").is_file() or ((path / "config.yaml").is_file() and (path / "trajectories").is_dir())
 
 
 def find_runs(outputs: Path) -> list[PastRun]:
-    """The runs in an output folder, the last changed first."""
+    """Return the runs in an output folder, last changed first."""
     if not outputs.is_dir():
         raise NoRunError(
             f"there is no folder {outputs}", fix="give the output folder of your runs; mcprl train RECIPE creates one"
@@ -193,7 +193,7 @@ def find_runs(outputs: Path) -> list[PastRun]:
 
 
 def read_run(path: Path) -> PastRun:
-    """The run in a folder. A damaged one is UNREADABLE, with what could be read. Raises NoRunError if there is none."""
+    """Read the run in a folder. A damaged run is UNREADABLE and has what could be read. May raise NoRunError."""
     if not is_run(path):
         parent = path.parent
         others = [other.name for other in parent.iterdir() if is_run(other)] if parent.is_dir() else []
@@ -239,9 +239,9 @@ def read_run(path: Path) -> PastRun:
 
 
 def verify_checkpoints(run: PastRun, starting: Callable[[Path], None]) -> list[Checkpoint | Damaged]:
-    """Verify the checkpoints of a run: complete and damaged ones, the oldest first.
+    """Verify the checkpoints of a run. Return complete and damaged ones, oldest first.
 
-    `starting` is called before each is read, which may take long.
+    `starting` is called before each checkpoint is read, which may take long.
     """
     checkpoints = Checkpoints(run.path / _CHECKPOINTS)
     starting(checkpoints.folder)
@@ -252,7 +252,7 @@ def verify_checkpoints(run: PastRun, starting: Callable[[Path], None]) -> list[C
             starting(saved.path)
             found.append(checkpoints.verify(saved.step))
     if run.state is RunStatus.RUNNING:
-        # A running run writes and removes checkpoints; those are not damaged.
+        # A running run writes and removes checkpoints. Those are not damaged.
         found = [seen for seen in found if seen.path.exists() and not seen.path.name.startswith(".")]
     return sorted(found, key=lambda seen: seen.path.name.lstrip("."))
 
@@ -264,7 +264,7 @@ def _mean(values: Sequence[float]) -> float | None:
 def _dotted(
     section: Mapping[str, Any], known: Container[str], path: str = "", described: str = ""
 ) -> Iterator[tuple[str, str, str]]:
-    """The settings of a section: dotted name, documented name (NAME for a server's name), value as text.
+    """Yield the settings of a section: dotted name, documented name (NAME for a server's name), value as text.
 
     A setting whose value is a mapping, such as episodes.max_turns, is not split.
     """
@@ -284,12 +284,12 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    """Read as plain YAML, so that runs of other versions, with other settings, can be read too."""
+    """Read config.yaml as plain YAML, so that runs of other versions with other settings can be read too."""
     try:
         config: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise _DamagedError("config.yaml is missing") from error
-    except (yaml.YAMLError, ValueError) as error:  # not UTF-8, or a date such as 2026-99-99
+    except (yaml.YAMLError, ValueError) as error:  # not UTF-8, or an invalid date such as 2026-99-99
         raise _DamagedError("config.yaml is not YAML") from error
     if not isinstance(config, dict) or not _section(cast("dict[str, Any]", config), "model"):
         raise _DamagedError("config.yaml does not have the settings of a run")
@@ -297,7 +297,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON lines file, each with its step. The last line may be incomplete."""
+    """Return the objects of a JSON lines file that have a step. The last line may be incomplete."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -310,7 +310,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _last_verdicts(path: Path, metrics: tuple[Mapping[str, float], ...]) -> tuple[Verdict, ...]:
-    """The verdicts of the last step that has metrics: verdicts of a step are written before its metrics."""
+    """Return the verdicts of the last step that has metrics. Verdicts are written before the metrics of their step."""
     last = metrics[-1]["step"] if metrics else None
     try:
         verdicts = [verdict_of(line) for line in _read_lines(path) if line["step"] == last]
@@ -322,7 +322,7 @@ def _last_verdicts(path: Path, metrics: tuple[Mapping[str, float], ...]) -> tupl
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
     try:
         return tuple(Checkpoints(folder).all())
-    except FileNotFoundError:  # the run removed one meanwhile; the next removal is far off
+    except FileNotFoundError:  # the run has just removed one; the next removal is far off
         return tuple(Checkpoints(folder).all())
 
 
@@ -336,13 +336,13 @@ def _count_journaled(folder: Path, covered: int) -> int:
         if named is not None and int(named[1]) >= covered:
             try:
                 count += path.read_bytes().count(b"\n")
-            except FileNotFoundError:  # removed meanwhile, as a checkpoint covers it
+            except FileNotFoundError:  # just removed, because a checkpoint covers it
                 continue
     return count
 
 
 def lock_holder(path: Path) -> tuple[bool, int | None]:
-    """Whether a process holds the lock, and its pid. Tries a shared lock, so that two readers do not see each other."""
+    """Return whether a process holds the lock, and its pid. A shared lock is used, so readers ignore each other."""
     try:
         with path.open("rb") as file:
             try:
@@ -356,7 +356,7 @@ def lock_holder(path: Path) -> tuple[bool, int | None]:
 
 
 def _sizes(path: Path) -> tuple[dict[str, int], float]:
-    """The size of each entry of a folder in bytes, and its last change. Hard links count once."""
+    """Return the size in bytes of each entry of a folder, and the time of the last change. Hard links count once."""
     sizes: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
     changed = path.stat().st_mtime
@@ -375,7 +375,7 @@ def _sizes(path: Path) -> tuple[dict[str, int], float]:
 
 
 def _started(path: Path, changed: float) -> float:
-    """The oldest of the first files; config.yaml may have been rewritten since."""
+    """Return when the run started: the oldest time of its first files. config.yaml may be rewritten later."""
     oldest = changed
     for first in (path / "config.yaml", path / "trajectories" / "step-00000.parquet"):
         if first.is_file():

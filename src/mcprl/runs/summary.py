@@ -1,4 +1,4 @@
-"""The summary of a run: did it learn, can its numbers be trusted, and was it healthy."""
+"""The summary of a run: whether it learned, whether its numbers can be trusted, and whether it was healthy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Steps = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessMetric:
-    """A figure over a whole run and its bar. `note` helps to read it, for example what lowers it.
+    """A figure over a whole run and its bar. `note` helps to interpret it, for example by naming what lowers it.
 
-    `value` is None, and the bar not met, if it was not finite in some step.
+    If the figure was not finite in some step, `value` is None and the bar is not met.
 
     SuccessMetric(name="ratio spread, worst step", value=0.12, bar="< 0.5", met=True, note="")
     """
@@ -47,7 +47,7 @@ class SuccessMetric:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """Computes a figure from the values of a metric, one per step, and the bar that it must meet."""
+    """Computes a figure from a metric's values, one per step, and compares it with the bar."""
 
     name: str
     metric: str
@@ -58,7 +58,7 @@ class _Measure:
 
 
 def _why_inactive(steps: Steps) -> str:
-    """Tokens are inactive if they are clipped, or if their group has no variance and thus advantage 0."""
+    """Explain why tokens are inactive: they are clipped, or their group has no variance and thus advantage 0."""
     dropped = sum(step.get("groups_dropped", 0.0) for step in steps)  # not part of a batch
     groups = sum(step.get("groups", 0.0) for step in steps) - dropped
     dead = sum(step.get("groups_without_variance", 0.0) for step in steps) - dropped
@@ -109,7 +109,7 @@ _MEASURES = (
 
 
 def success_metrics(steps: Steps) -> list[SuccessMetric]:
-    """The figures of a run from the metrics of its steps. A metric that no step has is left out."""
+    """Return the figures of a run from the metrics of its steps. Metrics that no step has are left out."""
     return [metric for measure in _MEASURES if (metric := _measured(measure, steps)) is not None]
 
 
@@ -137,7 +137,7 @@ class Summary:
         self._latest: dict[tuple[Severity, str], tuple[int, Verdict]] = {}
 
     def add(self, metrics: Mapping[str, float], verdicts: Sequence[Verdict] = ()) -> None:
-        """Add a step and its verdicts, the most severe first."""
+        """Add a step and its verdicts, most severe first."""
         self.steps.append(metrics)
         if verdicts:
             self._worst[verdicts[0].severity] += 1
@@ -148,9 +148,9 @@ class Summary:
                 self._latest[kind] = (len(self.steps), verdict)
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of summary.json. Figures about correctness are the worst over all steps.
+        """Return the content of summary.json. For figures about correctness, it takes the worst value over all steps.
 
-        A figure that no step has, because all updates were skipped, is left out.
+        Figures that no step has, because all updates were skipped, are left out.
         """
         first, last = self.steps[0], self.steps[-1]
         worst = {
@@ -193,7 +193,7 @@ class Summary:
 
     @property
     def verdicts(self) -> list[tuple[int, int, Verdict]]:
-        """The verdicts that are not ok: in how many steps, in which last (from 1), and the latest text; worst first."""
+        """The verdicts that are not ok, worst first: the number of steps, the last step (from 1), the latest text."""
         kinds = sorted(self._found, key=lambda kind: (GRAVEST_FIRST.index(kind[0]), -self._found[kind]))
         return [(self._found[kind], *self._latest[kind]) for kind in kinds]
 

@@ -1,4 +1,4 @@
-"""Validation of arguments against a tool's schema, with an error message that a policy can act on."""
+"""Validate arguments against a tool's schema. The error messages tell the policy what to change."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ JSON_TYPES: Mapping[type, str] = {
     list: "array",
     dict: "object",
 }
-"""The names that JSON Schema has for Python's types."""
+"""Python type → the name of the JSON Schema type."""
 
 MAX_PROBLEM_CHARS = 300
 _MAX_DEPTH = 64
 _SAFE_INTEGER = 2**53
-# Limits both the length and the number of names that are compared, which takes quadratic time.
+# Limits the length of a name and the number of names compared: the comparison takes quadratic time.
 _MAX_COMPARED = 200
 
 
@@ -56,11 +56,11 @@ class ArgumentCheck:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Parts of the schema that are not checked here, because that could take more than linear time."""
+        """The parts of the schema that are not checked here, because checking could take more than linear time."""
         return self._check.unenforced
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
-        """The problem with the arguments, in one line; None if they are valid. Never raises or changes them."""
+        """Return the problem with the arguments in one line, or None if they are valid. Does not raise."""
         instance = dict(arguments)
         trouble = None if all(map(_is_plain, (*instance, *instance.values()))) else _not_json(instance)
         if trouble is None:
@@ -76,7 +76,7 @@ class ArgumentCheck:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is certainly valid JSON. True for nearly all arguments, so the full check is rare."""
+    """Return True if the value is certainly valid JSON. Nearly all arguments are, so the slower full check is rare."""
     kind = type(value)
     if kind is str:
         return cast("str", value).isascii()
@@ -90,7 +90,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _not_json(arguments: dict[str, Any]) -> str | None:
-    """Why the arguments cannot be sent as JSON. A value that cannot be serialized would end the whole session."""
+    """Return why the arguments cannot be sent as JSON, or None. Sending such a value would end the whole session."""
     for name, value in arguments.items():
         for part, depth in _parts(name, value):
             if depth > _MAX_DEPTH:
@@ -121,7 +121,7 @@ def _parts(name: str, value: object) -> Iterator[tuple[object, int]]:
 
 
 def _explain(error: ValidationError) -> str:
-    """The problem and what is expected, without the library's dump of the whole value."""
+    """Return the problem and the expected value, without the library's dump of the whole instance."""
     path = [str(step) for step in error.absolute_path]
     where = f"argument {_show('.'.join(path))}" if path else "the call"
     match error.validator:

@@ -42,15 +42,15 @@ _logger = logging.getLogger(__name__)
 _CONNECT_S = 2.0
 _PORT_POLL_S = 0.05
 _MAX_LIST_PAGES = 100
-# A message also holds JSON escapes, structured content beside the text, or a long list of tools.
+# Besides the text, a message holds JSON escapes, structured content or a long list of tools.
 _MIN_MESSAGE_BYTES = 4 * 1024 * 1024
 _MESSAGE_BYTES_PER_RESULT_BYTE = 16
-# The tokens of this process's servers are derived from it.
+# The bearer tokens of this process's servers are derived from this key.
 _TOKEN_KEY = secrets.token_bytes(32)
 
 
 class ResultChecks:
-    """Checks results against the output schemas of a server's tools. Compiles each schema at its first result."""
+    """Checks results against the output schemas of a server's tools. Compiles each schema at the first result."""
 
     def __init__(self, server: str, schemas: Mapping[str, Mapping[str, Any] | None]) -> None:
         self._server = server
@@ -84,12 +84,13 @@ class ResultChecks:
 
 
 def find_program(spec: ServerSpec) -> str | None:
-    """The path of the program that a server's `command`, or the first word of its `start`, names; None if not found."""
+    """Return the path of the program in a server's `command`, or first in its `start`; None if it is not found."""
     program = spec.command if spec.command is not None else spec.settings.start[0]
     if "/" in program:
-        # Relative to the server's folder, as in a shell; made absolute because the child changes its folder first.
+        # Relative to the server's folder, as in a shell. Absolute, because the child changes its folder before the
+        # exec.
         program = os.path.abspath(Path(spec.cwd or ".") / program)
-    # Searched here because the operating system would search our PATH, not the child's.
+    # Search here, because the operating system would search our PATH instead of the child's.
     return shutil.which(program, path=_environment(spec)["PATH"])
 
 
@@ -137,7 +138,7 @@ async def start_child(spec: ServerSpec, *, port: int | None, log: Path) -> Child
 
 
 async def port_answers(url: str) -> bool:
-    """Whether something accepts connections at the host and port of a URL."""
+    """Return True if something accepts connections at the host and port of a URL."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -152,12 +153,12 @@ async def port_answers(url: str) -> bool:
 
 
 def _environment(spec: ServerSpec) -> dict[str, str]:
-    """The variables that the SDK considers safe to inherit (HOME, PATH, USER etc.), and those of the spec."""
+    """Return the variables that the SDK considers safe to inherit (HOME, PATH, USER etc.), plus those of the spec."""
     return {**get_default_environment(), "PATH": search_path(), **spec.env}
 
 
 class Session:
-    """An open session with a server. Its opener waits for its end with `until_over`."""
+    """An open session with a server. The task that opened it waits for its end with `until_over`."""
 
     client: Client
     definitions: tuple[ToolDefinition, ...] = ()
@@ -169,18 +170,18 @@ class Session:
         self.why = ""
         self.tools_changed = asyncio.Event()
         self.heard_at = 0.0
-        """When the server last sent anything, on the event loop's clock."""
+        """When the server last sent anything, in event loop time."""
         self.calls: set[asyncio.Task[CallToolResult]] = set()
-        """Calls in progress, including those that nobody awaits any more."""
+        """Calls in progress, including those that no caller awaits any more."""
 
     def end(self, why: str) -> None:
-        """Mark the session as over. The first reason is kept."""
+        """Mark the session as over. Later reasons are ignored."""
         if not self.over.is_set():
             self.why = why
             self.over.set()
 
     def forget(self, call: asyncio.Task[CallToolResult]) -> None:
-        """A call has ended. Retrieve its error, because its caller may be gone."""
+        """Remove a finished call. Retrieves its error, because its caller may have been cancelled."""
         self.calls.discard(call)
         if not call.cancelled():
             call.exception()
@@ -204,12 +205,12 @@ class Session:
             over.cancel()
 
     async def watch_tools(self) -> None:
-        """Subscribe to changes of the tool list if the protocol is stateless; older servers notify unasked."""
+        """Subscribe to tool list changes if the protocol is stateless. Older servers notify without a subscription."""
         capabilities = self.client.server_capabilities.tools
         is_modern = self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
         if not is_modern or capabilities is None or not capabilities.list_changed:
             return
-        # If the server refuses or drops the subscription, a change is found at its next start.
+        # If the server refuses or drops the subscription, a change is noticed at the next start.
         with contextlib.suppress(MCPError, SubscriptionLost, TimeoutError):
             async with self.client.listen(tools_list_changed=True) as subscription:
                 async for _ in subscription:
@@ -217,7 +218,7 @@ class Session:
 
 
 async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Session:
-    """Start the server and initialize the session. `stack` closes everything."""
+    """Start the server and initialize the session. `stack` closes both."""
     spec = _with_token(_with_folder(stack, spec))
     if spec.make is not None:
         session = Session()
@@ -246,7 +247,7 @@ async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
         if isinstance(message, ToolListChangedNotification):
             session.tools_changed.set()
 
-    # No response cache: a restarted server must list its tools again.
+    # No response cache, because a restarted server must list its tools again.
     session.client = await stack.enter_async_context(Client(server, cache=None, message_handler=on_message))
     info = session.client.server_info
     session.version = info.version if info is not None else ""
@@ -254,7 +255,7 @@ async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
 
 
 async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
-    """All tools of a server, from all pages. Also makes the session check results against their output schemas."""
+    """List all tools of a server, from all pages. The session then checks results against the output schemas."""
     tools: list[Tool] = []
     cursor: str | None = None
     size = 0
@@ -266,7 +267,7 @@ async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
         tools.extend(page.tools)
         cursor = page.next_cursor
         if cursor is None:
-            # The SDK's own check runs on the event loop, for as long as the server's schema takes.
+            # The SDK's own check would block the event loop for as long as the server's schema takes.
             checks = ResultChecks(server, {tool.name: tool.output_schema for tool in tools})
             client.session.validate_tool_result = checks.validate
             return await asyncio.to_thread(lambda: tuple(map(definition_of, tools)))
@@ -278,7 +279,7 @@ async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
 
 def _measure(server: str, tools: Sequence[Tool]) -> int:
     try:
-        # Twice the depth of a schema, since tools that are not offered need not be usable.
+        # Twice the allowed depth of a schema, because tools that are not offered do not have to be usable.
         listed = [[tool.name, tool.description, tool.input_schema, tool.output_schema] for tool in tools]
         return measure(listed, most_bytes=MAX_LISTING_BYTES, most_depth=2 * MAX_DEPTH)
     except OverLimitError as error:
@@ -293,7 +294,7 @@ def _too_large(server: str, what: str) -> ToolLimitError:
 
 
 def _with_folder(stack: AsyncExitStack, spec: ServerSpec) -> ServerSpec:
-    """The spec with a new folder in place of {folder}."""
+    """Return the spec with {folder} replaced by a new folder."""
     words = (*spec.args, *spec.env.values(), *spec.settings.start, spec.cwd or "")
     if not any(FOLDER in word for word in words):
         return spec
@@ -310,10 +311,10 @@ def _with_folder(stack: AsyncExitStack, spec: ServerSpec) -> ServerSpec:
 
 
 def _with_token(spec: ServerSpec) -> ServerSpec:
-    """The spec with a token, if we start the server on a port: every user of this machine can connect to it.
+    """Return the spec with a bearer token, if mcprl starts the server on a port that every local user can connect to.
 
-    The server gets it in its environment and we send it with each request. Each server has a different one, so that
-    none can call the others. It stays the same while our process runs, because registered secrets are never dropped.
+    The server gets the token in its environment, and mcprl sends it with each request. Each server has its own token,
+    so that no server can call another. The token is constant per process, because registered secrets are never dropped.
     """
     if not spec.settings.start:
         return spec
@@ -337,7 +338,7 @@ async def _start_stdio(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
 
 
 async def _start_http(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> tuple[Session, str]:
-    """The session, and the URL of its server. Starts the server if the spec has a start command."""
+    """Return the session and the URL of its server. Starts the server if the spec has a start command."""
     assert spec.url is not None
     if not spec.settings.start:
         return Session(), spec.url

@@ -27,9 +27,9 @@ PORT = "{port}"
 
 FOLDER = "{folder}"
 """Placeholder for a new, empty folder, in `args`, `env`, `cwd` and the start command. Each start of a server gets its
-own, which is removed when the server ends, so the servers of two episodes share no file."""
+own folder, which is removed when the server ends. So the servers of two episodes share no files."""
 
-# Other clients write these for their own user interface; they do not change what a server does.
+# Other clients use these for their user interface. They do not change what a server does.
 _IGNORED_FIELDS = frozenset({"description", "icon", "autoApprove", "alwaysAllow"})
 
 
@@ -63,15 +63,15 @@ class _UrlEntry(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """One tool server: a command (reached over stdio), a URL (reached over streamable HTTP), or a function that makes a
-    server inside this process (from Python only, never from a file).
+    """One tool server: a command (used over stdio), a URL (used over streamable HTTP), or a function that creates a
+    server inside this process (only from Python, never from a file).
 
     ServerSpec(name="time", command="mcp-server-time", args=("--local-timezone", "UTC"))
     ServerSpec(name="directory", url="http://127.0.0.1:{port}/mcp",
                settings=ServerSettings(start=("mcprl", "serve", "directory", "--http", "--port", "{port}")))
     ServerSpec(name="board", make=make_board, settings=ServerSettings(isolation="per_episode"))
 
-    Fields that may hold keys are left out of its `repr`, and the keys are registered as secrets.
+    Fields that may contain keys are left out of its `repr`, and the keys are registered as secrets.
     """
 
     name: str
@@ -143,7 +143,7 @@ def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Python's parser silently keeps the last of two equal keys.
+    # Python's JSON parser silently keeps only the last of two equal keys.
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
@@ -183,7 +183,7 @@ def _make_spec(path: Path, name: str, fields: Mapping[str, Any], settings: Serve
             _reject(path, name, "has a 'command' and also settings.start", "remove 'start': the command starts it")
         command = entry.command
         if "/" in command:
-            # Links are not resolved: a virtual environment's python is one, and its target lacks the packages.
+            # Do not resolve symlinks: a virtual environment's python is one, and its target lacks the packages.
             command = os.path.abspath(path.parent / command)
         return ServerSpec(
             name=name, command=command, args=tuple(entry.args), env=entry.env, cwd=entry.cwd, settings=settings
@@ -199,7 +199,7 @@ def _validated(path: Path, name: str, kind: type[_E], fields: Mapping[str, Any])
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        # Without the input: it may hold a key.
+        # Leave out the input, because it may contain a key.
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         problem = f"an invalid field {place!r}: {first['msg']}"

@@ -1,4 +1,4 @@
-"""All checks of an examination in order, the cheapest first."""
+"""All checks of `mcprl doctor` in order, cheapest first."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ CHECKS = (
     Check(name="disk", run=check_disk, needs=lambda e: (e.config,)),
     Check(name="trackers", run=check_trackers, needs=lambda e: (e.config,)),
 )
-"""The checks of `mcprl doctor`. Each line names what it needs from those before it."""
+"""The checks of `mcprl doctor`. `needs` names the results of earlier checks that a check uses."""

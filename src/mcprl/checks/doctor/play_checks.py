@@ -1,6 +1,6 @@
-"""A few episodes, played as in the run: does the sampler start, does the learner agree, is there anything to learn?
+"""Checks that run a few episodes as in training: does the sampler start, does the learner agree, can it learn anything?
 
-The sampler is started once. Its episodes are compared with the learner, judged, and taken as typical for the run.
+The sampler is started once. Its episodes are compared with the learner, judged, and used to forecast the run.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = ["PlayedSample", "check_episodes", "check_parity", "check_sampler", "f
 
 
 _TASKS = 2
-_SOLUTIONS = 8  # the longest, and as many others
+_SOLUTIONS = 8  # this many of the longest, and as many others
 _COMPARED_OF_A_GROUP = 2
 _SLOW_CALL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedSample:
-    """Groups of a few tasks, the seconds they took, and the stage they were played on.
+    """Groups of a few tasks, the seconds they took, and the stage that ran them.
 
-    `ending` closes the stage, so that sampler and learner need not be in memory at once.
+    `ending` closes the stage, so that sampler and learner are not in memory at the same time.
     """
 
     groups: tuple[Group, ...]
@@ -56,7 +56,7 @@ class PlayedSample:
 
 
 async def check_sampler(examination: Examination) -> AsyncIterator[Finding]:
-    """Start the sampler and the servers as the run does, and play one group for each of a few tasks."""
+    """Start the sampler and the servers as in training, and run one group for each of a few tasks."""
     from mcprl.checks.parity import pick_tasks
     from mcprl.episodes.stage import open_stage
 
@@ -91,7 +91,7 @@ async def check_sampler(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def _play_solutions(demonstrator: Demonstrator, examination: Examination) -> Finding:
-    """Play some solutions as the warm start will, including the longest."""
+    """Run some solutions, including the longest, as the warm start will."""
     tasks = [task for task in examination.tasks.value.tasks if task.solution is not None]
     tasks.sort(key=lambda task: len(repr(task.solution)), reverse=True)
     chosen = [*tasks[:_SOLUTIONS], *tasks[_SOLUTIONS :: max(1, len(tasks) // _SOLUTIONS)]]
@@ -104,7 +104,7 @@ async def _play_solutions(demonstrator: Demonstrator, examination: Examination) 
 
 
 async def check_parity(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether the learner gives the sampled tokens the same probabilities as the sampler."""
+    """Check that the learner gives the sampled tokens the same probabilities as the sampler."""
     from mcprl.checks.parity import measure_parity
     from mcprl.learning import open_learner
 
@@ -121,7 +121,7 @@ async def check_parity(examination: Examination) -> AsyncIterator[Finding]:
         report = await measure_parity(config, compared, learner, examination.teller, decode=stage.chat.decode)
         seconds = time.monotonic() - started
         examination.memory_bytes["learner"] = max(0, _resident_bytes() - before)
-    # Scoring is a forward pass: a third of the work of a pass with gradients.
+    # Scoring is a forward pass, which costs a third of a pass with gradients.
     tokens = sum(len(trajectory.token_ids) for trajectory in compared)
     examination.learner_tokens_per_s = tokens / seconds * FORWARD_SHARE
     figures = report.figures
@@ -138,7 +138,7 @@ async def check_parity(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def check_episodes(examination: Examination) -> AsyncIterator[Finding]:
-    """Judge the sample of episodes."""
+    """Judge the sampled episodes."""
     sample = examination.sample.value
     solutions = sum(task.solution is not None for task in examination.tasks.value.tasks)
     for finding in judge_groups(examination.config.value, sample.groups, sample.seconds, solutions=solutions):
@@ -148,7 +148,7 @@ async def check_episodes(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def foretell_learnable(config: RunConfig, trajectories: Sequence[Trajectory]) -> Finding | None:
-    """A finding if steps of such episodes would have fewer learnable tokens than an update needs."""
+    """Return a finding if steps with such episodes would have fewer learnable tokens than an update needs."""
     from mcprl.learning.algorithms import learnable_tokens
 
     algorithm, episodes = config.algorithm, config.training.tasks_per_step * config.episodes.group_size
@@ -163,7 +163,7 @@ def foretell_learnable(config: RunConfig, trajectories: Sequence[Trajectory]) ->
         f"with algorithm.min_learnable_tokens {least:,} and min_learnable_share {least_share:.0%} updates are skipped"
     )
     fix = "lower that setting, or raise training.tasks_per_step"
-    # Too few even if all episodes were as long as the longest of the sample.
+    # Too few, even if all episodes were as long as the longest one in the sample.
     if episodes * max(counts) < least:
         return wrong("learnable tokens", what, fix, code=BadValueError.code)
     return warning("learnable tokens", what, fix)
@@ -172,10 +172,11 @@ def foretell_learnable(config: RunConfig, trajectories: Sequence[Trajectory]) ->
 def judge_groups(
     config: RunConfig, groups: Sequence[Group], seconds: float, *, solutions: int = 0
 ) -> Iterator[Finding]:
-    """Whether the policy can call tools, rewards differ, episodes are answered, and tools keep up.
+    """Check that the policy can call tools, that rewards differ, that episodes end with an answer, and that tools are
+    fast.
 
-    `solutions` is the number of tasks that a warm start can imitate. A few groups prove nothing, so what they show is
-    only a warning.
+    `solutions` is the number of tasks that a warm start can imitate. A few groups prove nothing, so they only lead to
+    warnings.
     """
     metrics = episode_metrics(groups, seconds)
     yield _valid_calls(config, metrics["calls"], metrics["valid_call_rate"], imitates=solutions > 0)
@@ -275,12 +276,12 @@ def _latency(groups: Sequence[Group], config: RunConfig) -> Finding:
 
 
 def _resident_bytes() -> int:
-    """The memory of this process and all its children."""
+    """Return the memory of this process and all its children in bytes."""
     own = psutil.Process()
     total = own.memory_info().rss
     for child in own.children(recursive=True):
         try:
             total += child.memory_info().rss
         except psutil.NoSuchProcess:
-            continue  # it ended meanwhile
+            continue  # the process has just ended
     return total

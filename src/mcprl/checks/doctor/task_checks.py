@@ -1,4 +1,4 @@
-"""The tasks of a recipe: whether they can be read, scored, and solved with the tools on offer."""
+"""Checks of the tasks: whether they can be read, scored, and solved with the available tools."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["check_against_tools", "check_leaks", "check_task_file", "check_world
 
 
 _EXAMPLES = 3
-# Usual names of the file that measures what the training file taught.
+# Common names of the file for evaluating what the model learned from the training file.
 _JUDGING = ("validation", "valid", "val", "dev", "test", "eval")
 
 
 async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
-    """Read the tasks and the preamble; check that each task can be scored, and that there are enough for a step."""
+    """Read the tasks and the preamble. Check that each task can be scored, and that there are enough for a step."""
     config = examination.config.value
     try:
         examination.preamble.put(load_preamble(config.tasks.preamble))
@@ -64,7 +64,7 @@ async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _learnable_bound(tasks: Sequence[Task], config: RunConfig) -> Finding | None:
-    """A finding if no batch can have the tokens that an update needs, however long its episodes are."""
+    """Return a finding if no batch can have as many tokens as an update needs, however long its episodes are."""
     least, episodes = config.algorithm.min_learnable_tokens, config.training.tasks_per_step * config.episodes.group_size
     turns = max(config.episodes.turn_limit(task) * (1 + len(task.follow_ups)) for task in tasks)
     most = episodes * min(turns * config.sampling.max_tokens, config.model.context_tokens)
@@ -80,7 +80,7 @@ def _learnable_bound(tasks: Sequence[Task], config: RunConfig) -> Finding | None
 
 
 async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:
-    """Training tasks that a validation file also has, and answers that are in their own question."""
+    """Find training tasks that are also in a validation file, and tasks whose question contains the answer."""
     file = examination.tasks.value
     named = examination.config.value.tasks.validation
     others = _validation_files(file.path) if named is None else [named]
@@ -107,7 +107,7 @@ async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _validation_files(train: Path) -> list[Path]:
-    """Files beside the training tasks with the same name but for validation: train.jsonl, validation.jsonl."""
+    """Return the validation files beside the training file, with a matching name: train.jsonl, validation.jsonl."""
     if "train" not in train.stem:
         return []
     named = [train.with_name(train.name.replace("train", word)) for word in _JUDGING]
@@ -115,7 +115,7 @@ def _validation_files(train: Path) -> list[Path]:
 
 
 def _gives_its_answer(task: Task) -> bool:
-    """Whether the question contains the expected answer. Numbers and choices may be in a question for good reasons."""
+    """Return True if the question contains the expected answer. Numbers and choices may be in it for good reasons."""
     answer = task.goal.answer
     if not isinstance(answer, Exactly | Contains):
         return False
@@ -124,7 +124,7 @@ def _gives_its_answer(task: Task) -> bool:
 
 
 async def check_against_tools(examination: Examination) -> AsyncIterator[Finding]:
-    """Compare the tasks with the catalog: unknown tools, goals that cannot be met, and recorded calls that drifted."""
+    """Compare the tasks with the catalog: unknown tools, goals that cannot be met, and drifted recorded calls."""
     config, file, catalog = examination.config.value, examination.tasks.value, examination.catalog.value
     report = validate(file, catalog, episodes=config.episodes)
     found = {kind: [problem for problem in report.problems if problem.kind is kind] for kind in ProblemKind}
@@ -159,7 +159,7 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
 
 
 def _validate_command(path: Path, servers: ServersConfig) -> str:
-    """The command that lists all problems; empty if it cannot start the servers, since only the recipe says how."""
+    """Return the command that lists all problems; empty if only the recipe says how to start the servers."""
     if servers.file is None or any(settings.start for settings in servers.settings.values()):
         return ""
     return f"; `mcprl tasks validate {_from_here(path)} --servers {_from_here(servers.file)}` lists them all"
@@ -180,7 +180,7 @@ def _drift(drift: Sequence[DriftedCall]) -> Finding:
 
 
 def _is_fixed(call: DriftedCall, settings: Mapping[str, ServerSettings]) -> bool:
-    """Whether the recipe's aliases already make the call fit."""
+    """Return True if the recipe's aliases already fix the call."""
 
     def has(server: str, setting: str, alias: str, meant: str) -> bool:
         own = settings.get(server, ServerSettings())
@@ -191,7 +191,7 @@ def _is_fixed(call: DriftedCall, settings: Mapping[str, ServerSettings]) -> bool
 
 
 async def check_worlds(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether the servers serve the offline world that the tasks' answers belong to."""
+    """Check that the servers serve the offline world that the tasks were generated for."""
     tasks = examination.tasks.value.tasks
     worlds = sorted({task.world for task in tasks if task.world is not None})
     for box in examination.toolboxes.value.values():
@@ -200,7 +200,7 @@ async def check_worlds(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _tasks_of(toolbox: Toolbox, tasks: Iterable[Task]) -> Iterator[Task]:
-    """The tasks, reduced to one server's tools."""
+    """Yield the tasks, reduced to one server's tools."""
     for task in tasks:
         state = tuple(expected for expected in task.goal.state if expected.tool in toolbox.catalog)
         tools = tuple(name for name in task.tools or toolbox.catalog.names if name in toolbox.catalog)
@@ -209,11 +209,11 @@ def _tasks_of(toolbox: Toolbox, tasks: Iterable[Task]) -> Iterator[Task]:
 
 
 def _from_here(path: Path) -> str:
-    """The path as one would type it."""
+    """Return the path relative to the current folder, if that is shorter."""
     return min(os.path.relpath(path), str(path), key=len)
 
 
 def _some(lines: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
+    """Join the first few lines, and say how many more there are."""
     more = f"; and {len(lines) - _EXAMPLES} more" if len(lines) > _EXAMPLES else ""
     return "; ".join(lines[:_EXAMPLES]) + more

@@ -22,21 +22,21 @@ from mcprl.verdicts import (
 __all__ = ["EPISODE_RULES", "STEP_RULES", "count_dead_groups"]
 
 
-# A group whose rewards are all equal teaches nothing. At half of the groups, a batch costs twice what it teaches; at
-# four fifths, the groups that are left are too few for a direction.
+# A group whose rewards are all equal has no gradient. At half of the groups, a batch costs twice what it should; at
+# four fifths, too few groups are left to give a direction.
 _DEAD_WARN, _DEAD_BAD = 0.5, 0.8
-# Fewer groups than this are chance: steps are counted together until there are enough.
+# With fewer groups, the result is chance, so steps are counted together until there are enough.
 _ENOUGH_GROUPS = 8
-# Above this success rate, groups without variance are mostly solved ones; below the other, mostly failed ones.
+# Above this success rate, groups without variance are mostly solved; below the other, they are mostly failed.
 _MOSTLY_SOLVED, _MOSTLY_FAILED = 0.6, 0.3
-# Calls are often wrong in the first steps. If half of them are wrong after ten, the policy does not find the format.
+# Calls are often wrong in the first steps. If half are still wrong after ten, the policy does not find the format.
 _EARLY_STEPS, _EARLY_VALID = 10, 0.5
 _VALID_WINDOW = 5
-# An episode that hits a limit has no answer: its reward measures its length, not its quality.
+# An episode that reaches a limit has no answer, so its reward measures its length, not its quality.
 _CUT_WARN, _CUT_BAD = 0.5, 0.9
-# Lost episodes are run again and cost only time, but they are not a random sample: long ones are lost more often.
+# Lost episodes run again and cost only time, but they are not a random sample: long ones are lost more often.
 _LOST_WARN, _LOST_BAD = 0.1, 0.3
-# If a tenth of all episodes can make a tool fail, that is what the policy is learning about.
+# If a tenth of all episodes make a tool fail, the policy is learning to do that.
 _CAUSED_BAD = 0.1
 
 _CUTS = {
@@ -47,7 +47,7 @@ _CUTS = {
 
 
 def count_dead_groups(view: StepView) -> tuple[float, float] | None:
-    """Groups without variance, and all groups played; both include those left out of the batch."""
+    """Return the number of groups without variance, and of all groups; both include those left out of the batch."""
     dead, groups = view.now("groups_without_variance"), view.now("groups")
     return (dead, groups) if dead is not None and groups is not None else None
 
@@ -126,7 +126,7 @@ def invalid_calls(view: StepView) -> Verdict | None:
 
 def unanswered(view: StepView) -> Verdict | None:
     if not view.config.rewards.unanswered:
-        return None  # if a missing answer costs nothing, none is wanted
+        return None  # if a missing answer has no penalty, no answer is wanted
     shares = {name: share for name in _CUTS if (share := view.now(name)) is not None}
     severity = by_size(sum(shares.values()), warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:
@@ -138,7 +138,7 @@ def unanswered(view: StepView) -> Verdict | None:
 
 
 def _room(cut: str, config: RunConfig) -> str:
-    """How episodes get to their answer before the limit that cuts them."""
+    """Suggest how episodes can answer before they reach the limit that cuts them."""
     if cut == "stop_context_limit":
         return (
             f"raise model.context_tokens (now {config.model.context_tokens}), or shorten long results "
@@ -169,7 +169,7 @@ def lost_episodes(view: StepView) -> Verdict | None:
 
 
 def caused_faults(view: StepView) -> Verdict | None:
-    """Losses that are not accidents: they coincide with something that the policy does."""
+    """Report losses that are not accidents: they correlate with something that the policy does."""
     share = view.now("stop_caused_fault") or 0.0
     found: list[str] = []
     if share > 0:
@@ -196,17 +196,17 @@ EPISODE_RULES: Rules = {
 }
 
 
-# A mean outside this band: most tokens became half or twice as likely in one update.
+# If the mean ratio is outside this range, most tokens became half or twice as likely in one update.
 _RATIO_BAD = (0.5, 2.0)
-# Good tokens should become likelier than bad ones. Minibatch noise stays below this gap, and does not last.
+# Good tokens should become more likely than bad ones. Minibatch noise is smaller than this gap, and does not last.
 _WRONG_WAY, _WRONG_WAY_STEPS = -0.05, 3
 # PPO's clip usually affects 5% to 20% of tokens; at a third, updates are too large for their data.
 _CLIPPED_WARN, _CLIPPED_BAD = 0.3, 0.6
-# The gate is for outliers. If many tokens are outside, it is the policy itself that moved.
+# The gate is for outliers. If many tokens are outside, the policy itself has moved.
 _GATED_WARN, _GATED_BAD = 0.1, 0.3
 # Norms vary two- or threefold between batches; ten times the usual norm is an unusual batch.
 _SPIKE, _SPIKE_NEEDS = 10.0, 5
-# Adaptive control moves the coefficient by tens of percent; at ten times its start, it cannot hold its target.
+# Adaptive control changes the coefficient by tens of percent; at ten times its start, it cannot reach its target.
 _RUNAWAY_WARN, _RUNAWAY_BAD = 10.0, 100.0
 
 
@@ -238,7 +238,7 @@ def masked_drift(view: StepView) -> Verdict | None:
 
 def reference_kl(view: StepView) -> Verdict | None:
     distance, settings = view.now("kl_reference"), view.config.algorithm.kl
-    # A recipe with a target has said how far is right; at twice the target, adaptive control does not hold it.
+    # If the recipe has a target, it defines the right distance; at twice the target, adaptive control has failed.
     severity = by_size(distance, warn=2 * settings.target if settings.target else KL_WARN, bad=KL_BAD)
     if severity is None:
         return None
@@ -338,7 +338,7 @@ def gated(view: StepView) -> Verdict | None:
 
 
 def inactive(view: StepView) -> Verdict | None:
-    """Few tokens that move the weights, and no other rule explains it."""
+    """Warn if few tokens change the weights and no other rule explains it."""
     active = view.now("active_fraction")
     if active is None or active >= ACTIVE_FRACTION:
         return None

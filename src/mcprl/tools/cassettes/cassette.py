@@ -1,8 +1,8 @@
 """A cassette: recorded tool calls in one SQLite file, looked up by server, version, tool and arguments.
 
-Callers must record only successful calls of tools without side effects. Each operation is one statement in write-ahead
-mode, so tasks, threads and processes of one machine may share the file. A crash loses at most the last recordings and
-never damages the file. (Write-ahead mode needs a local file system.)
+Callers must record only successful calls of tools without side effects. Each operation is one SQL statement in
+write-ahead mode, so tasks, threads and processes of one machine may share the file. A crash loses at most the last
+recordings and never damages the file. Write-ahead mode needs a local file system.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mcprl.tools.catalog import ToolDefinition
 __all__ = ["ANY_VERSION", "Cassette", "Recording"]
 
 ANY_VERSION = ""
-"""The version of recordings whose server version is unknown, as in old logs: they answer for every version."""
+"""Marks recordings whose server version is unknown, as in old logs. They match every version."""
 
 _APPLICATION_ID = 0x6D63726C
 _LAYOUT = 1
@@ -33,7 +33,7 @@ _TABLES = (
     "CREATE TABLE recordings (id INTEGER PRIMARY KEY, server TEXT NOT NULL, version TEXT NOT NULL, tool TEXT NOT NULL,"
     " arguments TEXT NOT NULL, answer BLOB NOT NULL, truncated INTEGER NOT NULL)",
     "CREATE INDEX recordings_by_call ON recordings (server, tool, arguments, version)",
-    # AUTOINCREMENT: a listing that is recorded again becomes the newest, even if it replaces the last row.
+    # AUTOINCREMENT: a listing that is recorded again gets the highest id, even if it replaces the last row.
     "CREATE TABLE listings (id INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT NOT NULL, version TEXT NOT NULL,"
     " definitions TEXT NOT NULL, UNIQUE (server, version))",
 )
@@ -57,7 +57,7 @@ FROM recordings ORDER BY server, tool, arguments, version, id"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """One recorded answer. `ordinal` numbers the different answers to the same call from 1, the newest last.
+    """One recorded answer. If the same call got different answers, `ordinal` numbers them from 1, oldest first.
 
     Recording(server="fmp", version="1.2.0", tool="fmp_get_quote", arguments={"symbol": "AAPL"},
               text="**AAPL - Apple Inc.**\\nPrice: $213.88", truncated=False, ordinal=1)
@@ -73,7 +73,7 @@ class Recording:
 
 
 class Cassette:
-    """An open cassette. Open it with `Cassette.open`, and use `with` or `close` it."""
+    """An open cassette. Open it with `Cassette.open`; close it with `close` or a `with` block."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -81,7 +81,7 @@ class Cassette:
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> Cassette:
-        """Open a cassette; a writable one is created if it does not exist."""
+        """Open a cassette. With `writable`, create the file if it does not exist."""
         if not writable and not path.is_file():
             raise CassetteError(
                 f"cassette {path} does not exist",
@@ -113,7 +113,7 @@ class Cassette:
         self.close()
 
     def find(self, server: str, version: str, tool: str, arguments: Mapping[str, Any]) -> Recording | None:
-        """The newest answer of exactly this version, else the newest without a version, else None."""
+        """Return the newest answer for exactly this version, else the newest with an unknown version, else None."""
         known = _clean(arguments)
         rows = self._run(_FIND, (server, version, tool, canonical_json(known)))
         if not rows:
@@ -138,21 +138,21 @@ class Cassette:
         *,
         truncated: bool = False,
     ) -> None:
-        """Store an answer, with secrets redacted, unless it equals the newest one."""
+        """Store an answer with its secrets redacted. Does nothing if it equals the newest stored answer."""
         key = canonical_json(_clean(arguments))
-        # Bytes, because SQLite rejects text with unpaired surrogates.
+        # Encode to bytes, because SQLite rejects text with unpaired surrogates.
         answer = SECRETS.redact(text).encode("utf-8", "surrogatepass")
         self._run(_RECORD, (server, version, tool, key, answer, truncated))
 
     def record_tools(self, server: str, version: str, tools: Iterable[ToolDefinition]) -> None:
-        """Store the tools that a server lists, in its order, for replay without the server."""
+        """Store the tools that a server lists, in its order, so that replay works without the server."""
         clean = [ToolDefinition(**_clean(asdict(tool))) for tool in tools]
         entries = [{**asdict(tool), "fingerprint": tool.fingerprint()} for tool in clean]
         values = (server, version, json.dumps(entries))
         self._run("INSERT OR REPLACE INTO listings (server, version, definitions) VALUES (?, ?, ?)", values)
 
     def tools(self) -> Mapping[str, tuple[str, tuple[ToolDefinition, ...]]]:
-        """For each server, in the order first recorded, the version and the tools of its newest listing."""
+        """Return the version and the tools of each server's newest listing. Servers are in the order first recorded."""
         newest = {server: (version, definitions) for server, version, definitions in self.listings()}
         return {
             server: (version, tuple(definition for definition, _ in definitions))
@@ -160,7 +160,7 @@ class Cassette:
         }
 
     def listings(self) -> Iterator[tuple[str, str, list[tuple[ToolDefinition, str]]]]:
-        """Every recorded listing, oldest first: server, version, and each definition with its recorded fingerprint."""
+        """Yield every recorded listing, oldest first: server, version, and each definition with its fingerprint."""
         for server, version, text in self._run("SELECT server, version, definitions FROM listings ORDER BY id"):
             try:
                 entries = cast("list[dict[str, Any]]", json.loads(text))
@@ -170,7 +170,7 @@ class Cassette:
             yield server, version, definitions
 
     def recordings(self) -> Iterator[Recording]:
-        """Every recording, by server, tool and arguments; several answers to one call in the order recorded."""
+        """Yield every recording, sorted by server, tool and arguments; different answers to a call are oldest first."""
         for server, version, tool, key, answer, truncated, ordinal in self._run(_ALL):
             try:
                 arguments: Any = json.loads(key)
@@ -191,7 +191,7 @@ class Cassette:
             )
 
     def answers(self, server: str, version: str, tool: str, arguments: Mapping[str, Any]) -> list[str]:
-        """Every answer recorded for exactly this call and version, the newest last."""
+        """Return every answer recorded for exactly this call and version, oldest first."""
         statement = (
             "SELECT answer FROM recordings WHERE server = ? AND version = ? AND tool = ? AND arguments = ? ORDER BY id"
         )
@@ -199,7 +199,7 @@ class Cassette:
         return [_decoded(answer) for (answer,) in rows]
 
     def integrity(self) -> list[str]:
-        """Errors that SQLite finds in the file itself."""
+        """Return the errors that SQLite's integrity check finds in the file."""
         return [str(line) for (line,) in self._run("PRAGMA integrity_check") if line != "ok"]
 
     def _prepare(self, *, writable: bool) -> None:
@@ -234,7 +234,7 @@ class Cassette:
             raise
 
     def _enter_write_ahead_mode(self) -> None:
-        """Changing the mode is the one statement for which SQLite does not wait by itself."""
+        """Switch to write-ahead mode. SQLite's busy timeout does not cover this statement, so wait for locks here."""
         give_up = time.monotonic() + _BUSY_S
         while True:
             try:
@@ -257,7 +257,7 @@ class Cassette:
 
 def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
     def connect(options: str) -> sqlite3.Connection:
-        # No implicit transactions, and any thread: each statement is atomic.
+        # No implicit transactions, because each statement is atomic. Any thread may use the connection.
         uri = f"{path.absolute().as_uri()}?{options}"
         return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
 
@@ -266,11 +266,11 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
-        # The last reader to close removes the files beside the cassette, if it may write.
+        # The last reader to close removes the -wal and -shm files, if it has write access.
         connection = connect("mode=rw")
         connection.execute("PRAGMA query_only = ON")
         return connection
-    # If nothing can be written, SQLite reads a file in write-ahead mode only if it is declared immutable.
+    # Without write access, SQLite can read a file in write-ahead mode only if it is opened as immutable.
     return connect("mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1")
 
 

@@ -1,8 +1,8 @@
 """The seccomp filter of the sandbox: the system calls that code may make. All others are denied.
 
-The code is one process: it can start threads but no processes or programs, open no sockets, and trace, signal or
-inspect no other process. Denied calls fail with EPERM, so an honest program gets a `PermissionError`. The worker
-installs the filter as its last step before it takes a program, so not even `execve` need be allowed.
+The code runs in one process. It can start threads but no processes or programs, cannot open sockets, and cannot trace,
+signal or inspect other processes. Denied calls fail with EPERM, so an honest program gets a `PermissionError`. The
+worker installs the filter as its last step before it accepts a program, so even `execve` can be denied.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["KILLED_STATUS", "MACHINES", "SYSTEM_CALLS", "make_filter"]
 
 
 KILLED_STATUS: Final = 137
-"""bubblewrap's exit status if SIGKILL ended the code: from the out-of-memory killer, or from the kernel to code that
-ignores SIGXCPU. The code itself can neither send that signal nor exit with this status."""
+"""bubblewrap's exit status if SIGKILL ended the code. It comes from the out-of-memory killer, or from the kernel if the
+code ignores SIGXCPU. The code itself can neither send that signal nor exit with this status."""
 
 MACHINES: Final[tuple[str, ...]] = ("x86_64", "aarch64")
 _AUDIT_ARCHITECTURE: Final[Mapping[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT: Final = 0x40000000
 
-# Name, number on x86_64, number on aarch64. A dash: that machine has no such call.
+# Name, number on x86_64, number on aarch64. A dash means that the machine has no such call.
 _ALLOWED: Final = """
 read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -, lseek 8 62, mmap 9 222,
 mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139,
@@ -48,14 +48,14 @@ eventfd2 290 19, epoll_create1 291 20, dup3 292 24, pipe2 293 59, preadv 295 69,
 renameat2 316 276, getrandom 318 278, statx 332 291, rseq 334 293, close_range 436 436, faccessat2 439 439
 """
 
-# Callers fall back to an older call, or continue without, if there is none.
+# These calls report that they do not exist. Callers then use an older call, or continue without it.
 _ABSENT: Final = "clone3 435 435, openat2 437 437"
 _UNSUPPORTED: Final = "listxattr 194 11, llistxattr 195 12, flistxattr 196 13"
-# Reports success without effect, for `shutil.copy2` and others. All programs share /dev/null and could leave each other
-# messages in its times.
+# This call reports success but does nothing, for `shutil.copy2` and others. All programs share /dev/null, and could
+# leave each other messages in its timestamps.
 _IGNORED: Final = "utimensat 280 88"
 
-# Allowed with some arguments only: see `_conditional`.
+# Allowed only with some arguments; see `_conditional`.
 _CHECKED: Final = """
 ioctl 16 29, sendto 44 206, socketpair 53 199, clone 56 220, exit 60 93, fcntl 72 25, prctl 157 167, exit_group 231 94,
 tgkill 234 131, prlimit64 302 261
@@ -76,7 +76,7 @@ SYSTEM_CALLS: Final[Mapping[str, Mapping[str, int]]] = {
     }
     for machine in MACHINES
 }
-"""Number of each system call that the filter knows, by machine and name."""
+"""Machine → name → number of each system call that the filter knows."""
 
 # Classic BPF: the codes of <linux/filter.h>, and the offsets of `struct seccomp_data`.
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
@@ -93,19 +93,19 @@ _CLONE_THREAD: Final = 0x00010000
 _CLONE_FORBIDDEN: Final = 0x00000080 | 0x00002000 | 0x00020000 | 0x7E000000
 # TCGETS TIOCGWINSZ FIONREAD FIONBIO FI[ON]CLEX
 _IOCTL_REQUESTS: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-# F_DUPFD F_GETFD F_SETFD F_GETFL F_GETLK F_SETLK F_SETLKW F_DUPFD_CLOEXEC. The others send signals of any number
-# (F_SETSIG, F_NOTIFY), delay other openers of a file (F_SETLEASE), or take memory that the kernel counts per user.
+# F_DUPFD F_GETFD F_SETFD F_GETFL F_GETLK F_SETLK F_SETLKW F_DUPFD_CLOEXEC. The others can send arbitrary signals
+# (F_SETSIG, F_NOTIFY), delay other openers of a file (F_SETLEASE), or use memory that the kernel counts per user.
 _FCNTL_COMMANDS: Final = (0, 1, 2, 3, 5, 6, 7, 1030)
 _F_SETFL: Final = 4
 _O_ASYNC: Final = 0x2000
-_PRCTL_NAMES: Final = (15, 16)  # the name of a thread
+_PRCTL_NAMES: Final = (15, 16)  # set and get the name of a thread
 _AF_UNIX: Final = 1
 _SIGKILL: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
 class _Instruction:
-    """One instruction of the filter. A jump has the number of instructions to skip if its condition holds, or not.
+    """One instruction of the filter. A jump says how many instructions to skip if its condition is true, and if false.
 
     _Instruction(_EQUAL, 39, 0, 1)     # if it is 39, continue; else skip the next instruction
     """
@@ -118,7 +118,7 @@ class _Instruction:
 
 @functools.cache
 def make_filter(machine: str) -> bytes:
-    """The filter for one of `MACHINES`, as the array of `struct sock_filter` that the kernel takes."""
+    """Return the filter for one of `MACHINES`, as the array of `struct sock_filter` that the kernel expects."""
     program = [
         _Instruction(_LOAD, _ARCHITECTURE_OFFSET),
         _Instruction(_EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0),
@@ -143,9 +143,9 @@ def make_filter(machine: str) -> bytes:
 
 
 def _conditional(name: str) -> list[_Instruction]:
-    """The instructions that check the arguments of a call. Every path ends in a verdict."""
+    """Return the instructions that check the arguments of a call. Every path ends with a verdict."""
     allow, deny = _Instruction(_RETURN, _ALLOW), _Instruction(_RETURN, _DENY)
-    if name == "clone":  # a thread of this process, in this process's namespaces
+    if name == "clone":  # only a thread of this process, in the same namespaces
         return [
             _argument(0),
             _Instruction(_ANY_BIT, _CLONE_FORBIDDEN, 2, 0),
@@ -167,9 +167,9 @@ def _conditional(name: str) -> list[_Instruction]:
             allow,
             deny,
         ]
-    if name == "prlimit64":  # reading limits, not setting them
+    if name == "prlimit64":  # only reading limits, not setting them
         return [*_null_pointer(2), deny]
-    if name == "sendto":  # to the other end of a pair, not to an address
+    if name == "sendto":  # only to the other end of a socket pair, not to an address
         return [*_null_pointer(4), deny]
     index, values = {"ioctl": (1, _IOCTL_REQUESTS), "prctl": (0, _PRCTL_NAMES), "socketpair": (0, (_AF_UNIX,))}[name]
     return [_argument(index), *_one_of(values), deny]
