@@ -1,1 +1,1 @@
-"""Evaluation: `harness` plays, `outcomes` judges, `statistics` and `results` count and compare, `report` writes."""
+"""Evaluation. Episodes are run by `harness`, judged by `outcomes`, analyzed by `statistics`, compared by `results`."""
