@@ -210,7 +210,7 @@ class Trajectory:
         (text)           <s>    user   \\n     Hi     \\n     Hello  <end>  \\n
         sampled          no     no     no     no     no     yes    yes    no
         forced           no     no     no     no     no     no     no     no      (the grammar allowed only this token)
-        fixed            no     no     no     no     no     no     no     no      (the grammar allowed only this text)
+        fixed            no     no     no     no     no     no     no     no      (several tokens, but only this text)
         logprobs         0      0      0      0      0      -0.69  -0.05  0       (of the distribution sampled from)
         turn_index       -1     -1     -1     -1     -1     0      0      -1      (-1: context)
         weights_version  -1     -1     -1     -1     -1     3      3      -1
@@ -269,7 +269,7 @@ def turns_by_message(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostEpisode:
-    """An attempt lost to an infrastructure fault. It is counted and run again; no update ever sees it."""
+    """An attempt lost to an infrastructure fault. It is counted and the episode is run again; updates never use it."""
 
     task_id: str
     member: int
@@ -386,7 +386,7 @@ class Update:
 
     If the update was skipped (NaN, too few tokens, too far from the reference), the weights are unchanged,
     `metrics["update_skipped"]` is 1, and `skipped` gives the reason and the episodes that caused it. `ratios` are the
-    probability ratios (new over old) of each token when it was last scored; 0 for tokens that were not scored.
+    probability ratios (new over old) of each token when it was last scored; 0 for tokens without loss.
 
     Update(step=3, weights=Weights(version=4, adapter=Path("…/weights/v4")),
            metrics={"loss": -0.012, "grad_norm": 0.8, "parity_ratio_mean_abs_error": 3.1e-06, …},

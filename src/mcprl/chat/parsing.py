@@ -69,7 +69,7 @@ class Problem(StrEnum):
 
     @classmethod
     def of(cls, sentence: str) -> Self:
-        """Return the kind of problem of a message that `say` made."""
+        """Return the kind of problem that a message from `say` describes."""
         return next(kind for kind in cls if sentence.startswith(kind.partition("{")[0]))
 
 

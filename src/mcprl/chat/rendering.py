@@ -187,7 +187,10 @@ class RoleRenderer(ABC):
         *,
         tools: Sequence[Any] | None = None,
     ) -> RenderedTokens | None:
-        """Append the end of the turn if it is missing, the new messages, and the start of the next turn."""
+        """Append the end of the turn if it is missing, the new messages, and the start of the next turn.
+
+        Returns None if the conversation cannot be continued this way.
+        """
         said = self.spoken(new_messages, None)
         closes = self.get_stop_token_ids()
         has_turn = any(role == "assistant" for role, _ in said)
@@ -403,10 +406,10 @@ class Chat:
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...]:
-        """Return the ids after `prompt_ids + sampled_ids`: the turn's end, the new messages, the next turn's start.
+        """Return the ids that follow `prompt_ids + sampled_ids`: the new messages and the start of the next turn.
 
-        The turn's end is only added if the turn was truncated, or stopped at a token with which the family does not end
-        turns.
+        If the turn was truncated, or stopped at a token with which the family does not end turns, they begin with the
+        end of the turn.
         """
         specs = self._specs(tools)
         shown = self._shown_results([self._shown(m) for m in messages], prompt_ids, sampled_ids)

@@ -25,7 +25,7 @@ __all__ = ["CALL_SYNTAXES", "CallSyntax", "FieldSyntax", "TurnWriter", "syntax_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSyntax:
-    r"""How one argument is written, in families that write arguments one by one: before NAME between VALUE after.
+    r"""How one argument is written, in families that write arguments one by one: `before` NAME `between` VALUE `after`.
 
     FieldSyntax(before="<parameter=", between=">\n", after="\n</parameter>\n")
     """
@@ -37,7 +37,7 @@ class FieldSyntax:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax:
-    r"""How a family writes a call: before_name NAME after_name ARGUMENTS closing.
+    r"""How a family writes a call: `before_name` NAME `after_name` ARGUMENTS `closing`.
 
     Every call starts with `opening`. None: a turn that begins like a call is a call. `separator` is the text between
     two calls. None: a turn has at most one call. `section` encloses all calls of a turn. Arguments are a JSON object,

@@ -1,1 +1,1 @@
-"""Evaluation. Episodes are run by `harness`, judged by `outcomes`, analyzed by `statistics`, compared by `results`."""
+"""Evaluation: `harness` runs episodes, `outcomes` judges, `statistics` and `results` analyze, `report` writes."""

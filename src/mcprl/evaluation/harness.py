@@ -244,7 +244,10 @@ def _from_working_directory(setting: str) -> str:
 
 
 def _location(model: str) -> str:
-    """Make the path of a model folder absolute, since a recipe's paths are relative to it. Keeps a hub name."""
+    """Return the absolute path of a model folder, or a hub name unchanged.
+
+    A relative path would refer to the folder of the recipe.
+    """
     return str(Path(model).absolute()) if Path(model).is_dir() or model.startswith((".", "/")) else model
 
 

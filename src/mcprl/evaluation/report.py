@@ -368,7 +368,7 @@ _LEFT, _WIDTH, _ROW, _MAX_ROWS = 8.0, 424.0, 42, 24
 
 
 def _plot(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
-    """Draw one bar per row on a scale from 0 to 100%. A row is a label, its figures, and an SVG mark at y = 0."""
+    """Draw one line per row, on a scale from 0 to 100%. A row is a label, its figures and an SVG mark at y = 0."""
     shown = [*rows[: _MAX_ROWS - 1], rows[-1]] if len(rows) > _MAX_ROWS else rows
     marks = [
         f'<g transform="translate(0 {20 + number * _ROW})"><text x="{_LEFT}" y="0">{escape(label)}</text>'

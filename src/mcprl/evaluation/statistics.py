@@ -57,10 +57,10 @@ def share_interval(task_means: Sequence[float], episodes: int) -> Estimate:
     """Return the mean over tasks of a number in [0, 1], with a Wilson interval at the effective number of episodes.
 
     The effective number of episodes is p(1 − p)·n / s² for n tasks whose means have variance s². It is at least the
-    number of tasks (episodes of a task are fully correlated) and at most `episodes` (they are independent). If all
-    means are equal, s² is unknown and the number of tasks is used. A Wilson interval stays within [0, 1], and does not
-    shrink to a point if all tasks or none were solved. If tasks have several episodes, s² is an estimate, so Student's
-    quantile is used.
+    number of tasks (if the episodes of a task are fully correlated) and at most `episodes` (if they are independent).
+    If all means are equal, s² is unknown and the number of tasks is used. A Wilson interval stays within [0, 1], and
+    does not shrink to a point if all tasks or none were solved. If tasks have several episodes, s² is an estimate, so
+    Student's quantile is used.
     """
     tasks = len(task_means)
     p = fmean(task_means)

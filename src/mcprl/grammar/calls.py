@@ -168,9 +168,9 @@ def make_grammar(
 ) -> str:
     """Return the structural tag for turns of `chat` with these tools, as JSON text. It is deterministic.
 
-    `stop` are the texts that end a turn. Strings do not contain them, because they would cut off the call. Strings with
-    a pattern or a length limit only contain no `<`. Raises NoCallSyntaxError if there is no grammar for the family's
-    calls. Raises UnheldSchemaError if a grammar cannot enforce all of a tool's schema, unless the tool is in
+    `stop` are the texts that end a turn. Strings do not contain them, because they would cut off the call. In strings
+    with a pattern or a length limit, only `<` is excluded. Raises NoCallSyntaxError if there is no grammar for the
+    family's calls. Raises UnheldSchemaError if a grammar cannot enforce all of a tool's schema, unless the tool is in
     `loose_tools`. For such a tool, the grammar enforces the rest of the schema.
     """
     syntax = syntax_of(chat)

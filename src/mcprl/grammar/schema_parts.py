@@ -90,7 +90,7 @@ class Part:
 
     @property
     def key(self) -> tuple[str, frozenset[str], bool]:
-        """Unique among the parts of a document."""
+        """An identifier that is unique among the parts of a document."""
         return self.path, self.done, self.made
 
     @property
@@ -109,7 +109,8 @@ class Findings:
     """What was found while rewriting a schema. Each keyword of a path is listed once.
 
     `unheld`: the grammar allows values that the schema rejects, or cannot write any value that the schema allows.
-    `dead_ends`: the schema itself rejects every value at this path. `work`: the remaining work budget.
+    `dead_ends`: the schema itself rejects every value at this path.
+    `work`: the remaining work budget.
     """
 
     unheld: dict[tuple[str, str], Unheld] = field(default_factory=dict[tuple[str, str], Unheld])

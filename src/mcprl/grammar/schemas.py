@@ -4,9 +4,14 @@ For each subvalue, `Document.gather` collects all schemas that apply to it. Thei
 out, and the other keywords are written type by type. The result uses only forms that tests have shown to be enforced.
 Every other keyword is reported, so no keyword is dropped silently.
 
-The forms are: `$ref` into `$defs`, `anyOf`, `enum`, `{}`, and one `type` with either `minimum` and `maximum`; or
-`multipleOf`; or `pattern` or `format`; or `items`, `prefixItems`, `minItems` and `maxItems`; or `properties` and
-`required` without additional properties; or `additionalProperties` alone.
+The forms are `$ref` into `$defs`, `anyOf`, `enum`, `{}`, and one `type` with one of these sets of keywords:
+
+    minimum, maximum
+    multipleOf
+    pattern or format
+    items, prefixItems, minItems, maxItems
+    properties and required, without additional properties
+    additionalProperties alone
 """
 
 from __future__ import annotations
@@ -252,7 +257,7 @@ class _Rewriter:
         return {"type": "object", "additionalProperties": value}
 
     def _check_counts(self, parts: Sequence[Part], fewest: int, most: int | None) -> None:
-        """Report counts that an object with `fewest` to `most` properties may violate."""
+        """Report `minProperties` or `maxProperties` if an object of `fewest` to `most` properties can violate it."""
         for part in parts:
             if part.get("minProperties", 0) > fewest:
                 self.findings.add(part, "minProperties", "a grammar does not count properties")
@@ -274,7 +279,7 @@ def _describes_others(part: Part) -> bool:
 def _types_of(parts: Sequence[Part]) -> list[str] | None:
     """Return the types that all parts allow. None: any type.
 
-    If no part has `type`, the types follow from the other keywords: `minLength` implies a string.
+    If no part has `type`, the types follow from the other keywords. For example, `minLength` implies a string.
     """
     declared = [part.get("type") for part in parts if "type" in part]
     if not declared:

@@ -158,7 +158,7 @@ def lay_out_tree(sequences: Sequence[Sequence[int]], device: torch.device) -> La
 def _common_length(sequences: Sequence[tuple[int, ...]]) -> int:
     """Return the length of the longest common prefix.
 
-    It is that of the first and the last sequence in lexicographic order.
+    The first and the last sequence in lexicographic order have the same common prefix as all sequences.
     """
     first, last = min(sequences), max(sequences)
     # Bisection, because comparing slices is much faster than comparing single tokens.
@@ -183,7 +183,7 @@ def tree_attention(
     tree: Tree | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention, with causal order within each branch.
+    """Compute causal attention over a tree of shared prefixes.
 
     Queries are [1, H, T, D], keys and values [1, K, T, D], where K divides H. The result is [1, T, H, D].
 
@@ -266,8 +266,8 @@ def _block_mask(tree: Tree, device: torch.device) -> BlockMask:
     Let o[b, x] be the number of tokens of node x in block b. The number of pairs of tokens for which query block b
     attends to key block c is
 
-        Σ o[b, x] · o[c, y] over ancestors y of x, plus for each node x: o[b, x] · o[c, x] if c < b, o[b, x] · (o[b, x]
-        + 1) / 2 if c = b
+        Σ o[b, x] · o[c, y] over ancestors y of x, plus for each node x:
+        o[b, x] · o[c, x] if c < b, or o[b, x] · (o[b, x] + 1) / 2 if c = b
 
     The blocks attend fully, partially or not at all. The counts are at most 16,384, so they are exact in float32.
     """

@@ -23,7 +23,7 @@ __all__ = ["Seen", "UpdateMetrics"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the metrics need of one scored pack, detached and on the CPU so that processes can exchange it.
+    """The data of one scored pack for the metrics, detached and on the CPU so that processes can exchange it.
 
     `sampled_tokens` counts all sampled tokens of the pack, including forced ones. `ratios` maps a trajectory's task and
     member to one ratio per token.

@@ -185,7 +185,7 @@ def _four_bits() -> dict[str, Any]:
 
 
 def _require_plain_head(base: Any, path: str) -> None:
-    """Raise BadValueError if the model transforms its logits after the head, which `Policy` does not."""
+    """Raise BadValueError if the model transforms its logits after the head, because `Policy` does not do that."""
     config, head = base.config.get_text_config(), base.get_output_embeddings()
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_scale")
     bent = [name for name in names if getattr(config, name, None) not in (None, 1.0)]

@@ -217,7 +217,7 @@ _EVERY_TOKEN = -1  # all 32 bits of an int32
 
 
 class Replayer:
-    """Replays the grammar over sampled turns and checks the recorded masks. `spent_s` is the total time of that."""
+    """Replays the grammar over sampled turns and checks the recorded masks. `spent_s` is the total time spent."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars

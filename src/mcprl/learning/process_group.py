@@ -22,7 +22,7 @@ __all__ = ["ProcessGroup"]
 
 
 class ProcessGroup:
-    """The processes of a learner, from the view of one of them. This class is a group of one process.
+    """The processes of a learner, as seen by one of them. This class is a group of one process.
 
     All processes call the same methods in the same order. The model is loaded on `loading_device`, then sharded, and
     computes on `device`. The default is the GPU if there is one.

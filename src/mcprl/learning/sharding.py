@@ -39,12 +39,12 @@ _dist = cast("Any", dist)
 
 
 def make_team(config: RunConfig, rendezvous: Path) -> ProcessGroup:
-    """Create this process's end of the process group. The processes find each other through the file `rendezvous`."""
+    """Create the process group. Its processes find each other through the file `rendezvous`."""
     return Zero3Team(rendezvous) if config.learner.sharding == "zero3" else Fsdp2Team(rendezvous)
 
 
 class Team(ProcessGroup, ABC):
-    """The common part of the two ways to shard the weights."""
+    """Base class of the two ways to shard the weights."""
 
     def __init__(self, rendezvous: Path) -> None:
         # A file, because torch's own store listens on all interfaces without authentication.

@@ -54,7 +54,7 @@ class State:
         return State(tensors=self.tensors | other.tensors, facts=self.facts | other.facts)
 
     def copied(self) -> State:
-        """A copy on the CPU, independent of the tensors in use."""
+        """Return a copy on the CPU that does not share tensors with this state."""
         return State(tensors={name: t.to("cpu", copy=True) for name, t in self.tensors.items()}, facts=self.facts)
 
 

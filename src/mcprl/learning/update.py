@@ -192,7 +192,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         return Update(step=batch.step, weights=self._weights, metrics=metrics, ratios=ratios, skipped=skipped)
 
     def _learn_from(self, batch: Batch, known: Mapping[str, float]) -> tuple[dict[str, float], Columns, str | None]:
-        """Update the policy. Returns metrics, the ratios of all tokens, and why the policy did not change, if so."""
+        """Update the policy. Returns metrics, the ratios of all tokens, and the reason if the policy is unchanged."""
         no_ratios = tuple((0.0,) * len(t.token_ids) for t in batch.trajectories)
         rate = self.optimisation.learning_rate
         reason = self._too_little(known["learnable_tokens"], known["learnable_share"])
@@ -392,7 +392,7 @@ class _OngoingUpdate:
             yield chosen or [], some, self._packer.pack(some)
 
     def _reinforce(self, examples: Sequence[Example], *, learn: bool) -> list[Seen]:
-        """Score a minibatch pack by pack; with `learn`, accumulate gradients. Returns the packs of all processes."""
+        """Score a minibatch pack by pack; with `learn`, accumulate gradients. Returns the results of all processes."""
         algorithm = self._config.algorithm
         counts_S = torch.tensor([example.learnable_tokens for example in examples])
         longest = self._config.model.context_tokens
@@ -453,8 +453,8 @@ def _named(examples: Sequence[Example]) -> str:
 def minibatches_of(batch: Batch, config: RunConfig) -> Iterator[list[int]]:
     """Yield the trajectory indices of each minibatch.
 
-    The seed determines the order of groups in each epoch. Minibatches are equally large, up to one trajectory, so a
-    group may be split between two.
+    The seed determines the order of groups in each epoch. The sizes of minibatches differ by at most one trajectory, so
+    a group may be split between two.
     """
     members: list[list[int]] = []
     for group in batch.groups:

@@ -233,8 +233,8 @@ _REFUSED_GRAMMAR = re.compile(r"structural[ _]tag|structured[ _]outputs?|JSON sc
 class VllmProcess:
     """A vLLM server on a Unix socket that only this user can access.
 
-    If a request fails, retry only if `may_be_asked` is true. It is false if the server was killed, because its engine
-    died or it was stuck.
+    If a request fails, check `may_be_asked`. It is false if the server ended, or was killed because its engine died or
+    it was stuck. The request must then go to another server.
     """
 
     def __init__(self, process: ChildProcess, socket: Path, *, deadline_s: float) -> None:

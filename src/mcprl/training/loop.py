@@ -227,7 +227,7 @@ class Run:
     def _refuse_stale(self, trajectories: Sequence[Trajectory]) -> None:
         """Raise ValueError if a token is older than `training.max_staleness` allows.
 
-        This cannot happen unless the pipeline has a bug. The importance ratios would be wrong.
+        Such a token would make the objective wrong. The pipeline ensures that there are none.
         """
         bound = self.weights.version - self.config.training.max_staleness
         for t in trajectories:

@@ -64,10 +64,11 @@ async def collect_step(
     algorithm: AlgorithmConfig,
     on_finished: Callable[[Trajectory | LostEpisode], None],
 ) -> CollectedStep:
-    """Collect the tasks of a step. With `algorithm.refill_rounds`, replace groups without variance by stand-ins.
+    """Run the episodes of a step. With `algorithm.refill_rounds`, groups without variance are replaced.
 
-    The batch never has more groups than `deal.tasks`. It has fewer if rounds or stand-ins run out. If no group has
-    variance, the batch has the groups of `deal.tasks`, and the learner reports that there was no signal.
+    Replacements are groups of the tasks in `deal.stand_ins`. The batch never has more groups than `deal.tasks`. It has
+    fewer if rounds or stand-ins run out. If no group has variance, the batch has the groups of `deal.tasks`, and the
+    learner reports that there was no signal.
     """
     dealt = await collector.collect(deal.tasks, step, on_finished)
     if not algorithm.refill_rounds:

@@ -70,7 +70,7 @@ class Shutdown:
     async def unless_stopped(self, work: Coroutine[Any, Any, T], *, share: float) -> T:
         """Return the result of `work`.
 
-        After a request to stop, `work` may take only this share of the time; then RunStopped is raised.
+        After a request to stop, `work` may take only this share of the time. If it takes longer, RunStopped is raised.
         """
         working = asyncio.ensure_future(work)
         asked = asyncio.ensure_future(self._requested.wait())

@@ -44,7 +44,7 @@ def make_batch(
     demonstrations: Sequence[Trajectory] = (),
     demonstration_weight: float = 0.0,
 ) -> Batch:
-    """Make a batch of whole groups. Tokens without loss have advantage 0; `algorithm` decides about the others.
+    """Make a batch of whole groups. Tokens without loss get advantage 0; others depend on `algorithm.advantages`.
 
     grpo, dr_grpo, rloo   each learnable token gets the advantage of its episode within the group
     gae                   each learnable token gets the advantage and the return of its step

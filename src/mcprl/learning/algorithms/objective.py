@@ -47,13 +47,13 @@ class Scores(NamedTuple):
 class TokenColumns:
     """What the objective needs per scored token. Columns are float32, except mask and version; None if not needed.
 
-    Example: two sampled tokens of a good episode with masks text; the grammar allowed only one text at the second:
+    Example: two sampled tokens of a good episode with `masks` text. The grammar allowed only one text at the second.
 
         sampled_logprob_N    [-0.3, -1.2]
         old_logprob_N        [-0.3, -1.2]      the denominator of the ratio
         advantage_N          [0.71, 0.0]
         carries_loss_N       [True, False]
-        weights_version_N    [3, 4]            that sampled the token
+        weights_version_N    [3, 4]            the version that sampled the token
         reference_logprob_N, old_value_N, return_N     None
     """
 
