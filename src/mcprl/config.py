@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 
-# Files of a package of mcprl's own: `mcprl:market/train.jsonl` is in mcprl_market/data.
+# Prefix of files in mcprl's own packages: `mcprl:market/train.jsonl` is in mcprl_market/data.
 _SHIPPED = "mcprl:"
 
 
@@ -98,13 +98,13 @@ OwnFunction = Annotated[str, BeforeValidator(_own_function), Field(pattern=f"^{_
 
 
 class Section(BaseModel):
-    """A part of the configuration: no unknown keys, nothing changed later, no NaN."""
+    """A section of the configuration. It is immutable, and does not accept unknown keys or NaN."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class SkyrlConfig(Section):
-    """The server of the Tinker API that engine skyrl uses: SkyRL's, started here or on a cluster, or a hosted one."""
+    """The Tinker API server of engine skyrl: a SkyRL server, started by the run or on a cluster, or a hosted one."""
 
     url: str | None = Field(default=None, description="Address of a running server; null: mcprl starts one here.")
     backend: Literal["jax", "fsdp", "megatron", "hosted"] = Field(
@@ -122,7 +122,7 @@ class SkyrlConfig(Section):
 
 
 class WorkersConfig(Section):
-    """Who plays the episodes: this process, or Ray workers, each with its own tool servers."""
+    """Where episodes run: in this process, or in Ray workers, each with its own tool servers."""
 
     count: int = Field(
         default=0, ge=0, description="Ray workers, at one core each; 0: this process plays all episodes, without Ray."
@@ -131,7 +131,7 @@ class WorkersConfig(Section):
 
 
 def lacking_in_skyrl(config: RunConfig) -> str | None:
-    """The settings of a run that the Tinker API cannot serve, and what to do instead; None if it serves all."""
+    """Describe the settings that the Tinker API does not support, and what to do instead. None if it supports all."""
     sampling, algorithm, learner, backend = config.sampling, config.algorithm, config.learner, config.skyrl.backend
     refusals = (
         (algorithm.has_critic, "a value head (algorithm.advantages gae): take grpo, dr_grpo or rloo"),
@@ -191,7 +191,7 @@ _MAX_TURNS = {Difficulty.EASY: 5, Difficulty.MEDIUM: 8, Difficulty.HARD: 10}
 
 
 def _with_default_turns(value: object) -> object:
-    # A difficulty left out keeps its limit: a task of it must not fail in the middle of a run.
+    # A difficulty that is left out keeps its default limit, so that its tasks do not fail in the middle of a run.
     return {**_MAX_TURNS, **cast("dict[Any, Any]", value)} if isinstance(value, dict) else value
 
 
@@ -209,7 +209,7 @@ class EpisodesConfig(Section):
     )
 
     def turn_limit(self, task: Task) -> int:
-        """Turns that an episode of a task may take after each message of the user."""
+        """Return how many turns an episode of a task may take after each user message."""
         return task.max_turns or self.max_turns[task.difficulty]
 
 
@@ -225,7 +225,7 @@ class JudgeConfig(Section):
 
 
 class RewardsConfig(Section):
-    """Weights of the parts of a reward. Parts that a task does not check are left out, the others are averaged.
+    """Weights of the parts of a reward, which is the weighted mean of the parts that a task checks, minus penalties.
 
     A part with weight 0 is still measured and logged. Rewards are clipped to [−1, 1].
     """
@@ -269,7 +269,7 @@ class LearnerConfig(Section):
         default="fsdp2", description="How several processes shard the weights: torch's FSDP2 or DeepSpeed's ZeRO-3."
     )
     max_parity_error: float = Field(
-        default=0.2,  # bfloat16 gives 0.01 to 0.06 with nothing wrong, float32 below 1e-5
+        default=0.2,  # normal values: 0.01 to 0.06 with bfloat16, below 1e-5 with float32
         gt=0,
         description="Largest mean |Δlogprob| per token between sampler and learner before an update; above it the run "
         "stops. Use 1e-4 with float32.",
@@ -318,7 +318,7 @@ class KlConfig(Section):
 
     @property
     def in_reward(self) -> bool:
-        """Whether the penalty is taken off the reward, and not added to the loss: k1 has no gradient there."""
+        """Whether the penalty is subtracted from the reward. As a loss, k1 would have no gradient."""
         return self.estimator == "k1"
 
     @property
@@ -358,7 +358,7 @@ class CriticConfig(Section):
 
 
 class WarmStartConfig(Section):
-    """Imitation of the solutions in the task file beside reinforcement learning, fading out."""
+    """Imitation of the solutions in the task file in addition to reinforcement learning. Its weight decreases to 0."""
 
     weight: float = Field(default=0.0, ge=0, description="Weight of the imitation loss in the first step.")
     steps: int = Field(default=10, ge=1, description="Steps over which that weight falls linearly to 0.")
@@ -380,7 +380,7 @@ def _known_loss(value: str) -> str:
 
 
 class AlgorithmConfig(Section):
-    """The objective: the advantage of each token, and the loss that it enters."""
+    """The objective: how advantages and the loss are computed."""
 
     advantages: Literal["grpo", "dr_grpo", "rloo", "gae"] = Field(
         default="grpo",
@@ -492,7 +492,7 @@ class VllmConfig(Section):
     )
 
 
-# Other trainers allow these; their ratios then belong to another distribution than the one sampled from.
+# Other trainers allow these settings. Their ratios are then wrong, because tokens come from another distribution.
 NOT_REPRODUCIBLE = frozenset(
     ("top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty")
 ) | frozenset(("frequency_penalty", "min_tokens", "logit_bias", "bad_words"))
@@ -547,7 +547,7 @@ class RateSettings(Section):
 
 
 class BudgetSettings(Section):
-    """How much a run may use a server. The call that would exceed the budget is not made, and the run stops."""
+    """How much a run may use a server. A call that would exceed the budget is not made, and the run stops."""
 
     calls: int | None = Field(default=None, ge=0, description="Calls per run; null: no limit.")
     usd: float | None = Field(default=None, ge=0, description="US dollars per run; null: no limit.")
@@ -695,7 +695,7 @@ class OpenTelemetryConfig(Section):
 
 
 class TrackingConfig(Section):
-    """Trackers of a run, besides its own folder. A tracker that is down neither slows nor stops the run."""
+    """Trackers of a run, in addition to its folder. A tracker that is down neither slows nor stops the run."""
 
     tensorboard: bool = Field(default=False, description="Write TensorBoard files into the run's folder.")
     tracker: OwnFunction | None = Field(
@@ -792,16 +792,16 @@ class RunConfig(Section):
         return self
 
     def to_yaml(self) -> str:
-        """The resolved configuration, every default written out."""
+        """Return the resolved configuration as YAML, including all defaults."""
         return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes each text so that it is read back as it was."""
+    """Writes each string so that reading it returns the same string."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    # YAML counts these as line breaks, which only double quotes keep.
+    # YAML treats these characters as line breaks, which only double quotes preserve.
     style = '"' if any(character in value for character in "\x85\u2028\u2029") else None
     return cast("Any", dumper).represent_scalar("tag:yaml.org,2002:str", value, style=style)
 

@@ -1,4 +1,4 @@
-"""Checks of the folders of models and adapters before anything is loaded: complete, and for the model in use?"""
+"""Checks, before anything is loaded, that folders of models and adapters are complete and match the model in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["adapter_settings", "check_base_model", "check_files", "differing_set
 _INDEX = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
 
-# Entries of a config.json that change neither the tensors nor the computation.
+# Entries of config.json that affect neither the tensors nor the computation.
 _IRRELEVANT = frozenset(
     (
         *("_name_or_path", "bos_token_id", "dtype", "eos_token_id", "pad_token_id"),
@@ -34,7 +34,9 @@ def check_files(folder: Path) -> None:
 
 
 def differing_settings(running: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The differences between two models' settings. Entries that only one has depend on library versions and pass.
+    """Describe the differences between the settings of two models.
+
+    Entries that only one of them has are ignored, because they depend on library versions.
 
     >>> differing_settings({"hidden_size": 64, "use_cache": True}, {"hidden_size": 32, "use_cache": False})
     ['hidden_size is 32 instead of 64']
@@ -107,7 +109,11 @@ def _problem_of(folder: Path) -> str | None:
 
 
 def _tensors_in(file: Path) -> set[str] | None:
-    """The names in the file's header: 8 bytes of length, JSON, then exactly the bytes that it describes."""
+    """Return the names of the tensors in a safetensors file, or None if the file is incomplete.
+
+    The file has 8 bytes with the length of the header, the header as JSON, and exactly the bytes that the header
+    describes.
+    """
     try:
         with file.open("rb") as opened:
             header_bytes = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
