@@ -26,9 +26,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from mcprl.bounds import OverLimitError, is_found, why_no_pattern
+from mcprl.bounds import OverLimitError, is_found
 from mcprl.chat.loading import TemplateRenderer
-from mcprl.config import ErrorRule
 from mcprl.errors import McprlError
 from mcprl.grammar.schemas import rewrite
 from mcprl.recipe import load_recipe, settings
@@ -205,20 +204,23 @@ def _use_schema(schema: dict[str, Any], values: tuple[dict[str, Any], ...]) -> N
         return  # `make_grammar` makes a ToolLimitError of it
 
 
-def patterns(_: Path) -> Iterator[Read]:
+def patterns(folder: Path) -> Iterator[Read]:
     sound = [r"^[A-Z]{4}$", r"(?i)rate limit|upstream", r"^(a+)+$", r"\b\d{4}-\d{2}\b", r"(x+x+)+y", r"^\{\"error\""]
     fuzz = Fuzz(SEED, sound, PATTERN_PIECES)
     while True:
         pattern = fuzz.next()
-        yield lambda pattern=pattern: _use_pattern(pattern)
+        yield lambda pattern=pattern: _use_pattern(pattern, folder / "tasks.jsonl")
 
 
-def _use_pattern(pattern: str) -> None:
+def _use_pattern(pattern: str, path: Path) -> None:
+    """As a schema's, and as that of a task."""
+    text = "a" * 2000 + "!\ud800"
     search = schema_search(pattern)
     if search is not None:
-        search("a" * 2000 + "!")
-    if why_no_pattern(pattern) is None:
-        is_found(ErrorRule(match=pattern).match, "a" * 2000 + "!\ud800")
+        search(text)
+    path.write_text(json.dumps({"id": "a", "prompt": "x", "answer": {"matches": pattern}}))
+    read_task_file(path)
+    is_found(pattern, text)
 
 
 def templates(_: Path) -> Iterator[Read]:

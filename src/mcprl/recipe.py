@@ -310,5 +310,5 @@ def _closest_setting(location: tuple[str | int, ...]) -> str | None:
     by_name: dict[str, str] = {}
     for setting in sorted(settings(), key=lambda each: each.path.count(".")):
         by_name.setdefault(setting.path.rpartition(".")[2], setting.path)
-    elsewhere = difflib.get_close_matches(wanted, list(by_name), n=1, cutoff=0.8)
+    elsewhere = difflib.get_close_matches(wanted, list(by_name), n=1, cutoff=0.9)
     return by_name[elsewhere[0]] if elsewhere else None

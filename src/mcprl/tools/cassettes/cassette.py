@@ -349,7 +349,7 @@ def _unusable(path: Path, error: sqlite3.Error) -> CassetteError:
     name = getattr(error, "sqlite_errorname", "")
     if name == "SQLITE_NOTADB":
         return _no_cassette(path)
-    if name.startswith("SQLITE_CORRUPT"):
+    if name.startswith("SQLITE_CORRUPT") or (not name and isinstance(error, sqlite3.OperationalError)):  # not UTF-8
         return _damaged(path, str(error))
     if name == "SQLITE_INTERRUPT":
         return _damaged(path, "reading it takes too long")
