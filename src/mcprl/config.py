@@ -703,7 +703,7 @@ class RunConfig(Section):
     """All settings of a run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and of its folder.")
-    seed: int = Field(default=0, ge=0, lt=2**64, description="Seed of all random draws.")
+    seed: int = Field(default=0, ge=0, description="Seed of all random draws.")
     engine: Literal["vllm", "transformers", "skyrl"] = Field(
         default="vllm",
         description="Backend for sampling and training. vllm, transformers: sample with that library and train with "

@@ -247,7 +247,7 @@ def test_a_recipe_that_is_too_long_is_refused_by_name(recipe):
         *("sampling.temperature=1.0e-300", "rewards.arguments=1.0e+308", "learner.lora_rank=100000000000"),
         *("servers.settings.d.call_deadline_s=1.0e+300", "servers.settings.d.rate={calls: 1, per_s: 1.0e-300}"),
         *('tasks.train="a\\0b"', 'training.outputs="a\\0b"', 'model.path="./\\0"', 'sampling.stop=["\\0"]'),
-        *("seed=" + "9" * 30, "training.steps=" + "9" * 30, "episodes.group_size=.inf", "learner.lora_rank=1000000"),
+        *("seed=" + "9" * 60, "training.steps=" + "9" * 30, "episodes.group_size=.inf", "learner.lora_rank=1000000"),
     ],
 )
 def test_a_value_beyond_what_can_be_computed_or_opened_is_refused_with_the_override(recipe, override):
