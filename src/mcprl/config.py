@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from mcprl.bounds import MAX_NUMBER, MIN_NUMBER, why_no_pattern
 from mcprl.errors import MissingExtraError
 from mcprl.records import Difficulty, Task
 
@@ -97,10 +97,24 @@ _REFERENCE = r".+\.py:[A-Za-z_][A-Za-z0-9_]*"
 OwnFunction = Annotated[str, BeforeValidator(_own_function), Field(pattern=f"^{_REFERENCE}$")]
 
 
+def _is_usual(number: float) -> bool:
+    return number == 0 or MIN_NUMBER <= abs(number) <= MAX_NUMBER
+
+
 class Section(BaseModel):
     """A section of the configuration. It is immutable, and does not accept unknown keys or NaN."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _is_bounded(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, int | float) and info.field_name != "seed" and not _is_usual(value):
+            raise ValueError(f"a number must be 0, or from {MIN_NUMBER:g} to {MAX_NUMBER:,.0f}")
+        items = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        if any(isinstance(item, str | Path) and "\0" in str(item) for item in items):
+            raise ValueError("there is a null character in it")
+        return value
 
 
 class SkyrlConfig(Section):
@@ -257,7 +271,7 @@ class LearnerConfig(Section):
     warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up of the learning rate.")
     weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of AdamW.")
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="Norm to clip gradients to; null: no clipping.")
-    lora_rank: int = Field(default=16, ge=1, description="Rank of the adapter.")
+    lora_rank: int = Field(default=16, ge=1, le=8192, description="Rank of the adapter.")
     lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
     microbatch: int = Field(default=4, ge=1, description="Trajectories per forward pass.")
     share_prefix: bool = Field(default=True, description="Compute the prefix that trajectories in a pass share once.")
@@ -563,7 +577,10 @@ class BudgetSettings(Section):
 class ErrorRule(Section):
     """Recognizes an error in the text of a result, even if the server reports success."""
 
-    match: str = Field(description="Regular expression to search for in the text of the result.")
+    match: str = Field(
+        description="Regular expression to search for in the first 2,048 characters of the result: Rust's, without "
+        "look-around and backreferences."
+    )
     fault: Literal["policy", "infrastructure"] = Field(
         default="policy",
         description="policy: the result is shown as an error; infrastructure: the call has failed and may be retried.",
@@ -572,10 +589,9 @@ class ErrorRule(Section):
     @field_validator("match")
     @classmethod
     def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"is not a regular expression: {error}") from error
+        problem = why_no_pattern(value)
+        if problem is not None:
+            raise ValueError(problem)
         return value
 
 

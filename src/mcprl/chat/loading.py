@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from jinja2.exceptions import TemplateError
 from pydantic import TypeAdapter
 from renderers import RendererConfig, create_renderer  # pyright: ignore[reportUnknownVariableType]
 from renderers.base import MODEL_RENDERER_MAP, Renderer, Tokenizer
@@ -15,6 +14,7 @@ from renderers.configs import config_from_name
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from mcprl.chat.rendering import Chat, RoleRenderer, Spoken, find_traits
+from mcprl.chat.templates import BadTemplateError, ChatTemplate
 from mcprl.errors import BadValueError, UnbridgeableError
 
 __all__ = ["ChatmlRenderer", "TemplateRenderer", "load_chat"]
@@ -56,10 +56,16 @@ class TemplateRenderer(RoleRenderer):
         super().__init__(tokenizer)
         if not getattr(tokenizer, "chat_template", None):
             raise BadValueError("model.renderer is template, but the tokenizer has no chat template", fix=_FIX)
+        known = cast("Any", tokenizer)
+        try:
+            self._template = ChatTemplate(known.get_chat_template(), known.special_tokens_map)
+        except (BadTemplateError, ValueError) as error:
+            raise BadValueError(f"the chat template of the tokenizer cannot be used: {error}", fix=_FIX) from error
         self._cached_frame = lru_cache(maxsize=256)(self._find_frame)
         self._has_system = self._takes("system", "user", "assistant")
         self._has_tool = self._takes("user", "assistant", "tool", "tool", "assistant", "tool", "assistant")
         self._check_prefixes()
+        self._template.loaded = True
 
     def frame(self, roles: Sequence[str], *, opening: bool) -> list[str]:
         try:
@@ -97,13 +103,9 @@ class TemplateRenderer(RoleRenderer):
             for place, (role, word) in enumerate(zip(roles, words, strict=True))
         ]
         try:
-            text = str(
-                cast("Any", self._tokenizer).apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=opening
-                )
-            )
-        except (TemplateError, TypeError, KeyError, IndexError) as error:
-            raise _NotRenderedError(str(error) or type(error).__name__) from error
+            text = self._template.render(messages, opening=opening)
+        except BadTemplateError as error:
+            raise _NotRenderedError(str(error)) from error
         frame = re.split("|".join(words), text)
         if re.findall("|".join(words), text) != words:
             raise _NotRenderedError("contents are omitted, repeated or out of order")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,22 +32,20 @@ __all__ = [
 ]
 
 
-# Control characters other than newline and tab, including the escape that begins every ANSI sequence; characters that
-# change the text direction; and unpaired surrogates, which cannot be written at all.
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
 def printable(text: str) -> str:
-    r"""Escape terminal control characters, because models and tools may send them.
+    r"""The text with everything escaped that a terminal would obey or not show, since models and tools may send it.
 
-    >>> printable("\x1b[31mred\x1b[0m\r")
-    '\\x1b[31mred\\x1b[0m\\x0d'
+    >>> printable("\x1b[31mred\x1b[0m\r\u200b")
+    '\\x1b[31mred\\x1b[0m\\x0d\\u200b'
     """
-    return _UNPRINTABLE.sub(lambda found: _escape(ord(found[0])), text)
+    return text if text.isprintable() else "".join(map(_shown, text))
 
 
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+def _shown(char: str) -> str:
+    if char.isprintable() or char in "\n\t" or unicodedata.category(char) == "Zs":
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def words(text: str, style: str = "") -> Text:

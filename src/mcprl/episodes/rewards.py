@@ -15,11 +15,11 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, cast
 
+from mcprl.bounds import is_found, why_no_pattern
 from mcprl.config import RewardsConfig
 from mcprl.errors import BadValueError, TaskFileError
 from mcprl.goals import AnyText, Contains, Exactly, ExpectedCall, ExpectedText, Goal, HasAll, HasNumber, Matches
 from mcprl.records import Source, StopReason, Task, Turn
-from mcprl.schemas import is_found, why_no_pattern
 
 __all__ = [
     "PARTS",

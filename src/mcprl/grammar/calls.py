@@ -28,13 +28,13 @@ from typing import Any, Literal, cast
 
 from renderers.base import Tokenizer
 
+from mcprl.bounds import GrammarWork, OverLimitError
 from mcprl.chat.parsing import Thinking
 from mcprl.chat.rendering import Chat, control_tokens
 from mcprl.chat.writing import CallSyntax, FieldSyntax, syntax_of
 from mcprl.errors import BadValueError, ToolLimitError, UnheldSchemaError
 from mcprl.grammar.patterns import Chars, Either, Joined, Pattern, Repeated, read_pattern
 from mcprl.grammar.schemas import Unheld, rewrite
-from mcprl.schemas import GrammarWork, OverLimitError
 
 __all__ = ["make_grammar"]
 

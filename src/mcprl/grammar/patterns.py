@@ -15,6 +15,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from mcprl.bounds import MAX_PATTERN_CHARS
+
 __all__ = [
     "ANY_TEXT",
     "MAX_COUNT",
@@ -252,8 +254,6 @@ _SHORTHANDS: dict[str, tuple[Ranges, Ranges]] = {
 }
 _CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
 
-_MAX_READ = 4096
-
 _NOT_NEWLINE = Chars(without(((0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029))))
 
 
@@ -262,8 +262,8 @@ def read_pattern(pattern: str) -> Pattern:
 
     Raises ValueError, which names the construct, if the pattern cannot be translated exactly.
     """
-    if len(pattern) > _MAX_READ:
-        raise ValueError(f"a pattern of more than {_MAX_READ} characters")
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise ValueError(f"a pattern of more than {MAX_PATTERN_CHARS} characters")
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:

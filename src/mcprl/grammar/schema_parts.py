@@ -20,6 +20,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
+from mcprl.bounds import GrammarWork
 from mcprl.grammar.patterns import (
     ANY_TEXT,
     MAX_COUNT,
@@ -30,7 +31,7 @@ from mcprl.grammar.patterns import (
     with_length,
     write_pattern,
 )
-from mcprl.schemas import Checking, GrammarWork, bounded
+from mcprl.schemas import Checking, bounded
 
 __all__ = ["Branches", "Document", "Findings", "Part", "Unheld", "number_schema", "string_schema"]
 

@@ -22,8 +22,9 @@ from typing import Any
 
 from jsonschema.validators import Draft202012Validator
 
+from mcprl.bounds import MAX_PROPERTIES, MAX_SCHEMA_BYTES, GrammarWork, OverLimitError, measure
 from mcprl.grammar.schema_parts import Branches, Document, Findings, Part, Unheld, number_schema, string_schema
-from mcprl.schemas import MAX_PROPERTIES, MAX_SCHEMA_BYTES, GrammarWork, OverLimitError, find_problems, measure
+from mcprl.schemas import find_problems
 
 __all__ = ["Unheld", "rewrite"]
 

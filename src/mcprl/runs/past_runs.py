@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import yaml
 
+from mcprl.bounds import read_text, read_yaml
 from mcprl.errors import McprlError, NoRunError, did_you_mean
 from mcprl.recipe import settings
 from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged
@@ -286,10 +287,10 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _read_config(path: Path) -> Mapping[str, Any]:
     """Read config.yaml as plain YAML, so that runs of other versions with other settings can be read too."""
     try:
-        config: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = read_yaml(read_text(path))[1]
     except FileNotFoundError as error:
         raise _DamagedError("config.yaml is missing") from error
-    except (yaml.YAMLError, ValueError) as error:  # not UTF-8, or an invalid date such as 2026-99-99
+    except (yaml.YAMLError, ValueError) as error:
         raise _DamagedError("config.yaml is not YAML") from error
     if not isinstance(config, dict) or not _section(cast("dict[str, Any]", config), "model"):
         raise _DamagedError("config.yaml does not have the settings of a run")

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
+from mcprl import bounds
 from mcprl.errors import TaskFileError
 from mcprl.records import Message, Task
 from mcprl.tasks.formats import digest, first_problem, is_skyrl_row, line_of, task_of, task_of_row
@@ -58,9 +59,9 @@ class Row:
 def read_text(path: Path) -> str:
     """Read a file. Raises TaskFileError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        return bounds.read_text(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise TaskFileError(f"cannot read {path}: {reason}", fix="correct the path") from error
 
 
@@ -112,14 +113,14 @@ def _skip_space(text: str, position: int) -> int:
 
 def _decode(text: str, position: int, place: str, fix: str) -> tuple[Any, int]:
     try:
-        value, end = _DECODER.raw_decode(text, position)
+        value, end = bounds.decode_json(text, _DECODER, position)
         _refuse_surrogates(value, text[position:end])
     except json.JSONDecodeError as error:
         raise TaskFileError(f"{place}: not JSON ({error.msg})", fix=fix) from error
     except _RefusedError as error:
         raise TaskFileError(f"{place}: {error}", fix="correct it there") from error
-    except RecursionError as error:
-        raise TaskFileError(f"{place}: too deeply nested", fix="correct it there") from error
+    except bounds.OverLimitError as error:
+        raise TaskFileError(f"{place}: it {error}", fix="correct it there") from error
     except ValueError as error:
         # Python's decoder rejects numbers with thousands of digits.
         raise TaskFileError(f"{place}: a number too long", fix="correct it there") from error
@@ -142,8 +143,7 @@ def _refuse_surrogates(value: Any, text: str) -> None:
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise _RefusedError(f"the key {twice!r} appears twice in one object")
     return result
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal, cast
@@ -26,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from mcprl.bounds import why_no_pattern
 from mcprl.conversations import text_of
 from mcprl.errors import did_you_mean
 from mcprl.files import canonical_json
@@ -42,7 +44,6 @@ from mcprl.goals import (
     Matches,
 )
 from mcprl.records import Difficulty, Message, Solution, Task, ToolCall
-from mcprl.schemas import why_no_pattern
 
 __all__ = ["TaskLine", "digest", "first_problem", "is_skyrl_row", "line_of", "task_of", "task_of_row", "task_schema"]
 
@@ -413,18 +414,41 @@ def task_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "mcprl task"}
 
 
+# Pydantic's types of errors, as what was wanted.
+_WANTED = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+# The fields of the objects in a task, by the field that holds them.
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "": tuple(TaskLine.model_fields),
+    "prompt": tuple(Message.__annotations__),
+    "calls": (*CallLine.model_fields, *SolutionCallLine.model_fields),
+    "state": tuple(StateLine.model_fields),
+    "solution": tuple(SolutionLine.model_fields),
+    "answer": (*sorted(_SHAPES), "tolerance", "at_most", "none_of"),
+}
+
+
 def first_problem(error: ValidationError) -> str:
-    """Format the first error with its field: `calls.1.tool: Field required`."""
-    first = error.errors(include_url=False)[0]
-    parts = [str(part) for part in first["loc"]]
-    field = ".".join(part for part in parts if not (part.startswith("<") and part.endswith(">")))
-    message = first["msg"].removeprefix("Value error, ")
-    unknown = [str(found["loc"][-1]) for found in error.errors() if found["type"] == "extra_forbidden"]
-    if first["type"] == "extra_forbidden":
-        message += did_you_mean(parts[-1], TaskLine.model_fields)
-    elif first["type"] == "missing" and unknown:
-        message += f" (unknown field {unknown[0]!r})"
-    return f"{field}: {message}" if field else message
+    """An unknown field, else the first problem: `calls.1.tool: it is missing`."""
+    found = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")[0]
+    parts = [str(part) for part in found["loc"] if not (str(part).startswith("<") and str(part).endswith(">"))]
+    message = found["msg"].removeprefix("Value error, ")
+    if found["type"] == "extra_forbidden":
+        within = next((part for part in reversed(parts[:-1]) if not part.isdigit()), "")
+        message = f"there is no such field{did_you_mean(parts[-1], _FIELDS.get(within, ()))}"
+    elif found["type"] == "missing":
+        message = "it is missing"
+    elif found["type"] in _WANTED:
+        message = f"{reprlib.repr(found['input'])} is not {_WANTED[found['type']]}"
+    return ": ".join([".".join(parts), message] if parts else [message])
 
 
 def _text_of(line: str | BaseModel) -> ExpectedText:

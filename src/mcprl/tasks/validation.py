@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal, Protocol, cast
 
+from mcprl.bounds import why_no_pattern
 from mcprl.config import EpisodesConfig
 from mcprl.conversations import WrittenCall, calls_in
 from mcprl.errors import did_you_mean
 from mcprl.files import canonical_json
 from mcprl.goals import ExpectedText, HasAll, HasNumber, Matches
 from mcprl.records import Difficulty, Task
-from mcprl.schemas import why_no_pattern
 from mcprl.tasks.files import Row, TaskEntry, TaskFile
 from mcprl.tasks.formats import line_of
 

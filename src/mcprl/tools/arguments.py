@@ -11,9 +11,10 @@ from typing import Any, cast
 
 from jsonschema.exceptions import ValidationError
 
+from mcprl.bounds import OverLimitError, Steps
 from mcprl.errors import BadToolSchemaError, ToolLimitError
 from mcprl.files import is_unicode
-from mcprl.schemas import BadSchemaError, OverLimitError, SchemaCheck, Steps, schema_search
+from mcprl.schemas import BadSchemaError, SchemaCheck, schema_search
 
 __all__ = ["JSON_TYPES", "MAX_PROBLEM_CHARS", "ArgumentCheck"]
 

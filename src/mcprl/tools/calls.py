@@ -40,7 +40,7 @@ from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool
 from mcprl.tools.connection import Answer, CallableServer
 from mcprl.tools.limits import Limits, LimitsService, make_limits
-from mcprl.tools.names import CompiledRule, compile_rules, recognise, resolve_arguments, resolve_tool
+from mcprl.tools.names import recognise, resolve_arguments, resolve_tool
 from mcprl.tools.stats import ToolStats
 
 __all__ = ["Instead", "Pipeline", "Route", "call_with_retries", "may_repeat", "open_route", "sanitise"]
@@ -166,7 +166,6 @@ class Route:
     version: str
     limits: Limits
     breaker: Breaker
-    rules: tuple[CompiledRule, ...]
     cache: ResultCache[CallKey, Answer] | None
     flights: Flights[CallKey, tuple[Answer, int]]
 
@@ -179,7 +178,6 @@ def open_route(name: str, settings: ServerSettings, version: str, service: Limit
         version=version,
         limits=make_limits(name, settings, service),
         breaker=Breaker(name),
-        rules=compile_rules(settings.errors),
         cache=ResultCache(settings.cache_s) if settings.cache_s else None,
         flights=Flights(),
     )
@@ -360,7 +358,7 @@ class Pipeline:
             async with route.breaker.guard(route.settings.call_deadline_s), route.limits.passage():
                 is_sent = True
                 answer = await request.server.call(tool.name, request.arguments, route.settings.call_deadline_s)
-                fault = recognise(answer.text, answer.is_error, route.rules)
+                fault = recognise(answer.text, answer.is_error, route.settings.errors)
                 if fault is Fault.INFRASTRUCTURE:
                     raise _disguised(tool, answer)
         except ToolServerError as error:

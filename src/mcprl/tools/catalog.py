@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from mcprl.bounds import MAX_TOOLS, Steps
 from mcprl.errors import DuplicateToolError, EmptyCatalogError, ToolLimitError, UnknownToolError
 from mcprl.files import canonical_json
 from mcprl.protocol import EPISODE_SCOPE, SCOPE
-from mcprl.schemas import MAX_TOOLS, Steps
 from mcprl.secrets import SECRETS
 from mcprl.tools.arguments import ArgumentCheck
 

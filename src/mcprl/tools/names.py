@@ -6,20 +6,17 @@ An alias never replaces a name that the tool itself has: `{ticker: symbol, symbo
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from mcprl.bounds import is_found
 from mcprl.config import ErrorRule
 from mcprl.errors import Fault
 
 __all__ = [
     "SEARCHED_CHARS",
-    "CompiledRule",
-    "compile_rules",
     "is_offered",
     "matches",
     "recognise",
@@ -41,37 +38,19 @@ def is_offered(tool: str, allow: Sequence[str], deny: Sequence[str]) -> bool:
 SEARCHED_CHARS = 2048
 """How many characters of a result the rules search. Error messages are at the beginning; long results are not errors.
 
-The rules are the user's regular expressions. Python may take quadratic time even for a simple rule such as
-`\\w+: error` if it does not match: at most about 60 ms for this many characters, but a minute for 64 KiB. Users must
-avoid rules that take exponential time, such as `(a+)+$`. `$` matches at the end of the searched part.
+`$` matches at the end of the searched part.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledRule:
-    """A compiled error rule.
-
-    CompiledRule(pattern=re.compile('"error": "(rate limit|upstream)'), fault=Fault.INFRASTRUCTURE)
-    """
-
-    pattern: re.Pattern[str]
-    fault: Fault
-
-
-def compile_rules(rules: Sequence[ErrorRule]) -> tuple[CompiledRule, ...]:
-    """Compile the rules of a server's settings, in order."""
-    return tuple(CompiledRule(re.compile(rule.match), Fault(rule.fault)) for rule in rules)
-
-
-def recognise(text: str, is_error: bool, rules: Sequence[CompiledRule]) -> Fault | None:
-    """Return whose fault a failed result is, or None if it is not an error.
+def recognise(text: str, is_error: bool, rules: Sequence[ErrorRule]) -> Fault | None:
+    """Whose fault a result is; None if it is not an error.
 
     The first matching rule decides, even if the server reports success. If no rule matches, an error that the server
     reports is the policy's fault, because MCP intends such errors for the model.
     """
     for rule in rules:
-        if rule.pattern.search(text, 0, SEARCHED_CHARS):
-            return rule.fault
+        if is_found(rule.match, text[:SEARCHED_CHARS]):
+            return Fault(rule.fault)
     return Fault.POLICY if is_error else None
 
 

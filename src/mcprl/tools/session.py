@@ -25,10 +25,11 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp_types import CallToolResult, Tool, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from mcprl.bounds import MAX_DEPTH, MAX_LISTING_BYTES, OverLimitError, measure
 from mcprl.errors import ServerStartError, ToolLimitError
 from mcprl.processes import ChildProcess, free_port, search_path
 from mcprl.protocol import TOKEN_HEADER, TOKEN_VARIABLE
-from mcprl.schemas import MAX_DEPTH, MAX_LISTING_BYTES, BadSchemaError, OverLimitError, SchemaCheck, measure
+from mcprl.schemas import BadSchemaError, SchemaCheck
 from mcprl.secrets import SECRETS
 from mcprl.tools.catalog import ToolDefinition, definition_of
 from mcprl.tools.specs import FOLDER, PORT, ServerSpec

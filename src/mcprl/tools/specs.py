@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mcprl.bounds import OverLimitError, decode_json, read_text
 from mcprl.config import ServerSettings
 from mcprl.errors import ServerFileError, did_you_mean
 from mcprl.secrets import SECRETS
@@ -123,11 +124,17 @@ def load_server_specs(
 
 def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path).strip()
+    except OSError as error:
         raise ServerFileError(f"{path} cannot be read: {error}", fix="give the path of an mcpServers file") from error
+    except ValueError as error:
+        raise ServerFileError(f"{path} {error}", fix="give the path of an mcpServers file") from error
     try:
-        document = json.loads(text, object_pairs_hook=_refuse_duplicates)
+        document, end = decode_json(text, _DECODER)
+        if end != len(text):
+            raise ValueError(f"something follows the object at character {end}")
+    except OverLimitError as error:
+        raise ServerFileError(f"{path} {error}", fix="give the path of an mcpServers file") from error
     except ValueError as error:
         raise ServerFileError(f"{path} is not JSON: {error}", fix="correct the file at that place") from error
     servers = cast("dict[str, Any]", document).get("mcpServers") if isinstance(document, dict) else None
@@ -150,6 +157,9 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {key!r} appears twice in one object")
         result[key] = value
     return result
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_refuse_duplicates)
 
 
 def _is_disabled(path: Path, name: str, entry: Mapping[str, Any]) -> bool:

@@ -60,11 +60,12 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _other_problems(error: ConfigurationError) -> Iterator[Finding]:
-    """Yield findings for all wrong settings except the first, which the error itself reports."""
+    """The wrong settings that the error itself does not report: it has all unknown keys, or else the first problem."""
     if not isinstance(error.__cause__, ValidationError):
         return
-    ordered = sorted(error.__cause__.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    for problem in ordered[1:]:
+    found = error.__cause__.errors()
+    values = [problem for problem in found if problem["type"] != "extra_forbidden"]
+    for problem in values if len(values) < len(found) else values[1:]:
         setting = ".".join(str(part) for part in problem["loc"])
         what = problem["msg"].removeprefix("Value error, ")
         yield wrong("recipe", f"{setting or 'the recipe'}: {what}", fix="correct it; see `mcprl config explain`")
