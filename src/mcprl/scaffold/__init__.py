@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcprl.errors import BadValueError
+from mcprl.samplers.model_folder import renderer_of
 
 __all__ = ["DEFAULT_MODEL", "FILES", "TEMPLATE", "Project", "write_project"]
 
@@ -39,6 +40,7 @@ FILES: Mapping[str, str] = {
 _NAMES_IN_TEMPLATE = {".gitignore": "gitignore"}
 _MODEL_LINE = f"  path: {DEFAULT_MODEL}     #"
 _THINKING_LINE = "  thinking: false "
+_RENDERER = "  renderer: auto "
 # Qwen3-0.6B or Qwen3-30B-A3B. Those with a word behind it always think, or never do.
 _THINKS_UNLESS_TOLD = re.compile(r"qwen3-[0-9.]+b(-a[0-9]+b)?", re.IGNORECASE)
 _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
@@ -48,12 +50,12 @@ _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 class Project:
     """A project that was written.
 
-    Project(folder=Path("shop"), model="Qwen/Qwen3-0.6B", is_local_model=False)
+    Project(folder=Path("shop"), model="Qwen/Qwen3-0.6B", renderer="auto")
     """
 
     folder: Path
     model: str
-    is_local_model: bool
+    renderer: str
 
     def next_steps(self) -> tuple[tuple[str, str], ...]:
         """Next commands, to be copied into a shell in this order, each with what it does."""
@@ -76,7 +78,8 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
     """
     location = _model_location(model)
     texts = {name: (TEMPLATE / _NAMES_IN_TEMPLATE.get(name, name)).read_text(encoding="utf-8") for name in FILES}
-    texts["recipe.yaml"] = _with_model(texts["recipe.yaml"], location)
+    renderer = "auto" if not location.startswith("/") else renderer_of(Path(location)) or "auto"
+    texts["recipe.yaml"] = _with_model(texts["recipe.yaml"], location, renderer)
     try:
         _require_empty(folder)
         for name, text in texts.items():
@@ -86,7 +89,7 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
             f"cannot write the project to {folder}: {error.strerror}",
             fix="choose a folder that can be created and written to",
         ) from error
-    return Project(folder=folder, model=location, is_local_model=location.startswith("/"))
+    return Project(folder=folder, model=location, renderer=renderer)
 
 
 def _require_empty(folder: Path) -> None:
@@ -109,13 +112,15 @@ def _model_location(model: str) -> str:
     return model
 
 
-def _with_model(recipe: str, model: str) -> str:
+def _with_model(recipe: str, model: str, renderer: str) -> str:
     if model == DEFAULT_MODEL:
         return recipe
     # A JSON text is a YAML text, whatever characters a path has.
     written = model if _PLAIN_YAML.fullmatch(model) else json.dumps(model)
     lines = recipe.replace(_MODEL_LINE, f"  path: {written}  #").splitlines()
-    if not _THINKS_UNLESS_TOLD.fullmatch(Path(model).name):
+    lines = [line.replace(_RENDERER, f"  renderer: {renderer} ") for line in lines]
+    thinks = _THINKS_UNLESS_TOLD.fullmatch(Path(model).name) if renderer == "auto" else renderer == "qwen3"
+    if not thinks or (renderer == "auto" and model.startswith("/")):
         # A family that cannot be told whether to think refuses to be.
         lines = [line for line in lines if not line.startswith(_THINKING_LINE)]
     return "\n".join(lines) + "\n"

@@ -23,6 +23,7 @@ from mcprl.tasks.files import Row, TaskEntry, TaskFile
 from mcprl.tasks.formats import line_of
 
 __all__ = [
+    "Alias",
     "DifficultyFigures",
     "DriftedCall",
     "Problem",

@@ -21,7 +21,8 @@ from mcprl.checks.doctor.examination import (
     wrong_by,
 )
 from mcprl.config import LearnerConfig, RunConfig
-from mcprl.errors import BadValueError, ConfigurationError, MissingExtraError
+from mcprl.errors import BadValueError, ConfigurationError, MissingExtraError, UnfitEngineError
+from mcprl.processes import require_linux
 from mcprl.recipe import load_recipe
 
 __all__ = ["Library", "check_gpus", "check_installed", "check_recipe", "needed_libraries"]
@@ -124,6 +125,10 @@ def needed_libraries(config: RunConfig) -> Iterator[Library]:
 async def check_installed(examination: Examination) -> AsyncIterator[Finding]:
     """Python and the recipe's libraries, by name and version: importing them would take seconds."""
     config = examination.config.value
+    try:
+        require_linux()
+    except UnfitEngineError as error:
+        yield wrong_by("installed", error)
     there = [f"Python {platform.python_version()}", f"mcprl {metadata.version('mcprl')}"]
     for library in needed_libraries(config):
         if importlib.util.find_spec(library.module) is not None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
-from mcprl.config import AlgorithmConfig, RunConfig, ServersConfig, ServerSettings
+from mcprl.config import AlgorithmConfig, RunConfig, ServerSettings
 from mcprl.conversations import calls_in
 from mcprl.episodes.demonstrations import require_solutions
 from mcprl.episodes.environment import require_worlds
@@ -95,7 +95,7 @@ async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:
             "leaks",
             f"{len(leaked)} of {len(file.tasks)} training tasks are also validation tasks: {_some(leaked)}",
             fix=f"remove them from {file.path.name} or from {others[0].name}; see `mcprl tasks validate "
-            f"{_from_here(file.path)} --against {_from_here(others[0])}`",
+            f"{_from_here(file.path)} --recipe {_from_here(examination.recipe)} --against {_from_here(others[0])}`",
         )
     elif others:
         yield fine("leaks", f"none of {len(file.tasks)} tasks is in {', '.join(path.name for path in others)}")
@@ -133,7 +133,7 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
     config, file, catalog = examination.config.value, examination.tasks.value, examination.catalog.value
     report = validate(file, catalog, episodes=config.episodes)
     found = {kind: [problem for problem in report.problems if problem.kind is kind] for kind in ProblemKind}
-    look = _validate_command(file.path, config.servers)
+    look = f"; `mcprl tasks validate {_from_here(file.path)} --recipe {_from_here(examination.recipe)}` lists them all"
 
     def said(kind: ProblemKind, what: str) -> str:
         problems, total = found[kind], len(file.tasks)
@@ -199,13 +199,6 @@ def _misnamed(messages: Iterable[Message], tools: Mapping[str, Tool]) -> list[st
     known = {*tools, *(name for tool in tools.values() for name in tool.parameters.get("properties", {}))}
     said = dict.fromkeys(word for message in messages for word in _IDENTIFIER.findall(message["content"]))
     return [word for word in said if word not in known and difflib.get_close_matches(word, tools, 1, _ALIKE)]
-
-
-def _validate_command(path: Path, servers: ServersConfig) -> str:
-    """The command that lists all problems; empty if it cannot start the servers, since only the recipe says how."""
-    if servers.file is None or any(settings.start for settings in servers.settings.values()):
-        return ""
-    return f"; `mcprl tasks validate {_from_here(path)} --servers {_from_here(servers.file)}` lists them all"
 
 
 def _drift(drift: Sequence[DriftedCall]) -> Finding:
