@@ -116,7 +116,13 @@ PLANTED = [
     ),
     Planted("stale", WARN, [{"staleness_mean": 1.5, "staleness_max": 3.0}], "1.5 updates old", "max_staleness"),
     Planted("stale", BAD, [{"staleness_mean": 6.0, "staleness_max": 9.0}], "6.0 updates old", "episodes.deadline_s"),
-    Planted("importance", WARN, [{"importance_cut_fraction": 0.2}], "20% of tokens", "set model.dtype to float32, or raise algorithm.max"),
+    Planted(
+        "importance",
+        WARN,
+        [{"importance_cut_fraction": 0.2}],
+        "20% of tokens",
+        "set model.dtype to float32, or raise algorithm.max",
+    ),
     Planted("importance", BAD, [{"importance_cut_fraction": 0.4}], "40% of tokens", "mcprl parity"),
     Planted(
         "few learnable",

@@ -151,7 +151,8 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
         yield wrong(
             "solvable",
             said(ProblemKind.UNREACHABLE, "cannot be solved"),
-            fix=f"correct the tasks, or raise episodes.max_turns if turns are too few{look}",
+            fix="correct the tasks; if turns are too few, raise max_turns of the task, or else episodes.max_turns"
+            + look,
         )
     if found[ProblemKind.DUPLICATE]:
         duplicates = said(ProblemKind.DUPLICATE, "ask the same as another task")
@@ -208,10 +209,13 @@ def _drift(drift: Sequence[DriftedCall]) -> Finding:
         for server, aliases in alias_settings(drift).items()
         for setting, names in aliases.items()
     ]
+    ways = [f"set {'; '.join(settings)}"] if settings else []
+    if without := sum(not call.aliases for call in drift):
+        ways.append(f"correct the {without} calls that no alias would fix")
     return warning(
         "recorded calls",
         f"{len(drift)} calls in the dataset's conversations no longer fit the tools: {_some(examples)}",
-        fix=f"set {'; '.join(settings)}" if settings else "correct the rows: no alias would fix them",
+        fix="; ".join(ways),
     )
 
 

@@ -33,7 +33,7 @@ from mcprl.verdicts import (
     mean,
 )
 
-__all__ = ["EPISODE_RULES", "STEP_RULES", "count_dead_groups"]
+__all__ = ["CUTS", "EPISODE_RULES", "STEP_RULES", "count_dead_groups", "room_for"]
 
 
 # A group whose rewards are all equal teaches nothing. At half of the groups, a batch costs twice what it teaches; at
@@ -55,7 +55,7 @@ _LOST_WARN, _LOST_BAD = 0.1, 0.3
 # If a tenth of all episodes can make a tool fail, that is what the policy is learning about.
 _CAUSED_BAD = 0.1
 
-_CUTS = {
+CUTS = {
     "stop_cut_by_length": "turns are cut at their token limit",
     "stop_turn_limit": "episodes run out of turns",
     "stop_context_limit": "conversations outgrow the context",
@@ -157,17 +157,17 @@ def invalid_calls(view: StepView) -> Verdict | None:
 def unanswered(view: StepView) -> Verdict | None:
     if not view.config.rewards.unanswered:
         return None  # if a missing answer costs nothing, none is wanted
-    shares = {name: share for name in _CUTS if (share := view.now(name)) is not None}
+    shares = {name: share for name in CUTS if (share := view.now(name)) is not None}
     severity = by_size(sum(shares.values()), warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:
         return None
     most = max(shares, key=lambda name: shares[name])
     total = sum(shares.values())
-    what = f"{total:.0%} of episodes hit a limit before they answer: mostly ({shares[most]:.0%}) {_CUTS[most]}"
-    return Verdict(severity=severity, what=what, fix=_room(most, view.config))
+    what = f"{total:.0%} of episodes hit a limit before they answer: mostly ({shares[most]:.0%}) {CUTS[most]}"
+    return Verdict(severity=severity, what=what, fix=room_for(most, view.config))
 
 
-def _room(cut: str, config: RunConfig) -> str:
+def room_for(cut: str, config: RunConfig) -> str:
     """How episodes get to their answer before the limit that cuts them."""
     if cut == "stop_context_limit":
         return (

@@ -60,6 +60,10 @@ class Patient:
     tasks: list[dict[str, Any]] = field(default_factory=lambda: [task("ana", "Ana"), task("hiro", "Hiro")])
     files: dict[str, str] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
+    model: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = Path(self.settings["model"]["path"])
 
     def set(self, dotted: str, value: Any) -> None:
         *sections, key = dotted.split(".")

@@ -23,7 +23,7 @@ def answer(request: dict, plan: dict) -> dict | None:
         result = {"tools": plan["tools"]}
     elif method == "tools/call":
         if plan.get("mood") == "slow":
-            threading.Event().wait()  # until it is ended
+            threading.Event().wait(plan["slow_s"])
         refused = plan.get("mood") == "refuses"
         said = [{"type": "text", "text": "No such person." if refused else "Lima"}]
         result = {"content": plan.get("content", said), "isError": refused}

@@ -109,7 +109,7 @@ def test_episodes_that_never_answer_are_found(played):
     found = only(played, "answers")
     assert found.severity is Severity.WARN
     assert "4 of 4 episodes ended without one (cut by length)" in found.measured
-    assert "raise sampling.max_tokens (4)" in found.fix
+    assert "raise sampling.max_tokens (now 4)" in found.fix
 
 
 @pytest.mark.process
