@@ -46,6 +46,9 @@ def after(count: int, **change: float) -> list[dict[str, float]]:
 
 
 KL_STEERED = {"algorithm": {"kl": {"coefficient": 0.02, "target": 0.3}}}
+ASYNC = {"training": {"max_staleness": 8}, "algorithm": {"old_logprobs": "recomputed"}}
+GAE = {"algorithm": {"advantages": "gae"}}
+HARD_CAP = {"algorithm": {"kl": {"cap": 0.5}}}
 FAILED, SOLVED, MIXED = {"success_rate": 0.05}, {"success_rate": 0.9}, {"success_rate": 0.45}
 DEAD = {"groups_without_variance": 7.0, "active_fraction": 0.1}
 
@@ -72,7 +75,14 @@ PLANTED = [
     ),
     Planted("parity", WARN, [{}], "computes in lower precision", "TF32", config={"model": {"dtype": "float32"}}),
     Planted("parity", WARN, [{"parity_logprob_max_abs_error": 5.0}], "by 5 on one of them", "recomputed limits"),
-    Planted("reference", BAD, [{"reference_tensors_differing": 3.0}], "3 of its tensors", "algorithm.kl.reference"),
+    Planted(
+        "reference",
+        BAD,
+        [{"reference_tensors_differing": 3.0}],
+        "3 of its tensors",
+        "algorithm.kl.reference",
+        config={"algorithm": {"kl": {"coefficient": 0.02, "reference": "sync"}}},
+    ),
     Planted("no gradient", BAD, [{"grad_norm": 0.0}], "no trained weight", "report this with the recipe"),
     Planted(
         "skipped",
@@ -114,8 +124,10 @@ PLANTED = [
         "algorithm.refill_rounds to 2",
         skipped="in no group does one reward differ from another",
     ),
-    Planted("stale", WARN, [{"staleness_mean": 1.5, "staleness_max": 3.0}], "1.5 updates old", "max_staleness"),
-    Planted("stale", BAD, [{"staleness_mean": 6.0, "staleness_max": 9.0}], "6.0 updates old", "episodes.deadline_s"),
+    Planted("stale", WARN, [{"staleness_mean": 1.5, "staleness_max": 3.0}], "1.5 updates old", "max_staleness", ASYNC),
+    Planted(
+        "stale", BAD, [{"staleness_mean": 6.0, "staleness_max": 9.0}], "6.0 updates old", "episodes.deadline_s", ASYNC
+    ),
     Planted(
         "importance",
         WARN,
@@ -227,8 +239,8 @@ PLANTED = [
         "algorithm.entropy (now 0.1), and go back to step 2",
         config={"algorithm": {"entropy": 0.1}},
     ),
-    Planted("critic", WARN, [{"explained_variance": -0.3}] * 8, "-0.30", "algorithm.critic.learning_rate"),
-    Planted("value loss", WARN, [{}] * 8 + [{"value_loss": 0.5}] * 3, "0.5", "algorithm.critic.learning_rate"),
+    Planted("critic", WARN, [{"explained_variance": -0.3}] * 8, "-0.30", "algorithm.critic.learning_rate", GAE),
+    Planted("value loss", WARN, [{}] * 8 + [{"value_loss": 0.5}] * 3, "0.5", "algorithm.critic.learning_rate", GAE),
     Planted("KL", WARN, after(4, kl=0.7, kl_unmasked=0.7), "KL is 0.7", "go back to step 4"),
     Planted("KL", WARN, [{"kl": 0.7, "kl_unmasked": 0.7}], "KL is 0.7", "lower learner.learning_rate (now 2e-05)"),
     Planted("KL", BAD, after(4, kl=3.5), "KL is 3.5", "go back to step 4, the last healthy one"),
@@ -277,7 +289,14 @@ PLANTED = [
         "algorithm.masks to exact (now text)",
         config={"algorithm": {"masks": "text"}},
     ),
-    Planted("KL cap", WARN, [{"optimiser_steps_over_cap": 1.0}], "1 optimiser steps", "algorithm.kl.reference to sync"),
+    Planted(
+        "KL cap",
+        WARN,
+        [{"optimiser_steps_over_cap": 1.0}],
+        "1 optimiser steps",
+        "algorithm.kl.reference to sync",
+        HARD_CAP,
+    ),
     Planted("gradient spike", WARN, after(5, grad_norm=8.0), "16 times", "learner.max_grad_norm"),
     Planted("inactive", WARN, [{"active_fraction": 0.4}], "only 40%", "algorithm.refill_rounds"),
 ]

@@ -114,10 +114,11 @@ def reference(view: StepView) -> Verdict | None:
     differing = view.now("reference_tensors_differing")
     if not differing or view.now("reference_synced") == 0.0:
         return None
+    to_base = may_set(view.config, "algorithm.kl.reference", "base")
     return bad(
         f"right after the reference was synced to the policy, {differing:.0f} of its tensors differ from the policy's: "
         "the KL to the reference is wrong",
-        f"{REPORT}; until then, set algorithm.kl.reference to base",
+        REPORT + ("; until then, set algorithm.kl.reference to base" if to_base else ""),
     )
 
 
@@ -322,6 +323,8 @@ def entropy_explosion(view: StepView) -> Verdict | None:
 
 
 def critic(view: StepView) -> Verdict | None:
+    if not view.config.algorithm.has_critic:
+        return None
     explained = view.past.last("explained_variance", _CRITIC_STEPS)
     if view.now("explained_variance") is None or len(explained) < _CRITIC_STEPS or max(explained) >= 0:
         return None

@@ -5,22 +5,29 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
+import sys
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+import yaml
 from patients import Patient, server, task, tool
 
-from mcprl.checks.doctor import Finding
-from mcprl.tools.catalog import ToolDefinition
+from mcprl.checks.doctor import Check, Examination, Finding, server_checks
+from mcprl.tools.catalog import Catalog, ToolDefinition
 from mcprl.tools.pins import write_pins
 from mcprl.verdicts import Severity
+from shipped_tools import SHIPPED_TOOLS
 
 BAD, WARN = Severity.BAD, Severity.WARN
+DATA = Path(__file__).parents[5] / "shared" / "data"
 GB = 10**9
 
 
@@ -109,6 +116,11 @@ def missing_extra(patient, monkeypatch):
 def missing_vllm(patient, monkeypatch):
     patient.set("engine", "vllm")
     hide_modules(monkeypatch, "vllm")
+
+
+@fault("installed", BAD, "this is macOS, and training needs Linux", "train on Linux", "E-ENG-001")
+def machine_of_apple(patient, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
 
 
 @fault("installed", BAD, "which does not exist", "scripts/setup", "E-CONF-004")
@@ -448,6 +460,42 @@ def too_little_memory(patient, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(2 * GB, GB))
 
 
+@fault("memory", WARN, "but only 1.0 GB free now", "stop other programs")
+def memory_that_others_use(patient, monkeypatch):
+    too_little_memory(patient, monkeypatch)
+    memory = namedtuple("memory", "total available")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(8 * GB, GB))
+
+
+@fault("memory", BAD, "the learner takes about", "lower sampling.vllm.memory_fraction")
+def too_little_memory_on_the_gpu(patient, monkeypatch):
+    too_little_memory(patient, monkeypatch)
+    patient.set("engine", "vllm")
+    monkeypatch.setattr("mcprl.checks.doctor.resource_checks.gpu_memories", lambda: (5 * GB,))
+
+
+@fault("trackers", WARN, "tracking.wandb is online, but there is no key for it", "run `wandb login`")
+def tracker_without_a_key(patient, monkeypatch):
+    patient.set("tracking.wandb.project", "mine")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(patient.folder))
+
+
+@fault("server shown", WARN, "answers without a key, so every user of this machine can call", "send that in 'headers'")
+def server_that_answers_anyone(patient, monkeypatch):
+    async def opened(examination: Any, spec: Any) -> Any:
+        return (SimpleNamespace(catalog=(), restarts=0), None, 0.0) if spec.url else await opens(examination, spec)
+
+    async def answers(url: str) -> bool:
+        return "headers" not in patient.servers["shown"]
+
+    opens = server_checks._open
+    monkeypatch.setattr(server_checks, "_open", opened)
+    monkeypatch.setattr(server_checks, "_answers_anyone", answers)
+    patient.servers["shown"] = {"url": "http://127.0.0.1:9/mcp"}
+
+
 def warm(patient, *solutions: dict | None) -> None:
     patient.set("algorithm.warm_start.weight", 1.0)
     for line, solution in zip(patient.tasks, solutions, strict=True):
@@ -612,6 +660,7 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "turn-as-long-as-the-context": (sets(sampling__max_tokens=64), sets(model__context_tokens=4096)),
     "missing-extra": (installs, sets(workers__count=0)),
     "missing-vllm": (installs, sets(engine="transformers")),
+    "machine-of-apple": (installs,),
     "missing-environment-of-skyrl": (sets(skyrl__url="http://127.0.0.1:9"),),
     "four-bits-without-their-library-on-a-machine-without-a-gpu": (sets(learner__tuning="lora"),),
     "more-processes-than-gpus": (sets(learner__processes=1, learner__tuning="lora"),),
@@ -623,7 +672,7 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "settings-of-a-server-that-does-not-exist": (removes("servers.settings.poeple"),),
     "server-command-not-found": (serves(people=WELL),),
     "server-that-dies-at-start": (serves(people=WELL),),
-    "server-that-hangs-at-start": (serves(people=WELL),),
+    "server-that-hangs-at-start": (all_of(serves(people=WELL), sets(servers__settings__people__start_deadline_s=30)),),
     "one-server-without-tools": (serves(idle=server(tool("other"))), serves(idle=server() | {"disabled": True})),
     "server-that-prints-to-stdout": (serves(people=WELL),),
     "tools-that-were-never-initialised": (serves(people=WELL),),
@@ -687,6 +736,17 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "too-little-disk": (installs,),
     "outputs-that-cannot-be-written": (sets(training__outputs="outputs"),),
     "budget-that-ends-before-the-run": (sets(servers__settings__people__budget__calls=10_000),),
+    "memory-that-others-use": (installs,),
+    "too-little-memory-on-the-gpu": (
+        sets(sampling__vllm__memory_fraction=0.1),
+        sets(learner__processes=4),
+        sets(learner__tuning="lora"),
+    ),
+    "tracker-without-a-key": (exports(WANDB_API_KEY="k" * 40), writes(".netrc", "machine api.wandb.ai")),
+    "server-that-answers-anyone": (
+        serves(shown={"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer key"}}),
+        serves(shown=server(tool("other"))),
+    ),
     "tracker-that-is-down": (sets(tracking__opentelemetry=None),),
 }
 
@@ -752,6 +812,35 @@ async def test_a_correct_recipe_has_no_warnings_or_errors(patient):
     assert [one for one in findings if one.severity not in (Severity.OK, None)] == []
     skipped = {one.check for one in findings if one.severity is None}
     assert skipped == {"template", "grammar", "sampler", "parity", "episodes"}
+
+
+@pytest.mark.process  # nvidia-smi
+@pytest.mark.parametrize("train", ["recorded-train", "recorded-validation", "processed-train"])
+async def test_the_users_own_files_raise_no_false_alarm(train, patient):
+    if not DATA.exists():
+        pytest.skip("../shared/data is missing: put the user's SkyRL files there")
+    patient.set("tasks.train", str(DATA / f"{train}.json"))
+    patient.set("tasks.validation", str(DATA / "recorded-validation.json") if train == "recorded-train" else None)
+    patient.write()
+
+    async def offer_shipped_tools(examination: Examination) -> AsyncIterator[Finding]:
+        examination.catalog.put(Catalog(SHIPPED_TOOLS, {}))
+        yield Finding(check="catalog", severity=Severity.OK, measured="")
+
+    shipped = Check(name="catalog", run=offer_shipped_tools)
+    only = ("recipe", shipped, "tasks", "tasks and tools", "preamble", "leaks")
+
+    async def drifted() -> list[str]:
+        findings = await patient.examined(only=only)
+        alarms = [one for one in findings if one.severity is not Severity.OK]
+        assert {one.check for one in alarms} <= {"recorded calls"}, alarms  # they did drift
+        return [one.fix for one in alarms]
+
+    for fix in await drifted():
+        for server_name, setting, aliases in re.findall(r"servers\.settings\.(\w+)\.(\w+): (\{.*?\})", fix):
+            patient.set(f"servers.settings.{server_name}.{setting}", yaml.safe_load(aliases))
+    patient.write()
+    assert all("servers.settings" not in fix for fix in await drifted())
 
 
 @pytest.mark.process
