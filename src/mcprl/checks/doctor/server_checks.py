@@ -42,7 +42,7 @@ _ASK_S = 5.0
 # At most this many tools of a server are called, and this many calls made: some servers exit after a few.
 _CALLED_TOOLS, _CALLS, _CALLING_S = 8, 5, 10.0
 # The rule for servers.settings.NAME.errors that finds results which begin with an error.
-_ERROR = re.compile(r'^\s*(\{\s*"errors?"\s*:\s*(?!null|false|""|\[\])|Error:)')
+_ERROR = re.compile(r'^\s*(\{\s*"errors?"\s*:(?!\s*(null|false|""|\[\]))|Error:)')
 # The first request of a session, as a client without a key sends it.
 _CLIENT = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "mcprl doctor", "version": "1"}}
 _HELLO = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT}
