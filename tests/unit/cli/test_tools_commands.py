@@ -147,7 +147,7 @@ def test_a_refused_argument_is_named_and_the_alias_that_is_printed_makes_it_work
     line = refused.stderr.splitlines()[-1].partition("recipe: ")[2]
     alias = yaml.safe_load(line)["servers"]["settings"]["office"]["argument_aliases"]
     accepted = mcprl(*asked, "--set", f"servers.settings.office.argument_aliases={json.dumps(alias)}")
-    assert (accepted.returncode, accepted.stdout) == (0, "hi\n")
+    assert (accepted.returncode, accepted.stdout) == (0, "hi None\n")
 
 
 @pytest.mark.process
