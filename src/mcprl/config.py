@@ -86,8 +86,23 @@ def _shipped(value: str) -> Path:
 
 
 def _model_location(value: object, info: ValidationInfo) -> object:
-    if isinstance(value, str) and value.startswith((".", "/")):
+    if not isinstance(value, str):
+        return value
+    if value.startswith((".", "/")):
         return str(_relative_to_file(value, info))
+    if value.startswith("~") or value.count("/") > 1:
+        raise ValueError("is neither a folder, which begins with ./, ../ or /, nor a name on the hub (owner/name)")
+    if Path(str(_relative_to_file(value, info))).is_dir():
+        raise ValueError(f"is a name on the hub, but there is a folder of that name: write ./{value} for the folder")
+    return value
+
+
+def _no_float16(value: object) -> object:
+    if value in ("float16", "fp16", "half"):
+        raise ValueError(
+            "float16 overflows above 65,504 and rounds small gradients to 0, and there is no loss scaling here: use "
+            "bfloat16, or float32 on a GPU without bfloat16"
+        )
     return value
 
 
@@ -180,7 +195,7 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
         ),
     )
     found = [what for holds, what in refusals if holds]
-    return None if not found else "engine skyrl has no " + "; and no ".join(found)
+    return None if not found else "engine skyrl does not support " + "; nor ".join(found)
 
 
 class TasksConfig(Section):
@@ -487,7 +502,7 @@ class ModelConfig(Section):
         default=None,
         description="Whether the model thinks before it answers, for families with such a switch; null: their default.",
     )
-    dtype: Literal["float32", "bfloat16"] = Field(
+    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_no_float16)] = Field(
         default="bfloat16", description="Data type of sampler and learner. With float32 their logprobs agree."
     )
     context_tokens: int = Field(default=4096, ge=64, description="Longest conversation in tokens.")

@@ -467,3 +467,21 @@ def test_a_reference_lags_by_the_number_given_or_by_the_usual_one_of_its_kind(re
     usual, given = load_recipe(recipe()).algorithm.kl, load_recipe(recipe(), ["algorithm.kl.lag=4"]).algorithm.kl
     assert (usual.sync_every, usual.ema_decay) == (20, 0.99)
     assert (given.sync_every, given.ema_decay) == (4, 0.75)
+
+
+def test_float16_is_refused_with_the_reason_and_what_to_use(recipe):
+    said = str(refusal(recipe(), "model.dtype=float16"))
+    assert "there is no loss scaling here: use bfloat16, or float32 on a GPU without bfloat16" in said
+    assert load_recipe(recipe(), ["model.dtype=float32"]).model.dtype == "float32"
+
+
+@pytest.mark.parametrize("path", ["models/small/v2", "~/small"])
+def test_a_path_that_is_neither_a_folder_nor_a_name_on_the_hub_is_refused_without_asking_the_hub(recipe, path):
+    assert "is neither a folder, which begins with ./, ../ or /" in str(refusal(recipe(), f"model.path={path}"))
+    assert load_recipe(recipe(), [f"model.path=./{path}"]).model.path.endswith(path)
+
+
+def test_a_folder_without_its_dot_is_not_looked_up_on_the_hub(recipe, tmp_path):
+    (tmp_path / "models" / "small").mkdir(parents=True)
+    assert "write ./models/small for the folder" in str(refusal(recipe(), "model.path=models/small"))
+    assert load_recipe(recipe(), ["model.path=./models/small"]).model.path == str(tmp_path / "models" / "small")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter
@@ -180,6 +181,8 @@ def load_chat(model: str, renderer: str, *, thinking: bool | None = None) -> Cha
 
     `thinking` turns thinking on or off in families that have a switch for it. None keeps the family's default.
     """
+    if model.startswith("/") and not Path(model).is_dir():
+        raise BadValueError(f"model.path is {model}, but there is no such folder", fix="correct model.path")
     try:
         tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`mcprl logs`: the logs of a run's processes."""
+"""`mcprl logs`: the log of a run and those of its processes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from mcprl.errors import NoRunError, did_you_mean
 __all__ = ["command", "find_logs", "follow_lines", "last_lines"]
 
 
+_TRAIN_LOG = "train.log"
 _BLOCK_BYTES = 65536
 _POLL_S = 0.2
 
 
 def find_logs(run: Path) -> dict[str, Path]:
-    """Return the logs in a run's folder by relative path, last changed first."""
+    """The logs of a run by their path in its `logs` folder, and its train.log; the last changed first."""
     found: list[tuple[float, str, Path]] = []
-    for path in (run / "logs").rglob("*"):
+    for path in (run / _TRAIN_LOG, *(run / "logs").rglob("*")):
         try:
             if path.is_file():
-                found.append((-path.stat().st_mtime, path.relative_to(run / "logs").as_posix(), path))
-        except FileNotFoundError:  # renamed after it was listed
+                name = _TRAIN_LOG if path.parent == run else path.relative_to(run / "logs").as_posix()
+                found.append((-path.stat().st_mtime, name, path))
+        except FileNotFoundError:  # renamed since it was listed
             continue
     return {name: path for _, name, path in sorted(found)}
 

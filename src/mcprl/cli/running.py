@@ -36,7 +36,7 @@ async def _run(config: RunConfig, folder: RunFolder, resume_point: ResumePoint |
     summary: Summary | None = None
     shutdown = Shutdown()
     steps_done = 0 if resume_point is None else resume_point.step
-    with TrainingConsole(config, steps_done=steps_done) as console, shutdown.on_signals():
+    with TrainingConsole(config, steps_done=steps_done, log=folder.train_log) as console, shutdown.on_signals():
         trackers = Trackers(config, console, is_stopping=lambda: shutdown.requested)
         try:
             # Trackers end last: they send the rest while servers and sampler are being stopped.

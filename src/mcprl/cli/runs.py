@@ -141,7 +141,7 @@ def run_details(
     metrics = success_metrics(run.metrics)
     if metrics:
         yield Text()
-        yield success_table(metrics, run.steps_done)
+        yield success_table(metrics)
     if run.verdicts:
         yield Text(f"\nverdicts on step {run.steps_done}", style="bold")
         yield from map(verdict_text, run.verdicts)

@@ -19,6 +19,7 @@ from mcprl.cli.options import AsJson
 from mcprl.cli.printing import plain_table, words
 
 if TYPE_CHECKING:
+    from mcprl.config import EpisodesConfig, RewardsConfig, RunConfig
     from mcprl.episodes.demonstrations import Trial
     from mcprl.goals import ExpectedText
     from mcprl.records import Task
@@ -212,6 +213,10 @@ def validate_tasks(
         Path | None,
         typer.Option("--servers", help="mcpServers file; default: the offline market servers that mcprl ships."),
     ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", help="Recipe: check against its servers, with its limits and rewards."),
+    ] = None,
     gold: Annotated[
         bool, typer.Option("--gold", help="Play each task's solution on the servers and print its reward.")
     ] = False,
@@ -226,10 +231,11 @@ def validate_tasks(
     from mcprl.tasks import read_task_file
     from mcprl.tasks.validation import validate
 
+    config = _load(recipe, servers)
     read = read_task_file(file)
     others = [read_task_file(path) for path in against or ()]
-    tools, trials = asyncio.run(_ask_servers(read.tasks, servers, gold=gold))
-    report = validate(read, tools, against=others)
+    tools, trials = asyncio.run(_ask_servers(read.tasks, servers, config, gold=gold))
+    report = validate(read, tools, against=others, episodes=None if config is None else config.episodes)
     if as_json:
         played = {"gold": [_trial_json(trial) for trial in trials]} if gold else {}
         print(json.dumps(report.to_json() | played, indent=2))
@@ -266,30 +272,43 @@ def print_schema() -> None:
     print(json.dumps(task_schema(), indent=2, ensure_ascii=False))
 
 
+def _load(recipe: Path | None, servers: Path | None) -> RunConfig | None:
+    from mcprl.errors import BadValueError
+    from mcprl.recipe import load_recipe
+
+    if recipe is not None and servers is not None:
+        raise BadValueError("--recipe and --servers both name servers", fix="give one of the two")
+    return None if recipe is None else load_recipe(recipe)
+
+
 async def _ask_servers(
-    tasks: Sequence[Task], servers: Path | None, *, gold: bool
+    tasks: Sequence[Task], servers: Path | None, config: RunConfig | None, *, gold: bool
 ) -> tuple[tuple[Tool, ...], tuple[Trial, ...]]:
     """Return the servers' tools and, with `gold`, the trials of the solutions, each in the world of its task."""
     from functools import partial
 
     from mcprl.cli.options import shown_opening
-    from mcprl.tools import Toolbox
+    from mcprl.config import EpisodesConfig, RewardsConfig
+    from mcprl.tools import Toolbox, open_toolbox
 
     tools: tuple[Tool, ...] = ()
     trials: list[Trial] = []
-    for world, members in _by_world(tasks, servers).items():
-        specs, then = _specs(servers, world), "playing the solutions" if gold else "listing the tools"
-        async with shown_opening(partial(Toolbox, specs), then) as toolbox:
+    rewards, episodes = (RewardsConfig(), EpisodesConfig()) if config is None else (config.rewards, config.episodes)
+    own = servers is not None or config is not None
+    for world, members in _by_world(tasks, own=own).items():
+        opens = partial(Toolbox, _specs(servers, world)) if config is None else partial(open_toolbox, config.servers)
+        async with shown_opening(opens, "playing the solutions" if gold else "listing the tools") as toolbox:
             tools = tuple(toolbox.catalog)
             if not gold:
                 break
-            trials += await _play(members, toolbox)
+            trials += await _play(members, toolbox, rewards, episodes)
     return tools, tuple(trials)
 
 
-async def _play(tasks: Sequence[Task], toolbox: Toolbox) -> tuple[Trial, ...]:
-    """Run the solutions of the tasks that have one and whose tools all exist."""
-    from mcprl.config import RewardsConfig
+async def _play(
+    tasks: Sequence[Task], toolbox: Toolbox, rewards: RewardsConfig, episodes: EpisodesConfig
+) -> tuple[Trial, ...]:
+    """Play the solutions of tasks that have one and whose tools all exist."""
     from mcprl.episodes.demonstrations import play_gold
     from mcprl.episodes.environment import require_worlds
 
@@ -300,14 +319,14 @@ async def _play(tasks: Sequence[Task], toolbox: Toolbox) -> tuple[Trial, ...]:
         and all(name in toolbox.catalog for name in (*(task.tools or ()), *(state.tool for state in task.goal.state)))
     ]
     require_worlds(playable, toolbox)
-    return await play_gold(playable, toolbox, RewardsConfig())
+    return await play_gold(playable, toolbox, rewards, episodes=episodes)
 
 
-def _by_world(tasks: Sequence[Task], servers: Path | None) -> dict[int, list[Task]]:
-    """Group the tasks by the seed of their world. A user's own servers have one world and report it themselves."""
+def _by_world(tasks: Sequence[Task], *, own: bool) -> dict[int, list[Task]]:
+    """The tasks by the seed of their world. A user's own servers have one world and report it themselves."""
     from mcprl.errors import BadValueError
 
-    if servers is not None:
+    if own:
         return {_ANY_WORLD: list(tasks)}
     worlds: dict[int, list[Task]] = {}
     for task in tasks:

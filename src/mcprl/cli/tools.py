@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mcprl.config import ServersConfig
     from mcprl.records import Observation
+    from mcprl.tasks.validation import Alias
     from mcprl.tools import Tool, Toolbox, ToolDefinition
     from mcprl.tools.stats import StatsDocument, ToolFigures
 
@@ -221,8 +222,11 @@ def call_tool(
 
     servers = _load(recipe, overrides)
     exact = _parse_object(json_arguments) if json_arguments else {}
-    seen = asyncio.run(_call(servers, tool, exact, _parse_arguments(arguments or [])))
+    seen, aliases = asyncio.run(_call(servers, tool, exact, _parse_arguments(arguments or [])))
     _print_observation(seen)
+    for alias in aliases:
+        line = f"To accept it, put into the recipe: servers: {{settings: {{{alias.server}: {{{alias}}}}}}}"
+        Console(stderr=True, highlight=False).print(words(line), soft_wrap=True)
     if seen.fault is not None:
         raise typer.Exit(1)
 
@@ -324,9 +328,13 @@ def _parse_arguments(pairs: list[str]) -> dict[str, str]:
     return texts
 
 
-async def _call(servers: ServersConfig, name: str, exact: dict[str, Any], texts: dict[str, str]) -> Observation:
+async def _call(
+    servers: ServersConfig, name: str, exact: dict[str, Any], texts: dict[str, str]
+) -> tuple[Observation, tuple[Alias, ...]]:
+    """The observation and, if the call was refused for its names, the aliases that would accept it."""
     from mcprl.config import ServerSettings
     from mcprl.records import ToolCall
+    from mcprl.tasks.validation import check_call
     from mcprl.tools.names import resolve_arguments, resolve_tool
 
     async with _open(servers, then=f"calling {name}") as toolbox:
@@ -340,7 +348,9 @@ async def _call(servers: ServersConfig, name: str, exact: dict[str, Any], texts:
             arguments = exact | {key: typed_value(tool.parameters, key, text) for key, text in named.items()}
         # Lease only this tool, so that per-episode servers start only if it needs one.
         async with toolbox.lease([meant] if meant in catalog else None) as lease:
-            return await lease.call(ToolCall(name=name, arguments=arguments))
+            seen = await lease.call(ToolCall(name=name, arguments=arguments))
+        refused = seen.fault is not None
+        return seen, check_call(name, arguments, {t.name: t for t in catalog}).aliases if refused else ()
 
 
 def _print_observation(seen: Observation) -> None:

@@ -14,7 +14,7 @@ A descendant escapes if it leaves the group and also clears its environment. Out
 marks from, so only the groups are ended.
 """
 
-from mcprl.processes.child import ChildProcess, free_port, private_folder, search_path
+from mcprl.processes.child import ChildProcess, free_port, private_folder, require_linux, search_path
 from mcprl.processes.guard import CHILD_MARK, OWNER_MARK
 
-__all__ = ["CHILD_MARK", "OWNER_MARK", "ChildProcess", "free_port", "private_folder", "search_path"]
+__all__ = ["CHILD_MARK", "OWNER_MARK", "ChildProcess", "free_port", "private_folder", "require_linux", "search_path"]

@@ -18,9 +18,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from mcprl.errors import UnfitEngineError
 from mcprl.processes.guard import CHILD_MARK, GUARD, OWNER_MARK, kill_marked
 
-__all__ = ["ChildProcess", "free_port", "private_folder", "search_path"]
+__all__ = ["ChildProcess", "free_port", "private_folder", "require_linux", "search_path"]
+
+_SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
+
+
+def require_linux() -> None:
+    """Raise UnfitEngineError on a system on which no run is possible."""
+    if sys.platform != "linux":
+        raise UnfitEngineError(
+            f"this is {_SYSTEMS.get(sys.platform, sys.platform)}, and training needs Linux: its GPUs (MPS among them) "
+            "are not supported, and servers could outlive a run",
+            fix="train on Linux: another machine, a container or, on Windows, WSL 2",
+        )
 
 
 _logger = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 outputs/hello-cpu/
   config.yaml                     all settings
   lock                            the process that has the run open
+  train.log                       the lines of the console: what was started, each step, its verdicts
   metrics.jsonl                   one object per step
   health.jsonl                    the verdicts on each step
   tool_stats.json                 statistics of tool calls, for `mcprl tools stats`
@@ -141,6 +142,7 @@ class RunFolder:
         self.path = path
         self.weights = path / "weights"
         self.logs = path / "logs"
+        self.train_log = path / "train.log"
         self.config_file = path / "config.yaml"
         self.checkpoints = path / "checkpoints"
         self.journal = path / "journal"

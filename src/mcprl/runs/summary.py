@@ -33,7 +33,8 @@ Steps = Sequence[Mapping[str, float]]
 class SuccessMetric:
     """A figure over a whole run and its bar. `note` helps to interpret it, for example by naming what lowers it.
 
-    If the figure was not finite in some step, `value` is None and the bar is not met.
+    `value` is None, and the bar not met, if it was not finite in some step. `due` is False as long as the run has fewer
+    steps than the bar allows to reach it.
 
     SuccessMetric(name="ratio spread, worst step", value=0.12, bar="< 0.5", met=True, note="")
     """
@@ -43,6 +44,7 @@ class SuccessMetric:
     bar: str
     met: bool
     note: str = ""
+    due: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class _Measure:
     bar: str
     meets: Callable[[float], bool]
     note: Callable[[Steps], str] = lambda _: ""
+    by_step: int = 0
 
 
 def _why_inactive(steps: Steps) -> str:
@@ -104,6 +107,7 @@ _MEASURES = (
         f"≥ {VALID_CALLS:.0%} by step {VALID_CALLS_BY_STEP}",
         lambda x: x >= VALID_CALLS,
         note=lambda steps: f"after {len(steps)} steps" if len(steps) < VALID_CALLS_BY_STEP else "",
+        by_step=VALID_CALLS_BY_STEP,
     ),
 )
 
@@ -117,13 +121,14 @@ def _measured(measure: _Measure, steps: Steps) -> SuccessMetric | None:
     values = [step[measure.metric] for step in steps if measure.metric in step]
     if not values:
         return None
+    due = len(steps) >= measure.by_step
     broken = sum(not math.isfinite(value) for value in values)
     if broken:
         note = f"not a number in {broken} of {len(values)} steps"
-        return SuccessMetric(name=measure.name, value=None, bar=measure.bar, met=False, note=note)
+        return SuccessMetric(name=measure.name, value=None, bar=measure.bar, met=False, note=note, due=due)
     value = measure.figure(values)
     return SuccessMetric(
-        name=measure.name, value=value, bar=measure.bar, met=measure.meets(value), note=measure.note(steps)
+        name=measure.name, value=value, bar=measure.bar, met=measure.meets(value), note=measure.note(steps), due=due
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mcprl.errors import BadValueError
 
-__all__ = ["adapter_settings", "check_base_model", "check_files", "differing_settings"]
+__all__ = ["adapter_settings", "check_base_model", "check_files", "differing_settings", "renderer_of"]
 
 _INDEX = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
@@ -31,6 +31,27 @@ def check_files(folder: Path) -> None:
             f"{folder} does not have a complete model: {problem}",
             fix="publish a folder that save_pretrained finished writing; check for a full disk",
         )
+
+
+# Model types of config.json whose family has a renderer of its own.
+_FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
+_CHATML = ("<|im_start|>", "<|im_end|>")
+
+
+def renderer_of(folder: Path) -> str | None:
+    """The model.renderer that fits the model in a folder: its family, chatml or template; None if none does."""
+    try:
+        kind = json.loads((folder / "config.json").read_text()).get("model_type")
+    except (OSError, ValueError):
+        return None
+    if kind in _FAMILIES:
+        return _FAMILIES[kind]
+    files = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
+    if any(all(token in text for token in _CHATML) for text in texts):
+        return "chatml"
+    has_template = (folder / "chat_template.jinja").is_file() or any('"chat_template"' in text for text in texts)
+    return "template" if has_template else None
 
 
 def differing_settings(running: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

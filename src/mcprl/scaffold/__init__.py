@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from mcprl.errors import BadValueError
+from mcprl.samplers.model_folder import renderer_of
 
 __all__ = ["DEFAULT_MODEL", "FILES", "TEMPLATE", "Project", "write_project"]
 
@@ -43,6 +44,7 @@ _DEFAULT_NAME = "stock"
 _NAME_LINE = f"name: {_DEFAULT_NAME}                 #"
 _MODEL_LINE = f"  path: {DEFAULT_MODEL}     #"
 _THINKING_LINE = "  thinking: false "
+_RENDERER = "  renderer: auto "
 # Qwen3-0.6B or Qwen3-30B-A3B. Those with a word behind it always think, or never do.
 _THINKS_UNLESS_TOLD = re.compile(r"qwen3-[0-9.]+b(-a[0-9]+b)?", re.IGNORECASE)
 _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
@@ -52,13 +54,13 @@ _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 class Project:
     """A project that was written.
 
-    Project(folder=Path("shop"), name="shop", model="Qwen/Qwen3-0.6B", is_local_model=False)
+    Project(folder=Path("shop"), name="shop", model="Qwen/Qwen3-0.6B", renderer="auto")
     """
 
     folder: Path
     name: str
     model: str
-    is_local_model: bool
+    renderer: str
 
     def next_steps(self) -> tuple[tuple[str, str], ...]:
         """Next commands, to be copied into a shell in this order, each with what it does."""
@@ -83,7 +85,9 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
     """
     location, name = _model_location(model), _run_name(folder)
     texts = {file: (TEMPLATE / _NAMES_IN_TEMPLATE.get(file, file)).read_text(encoding="utf-8") for file in FILES}
-    texts["recipe.yaml"] = _with_model(texts["recipe.yaml"].replace(_NAME_LINE, f"name: {_in_yaml(name)}  #"), location)
+    renderer = "auto" if not location.startswith("/") else renderer_of(Path(location)) or "auto"
+    recipe = texts["recipe.yaml"].replace(_NAME_LINE, f"name: {_in_yaml(name)}  #")
+    texts["recipe.yaml"] = _with_model(recipe, location, renderer)
     for file in ("recipe.yaml", "README.md"):
         texts[file] = texts[file].replace(f"outputs/{_DEFAULT_NAME}", f"outputs/{name}")
     try:
@@ -95,7 +99,7 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
             f"cannot write the project to {folder}: {error.strerror}",
             fix="choose a folder that can be created and written to",
         ) from error
-    return Project(folder=folder, name=name, model=location, is_local_model=location.startswith("/"))
+    return Project(folder=folder, name=name, model=location, renderer=renderer)
 
 
 def _require_empty(folder: Path) -> None:
@@ -128,11 +132,13 @@ def _model_location(model: str) -> str:
     return model
 
 
-def _with_model(recipe: str, model: str) -> str:
+def _with_model(recipe: str, model: str, renderer: str) -> str:
     if model == DEFAULT_MODEL:
         return recipe
     lines = recipe.replace(_MODEL_LINE, f"  path: {_in_yaml(model)}  #").splitlines()
-    if not _THINKS_UNLESS_TOLD.fullmatch(Path(model).name):
+    lines = [line.replace(_RENDERER, f"  renderer: {renderer} ") for line in lines]
+    thinks = _THINKS_UNLESS_TOLD.fullmatch(Path(model).name) if renderer == "auto" else renderer == "qwen3"
+    if not thinks or (renderer == "auto" and model.startswith("/")):
         # A family that cannot be told whether to think refuses to be.
         lines = [line for line in lines if not line.startswith(_THINKING_LINE)]
     return "\n".join(lines) + "\n"

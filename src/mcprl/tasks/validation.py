@@ -23,6 +23,7 @@ from mcprl.tasks.files import Row, TaskEntry, TaskFile
 from mcprl.tasks.formats import line_of
 
 __all__ = [
+    "Alias",
     "DifficultyFigures",
     "DriftedCall",
     "Problem",
@@ -31,6 +32,7 @@ __all__ = [
     "ToolFigures",
     "alias_settings",
     "check_call",
+    "drift_of",
     "leaks",
     "normalised_question",
     "validate",
@@ -251,13 +253,13 @@ def _of_tool(problem: str) -> str:
 
 
 def _turns(task: Task, turns: int) -> Iterator[str]:
-    needed = max(len(task.goal.calls), task.goal.min_calls)
-    answer = task.goal.answer is not None
-    if needed + answer > turns:
-        yield f"it needs {needed} calls{' and an answer' if answer else ''}, one per turn, but may take {turns} turns"
+    # A turn may have several calls; the answer is a turn of its own.
+    needs_calls = bool(task.goal.calls) or task.goal.min_calls > 0
+    if needs_calls and task.goal.answer is not None and turns < 2:
+        yield "it needs a turn for its calls and one for its answer, but may take 1 turn"
     solved = len(task.solution.calls) + 1 if task.solution is not None else 0
     if solved > turns:
-        yield f"its solution takes {solved} turns, but it may take {turns}"
+        yield f"its solution takes {solved} turns, one per call, but it may take {turns}"
 
 
 def _impossible(text: ExpectedText) -> Iterator[str]:
@@ -311,9 +313,8 @@ def duplicates(entries: Sequence[TaskEntry]) -> Iterator[tuple[TaskEntry, str]]:
 
 
 def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
-    """Yield entries of `file` that are also in `other`: same question, same goal and solution, or same id."""
+    """Entries of `file` that are also in `other`: by question, or by goal and solution. Ids may be shared."""
     questions = {normalised_question(entry.task): entry for entry in other.entries}
-    ids = {entry.task.id for entry in other.entries}
     solutions = {key: entry for entry in other.entries if (key := _goal_and_solution(entry.task)) is not None}
     for entry in file.entries:
         question = questions.get(normalised_question(entry.task))
@@ -322,8 +323,6 @@ def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
             yield entry, f"asks the same as {question.task.id} ({other.path.name}, {question.row.label})"
         elif solution is not None:
             yield entry, f"has the goal and solution of {solution.task.id} ({other.path.name}, {solution.row.label})"
-        elif entry.task.id in ids:
-            yield entry, f"has the id of another task in {other.path.name}"
 
 
 def _goal_and_solution(task: Task) -> str | None:

@@ -129,7 +129,7 @@ def _explain(error: ValidationError) -> str:
         case "required":
             missing = [name for name in cast("list[str]", error.validator_value) if name not in _keys(error)]
             inside = f" in {where}" if path else ""
-            return f"missing argument {_show(missing[0])}{_expected(error.schema, missing[0])}{inside}"
+            return f"missing argument {_show(missing[0])}{_expected(error.schema, missing[0])}{inside}{_given(error)}"
         case "additionalProperties" if error.validator_value is False:
             return _explain_unknown(error, where if path else None)
         case "type":
@@ -167,6 +167,13 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _keys(error: ValidationError) -> list[str]:
     return list(cast("dict[str, Any]", error.instance))
+
+
+def _given(error: ValidationError) -> str:
+    """The arguments that were given and that the tool does not have: one of them may be the missing one."""
+    known = cast("dict[str, Any]", cast("dict[str, Any]", error.schema).get("properties", {}))
+    unknown = [_show(name) for name in _keys(error) if name not in known]
+    return f"; it has no argument {', '.join(unknown[:3])}" if unknown else ""
 
 
 def _expected(schema: object, name: str) -> str:

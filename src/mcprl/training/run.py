@@ -13,6 +13,7 @@ from mcprl.config import RunConfig
 from mcprl.episodes import Collector, Demonstrator, require_solutions
 from mcprl.episodes.stage import open_stage
 from mcprl.learning import open_learner
+from mcprl.processes import require_linux
 from mcprl.progress import Watcher
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.runs.checkpoints import Checkpoints, deals_of, forecast
@@ -42,6 +43,7 @@ async def open_run(
     With `resume_point`, the run in `folder` resumes from that point. Without `shutdown`, the run cannot be asked to
     stop.
     """
+    require_linux()
     tasks = load_tasks(config.tasks.train)
     order = make_order(tasks, config)
     require_solutions(tasks, config)
@@ -78,7 +80,7 @@ async def open_run(
             pipeline=_make_pipeline(config, order, collector, stage.demonstrator, watcher, clock, deals),
             sampler=stage.sampler,
             learner=learner,
-            health=Health(config),
+            health=Health(config, has_solutions=any(task.solution is not None for task in tasks)),
             summary=Summary(),
             clock=clock,
             kl_coefficient=config.algorithm.kl.coefficient,

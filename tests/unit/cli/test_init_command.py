@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -134,6 +135,25 @@ def test_a_folder_of_a_model_is_seen_from_where_the_command_runs(here, folder):
     printed = init("shop", "--model", folder)
     assert load_recipe(here / "shop" / "recipe.yaml").model.path == str((here / folder).absolute())
     assert "set model.renderer in recipe.yaml" in printed
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "renderer", "thinking"),
+    [
+        ({"model_type": "qwen3"}, "{}", "qwen3", False),
+        ({"model_type": "llama"}, '{"added_tokens": ["<|im_start|>", "<|im_end|>"]}', "chatml", None),
+        ({"model_type": "llama"}, '{"chat_template": "…"}', "template", None),
+        ({"model_type": "llama"}, "{}", "auto", None),
+    ],
+)
+def test_the_renderer_of_a_folder_is_chosen_by_its_files(here, config, tokenizer, renderer, thinking):
+    (here / "mine").mkdir()
+    (here / "mine" / "config.json").write_text(json.dumps(config))
+    (here / "mine" / "tokenizer_config.json").write_text(tokenizer)
+    printed = init("shop", "--model", "./mine")
+    model = load_recipe(here / "shop" / "recipe.yaml").model
+    assert (model.renderer, model.thinking) == (renderer, thinking)
+    assert ("set model.renderer in recipe.yaml" in printed) == (renderer == "auto")
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-4B-Thinking-2507", "meta-llama/Llama-3.2-1B-Instruct"])

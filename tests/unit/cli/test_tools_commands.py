@@ -131,7 +131,23 @@ def test_a_refused_call_prints_what_the_policy_would_read_and_exits_with_1(mcprl
     assert unknown.returncode == 1
     assert "There is no tool 'find_persn'" in unknown.stdout
     assert "'find_person'" in unknown.stdout
-    assert unknown.stderr == "no server · refused without asking the server\n"
+    assert unknown.stderr.splitlines() == [
+        "no server · refused without asking the server",
+        "To accept it, put into the recipe: "
+        "servers: {settings: {directory: {tool_aliases: {find_persn: find_person}}}}",
+    ]
+
+
+@pytest.mark.process
+def test_a_refused_argument_is_named_and_the_alias_that_is_printed_makes_it_work(mcprl, office):
+    asked = ("tools", "call", str(office / "recipe.yaml"), "repeat", "txt=hi")
+    refused = mcprl(*asked)
+    assert refused.returncode == 1
+    assert "'txt'" in refused.stdout
+    line = refused.stderr.splitlines()[-1].partition("recipe: ")[2]
+    alias = yaml.safe_load(line)["servers"]["settings"]["office"]["argument_aliases"]
+    accepted = mcprl(*asked, "--set", f"servers.settings.office.argument_aliases={json.dumps(alias)}")
+    assert (accepted.returncode, accepted.stdout) == (0, "hi None\n")
 
 
 @pytest.mark.process

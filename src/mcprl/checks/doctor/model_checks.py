@@ -21,7 +21,7 @@ from mcprl.config import ModelConfig, RunConfig
 from mcprl.episodes.environment import tool_specs
 from mcprl.errors import BadValueError
 from mcprl.records import Message, Solution, Task
-from mcprl.samplers.model_folder import check_files
+from mcprl.samplers.model_folder import check_files, renderer_of
 from mcprl.tools import Catalog, Tool
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = ["check_grammar", "check_model", "check_prompts", "check_template"]
 
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+_WITHOUT_SWITCH = ("chatml", "template")
 _CHARACTERS_PER_TOKEN = 4
 # How many prompts are rendered to measure their length: those with the most characters.
 _RENDERED = 64
@@ -71,14 +72,18 @@ def _is_folder(path: str) -> bool:
 def _renderer(model: ModelConfig) -> Iterator[Finding]:
     """Yield a finding if the renderer cannot work. Uses only what is known without the rendering libraries."""
     if model.renderer == "auto" and _is_folder(model.path):
+        fits = renderer_of(Path(model.path))
         also = "" if model.thinking is None else "; for chatml and template, also remove model.thinking"
+        if fits is not None:
+            also = " and remove model.thinking" if model.thinking is not None and fits in _WITHOUT_SWITCH else ""
         yield wrong(
             "renderer",
             f"model.renderer is auto, which needs a model's name on the hub, but model.path is the folder {model.path}",
-            fix=f"set model.renderer to the model's family (such as qwen3), to chatml or to template{also}",
+            fix=f"set model.renderer to {fits or 'the family of the model (such as qwen3), to chatml or to template'}"
+            f"{also}",
             code=BadValueError.code,
         )
-    elif model.renderer in ("chatml", "template") and model.thinking is not None:
+    elif model.renderer in _WITHOUT_SWITCH and model.thinking is not None:
         what = f"model.thinking is {str(model.thinking).lower()}, but {model.renderer} has no switch for it"
         yield wrong("renderer", what, fix="remove model.thinking", code=BadValueError.code)
 

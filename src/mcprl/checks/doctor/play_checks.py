@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
-from mcprl.checks.health.view import refill
+from mcprl.checks.doctor.server_checks import judge_text
+from mcprl.checks.health.rules import CUTS, room_for
+from mcprl.checks.health.view import may_set, one_of, refill
 from mcprl.checks.plan import FORWARD_SHARE
 from mcprl.config import RunConfig
 from mcprl.episodes import Collector, episode_metrics
@@ -179,10 +182,11 @@ def judge_groups(
     warnings.
     """
     metrics = episode_metrics(groups, seconds)
-    yield _valid_calls(config, metrics["calls"], metrics["valid_call_rate"], imitates=solutions > 0)
-    yield _rewards(config, groups, dead=int(metrics["groups_without_variance"]))
+    yield _valid_calls(config, metrics["calls"], metrics["valid_call_rate"], has_solutions=solutions > 0)
+    yield _rewards(config, groups, dead=int(metrics["groups_without_variance"]), has_solutions=solutions > 0)
     yield _answers(config, groups)
     yield _latency(groups, config)
+    yield from _results(groups)
     lost = [episode for group in groups for episode in group.lost]
     if lost:
         yield warning(
@@ -202,34 +206,46 @@ def judge_groups(
         yield warning("caused faults", "; ".join(found), fix)
 
 
-def _valid_calls(config: RunConfig, calls: float, rate: float, *, imitates: bool) -> Finding:
+def _results(groups: Sequence[Group]) -> Iterator[Finding]:
+    """The tools whose results have nothing for the policy to read, or report an error as a success."""
+    seen = (o for group in groups for t in group.trajectories for turn in t.turns for o in turn.observations)
+    found = {o.tool: judge_text("tool results", o) for o in seen if o.worked and o.server is not None}
+    yield from (finding for finding in found.values() if finding is not None)
+
+
+def _valid_calls(config: RunConfig, calls: float, rate: float, *, has_solutions: bool) -> Finding:
     if calls and rate > 0:
         return fine("valid calls", f"{rate:.0%} of {calls:.0f} calls")
     what = "no episode made a call" if not calls else f"none of {calls:.0f} calls was valid"
     warm_start = config.algorithm.warm_start.weight > 0
-    if warm_start and imitates:
+    if warm_start and has_solutions:
         return fine("valid calls", f"{what}; the warm start will teach the model to make valid calls")
-    ways = ["give tasks a solution" if warm_start else "start with imitation (algorithm.warm_start.weight)"]
-    if config.sampling.constrain == "off":
+    ways = ["give tasks a solution" if warm_start else _imitate(has_solutions)]
+    if may_set(config, "sampling.constrain", "act"):
         ways.append("set sampling.constrain to act, which allows valid calls only")
     ways.append("show calls in tasks.preamble")
-    return warning("valid calls", f"{what}: there would be little to learn from", fix=", or ".join(ways))
+    return warning("valid calls", f"{what}: there would be little to learn from", fix=one_of(ways))
 
 
-def _rewards(config: RunConfig, groups: Sequence[Group], *, dead: int) -> Finding:
+def _imitate(has_solutions: bool) -> str:
+    return f"{'' if has_solutions else 'give tasks a solution and '}start with imitation (algorithm.warm_start.weight)"
+
+
+def _rewards(config: RunConfig, groups: Sequence[Group], *, dead: int, has_solutions: bool) -> Finding:
     rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
     figures = f"mean {sum(rewards) / len(rewards):.2f}, deviation {pstdev(rewards):.2f}; {dead} of {len(groups)} groups"
     if dead < len(groups):
         return fine("rewards", f"{figures} without variance")
-    easier = "" if config.tasks.order == "curriculum" else " (tasks.order curriculum)"
-    warm_start = (
-        "" if config.algorithm.warm_start.weight > 0 else "start with imitation (algorithm.warm_start.weight), "
-    )
+    temperature = config.sampling.temperature
+    ways = ["raise episodes.group_size"]
+    if may_set(config, "sampling.temperature", temperature * 1.2):
+        ways.append(f"raise sampling.temperature (now {temperature:g})")
+    ways.append(f"take easier tasks{'' if config.tasks.order == 'curriculum' else ' (tasks.order curriculum)'}")
+    ways += [] if config.algorithm.warm_start.weight > 0 else [_imitate(has_solutions)]
     return warning(
         "rewards",
         f"{figures} have zero variance: all their episodes earned the same, so nothing would be learned from them",
-        fix=f"raise episodes.group_size or sampling.temperature, take easier tasks{easier}, {warm_start}or "
-        f"{refill(config)}",
+        fix=one_of([*ways, refill(config)]),
     )
 
 
@@ -241,13 +257,11 @@ def _answers(config: RunConfig, groups: Sequence[Group]) -> Finding:
     figures = f"{len(unanswered)} of {len(asked)} episodes ended without one"
     if len(unanswered) < len(asked):
         return fine("answers", figures)
-    reasons = ", ".join(sorted({t.stop.value.replace("_", " ") for t in unanswered}))
-    return warning(
-        "answers",
-        f"{figures} ({reasons})",
-        fix=f"raise sampling.max_tokens ({config.sampling.max_tokens}) if turns are cut, episodes.max_turns if turns "
-        "run out, or show a finished conversation in tasks.preamble",
-    )
+    stops = Counter(t.stop for t in unanswered)
+    reasons = ", ".join(sorted(stop.value.replace("_", " ") for stop in stops))
+    ways = [room_for(f"stop_{stop.value}", config) for stop, _ in stops.most_common() if f"stop_{stop.value}" in CUTS]
+    fix = one_of([*ways[:1], "show a finished conversation in tasks.preamble"])
+    return warning("answers", f"{figures} ({reasons})", fix=fix)
 
 
 def _latency(groups: Sequence[Group], config: RunConfig) -> Finding:

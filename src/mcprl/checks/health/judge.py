@@ -34,10 +34,11 @@ _REMEMBERED = ("reward", "valid_call_rate", "explained_variance", "value_loss")
 
 
 class Health:
-    """Judges the steps of a run in order."""
+    """Judges the steps of a run, one after the other. `has_solutions`: some task has one that can be imitated."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, has_solutions: bool = True) -> None:
         self._config = config
+        self._has_solutions = has_solutions
         self._past = Past()
         self._losses = LossLedger()
 
@@ -65,7 +66,14 @@ class Health:
         past = self._past
         past.steps += 1
         correlations = self._losses.correlations()
-        view = StepView(config=self._config, metrics=metrics, past=past, skipped=skipped, lost_with=correlations)
+        view = StepView(
+            config=self._config,
+            metrics=metrics,
+            past=past,
+            skipped=skipped,
+            lost_with=correlations,
+            has_solutions=self._has_solutions,
+        )
         judged = _judged_candidates(view)
         _remember(view)
         of_weights = _verdicts(view, {**EPISODE_RULES, **COURSE_RULES})

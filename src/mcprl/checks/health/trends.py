@@ -5,7 +5,21 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from mcprl.checks.health.view import WINDOW, Rules, StepView, at_cap, bad, by_size, gentler, refill, roll_back, warn
+from mcprl.checks.health.view import (
+    REPORT,
+    WINDOW,
+    Rules,
+    StepView,
+    at_cap,
+    bad,
+    by_size,
+    gentler,
+    may_set,
+    one_of,
+    refill,
+    roll_back,
+    warn,
+)
 from mcprl.checks.parity import EXACT_MAX, EXACT_MEAN, OUTLIER, ROUNDING_MEAN, ROUNDING_OUTSIDE
 from mcprl.config import RunConfig
 from mcprl.verdicts import LEARNABLE_SHARE, Severity, Verdict, mean
@@ -26,7 +40,6 @@ _CUT_WARN, _CUT_BAD = 0.1, 0.3
 _STALE_WARN, _STALE_BAD = 1.5, 4.0
 # The gradient of a real loss is never this small.
 _NO_GRADIENT = 1e-10
-_REPORT = "stop, and report this with the recipe: it is a fault in mcprl"
 
 
 def not_a_number(view: StepView) -> Verdict | None:
@@ -56,7 +69,8 @@ def skipped(view: StepView) -> Verdict | None:
     if tokens is not None and tokens < least:
         fix = f"raise training.tasks_per_step, or lower algorithm.min_learnable_tokens ({least})"
     elif share is not None and share < algorithm.min_learnable_share:
-        fix = f"loosen sampling.constrain, or lower algorithm.min_learnable_share ({algorithm.min_learnable_share:g})"
+        loosen = "" if view.config.sampling.constrain == "off" else "loosen sampling.constrain, or "
+        fix = f"{loosen}lower algorithm.min_learnable_share ({algorithm.min_learnable_share:g})"
     elif view.now("update_undone") == 1.0 or over_cap:
         fix = at_cap(view.config)
     elif view.now("optimiser_steps") == 0.0 and not view.now("optimiser_steps_over_cap"):
@@ -100,10 +114,11 @@ def reference(view: StepView) -> Verdict | None:
     differing = view.now("reference_tensors_differing")
     if not differing or view.now("reference_synced") == 0.0:
         return None
+    to_base = may_set(view.config, "algorithm.kl.reference", "base")
     return bad(
         f"right after the reference was synced to the policy, {differing:.0f} of its tensors differ from the policy's: "
         "the KL to the reference is wrong",
-        f"{_REPORT}; until then, set algorithm.kl.reference to base",
+        REPORT + ("; until then, set algorithm.kl.reference to base" if to_base else ""),
     )
 
 
@@ -126,12 +141,12 @@ def importance(view: StepView) -> Verdict | None:
     severity = by_size(cut, warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:
         return None
+    exact = "set model.dtype to float32, or " if may_set(view.config, "model.dtype", "float32") else ""
     return Verdict(
         severity=severity,
         what=f"importance weights are cut at {most:g} for {cut:.0%} of tokens: sampler and learner differ so much that "
         "most of the correction is lost",
-        fix="run `mcprl parity RECIPE`; use the same precision in both (model.dtype float32, learner.tuning lora), or "
-        "raise algorithm.max_importance",
+        fix=f"run `mcprl parity RECIPE`; if that finds only rounding, {exact}raise algorithm.max_importance",
     )
 
 
@@ -154,10 +169,9 @@ def no_gradient(view: StepView) -> Verdict | None:
     if view.now("active_fraction") == 0.0:
         return bad(
             f"{what}: the clip range or algorithm.ratio_gate excludes every token",
-            f"{gentler(view.config)}, or widen algorithm.ratio_gate",
+            gentler(view.config) + (", or widen algorithm.ratio_gate" if view.config.algorithm.ratio_gate else ""),
         )
-    fix = "check that learner.tuning trains something, and run `mcprl parity RECIPE`"
-    return bad(f"{what}: no trained weight affects the loss", fix)
+    return bad(f"{what}: no trained weight affects the loss", REPORT)
 
 
 TRUST_RULES: Rules = {
@@ -277,14 +291,19 @@ def entropy_collapse(view: StepView) -> Verdict | None:
     compared = _entropy_against_first(view)
     if compared is None or compared[0] >= _ENTROPY_LOW_WARN * compared[1]:
         return None
-    (now, first), algorithm = compared, view.config.algorithm
-    clip = f"algorithm.clip_high (now {algorithm.clip_high:g}) to 0.28, " if algorithm.clip_high < 0.28 else ""
+    (entropy, first), algorithm = compared, view.config.algorithm
+    temperature = view.config.sampling.temperature
+    settings = (
+        ("algorithm.entropy", algorithm.entropy, algorithm.entropy + 0.001),
+        ("algorithm.clip_high", algorithm.clip_high, max(0.28, algorithm.clip_high)),
+        ("sampling.temperature", temperature, temperature * 1.2),
+    )
+    ways = [f"{name} (now {now:g}) to {to:.3g}" for name, now, to in settings if may_set(view.config, name, to)]
     return Verdict(
-        severity=Severity.BAD if now < _ENTROPY_LOW_BAD * first else Severity.WARN,
-        what=f"entropy fell to {now:.2g} from {first:.2g} nats per token: the policy stops exploring, and the members "
-        "of a group become copies",
-        fix=f"raise algorithm.entropy (now {algorithm.entropy:g}) by 0.001, {clip}or sampling.temperature (now "
-        f"{view.config.sampling.temperature:g})",
+        severity=Severity.BAD if entropy < _ENTROPY_LOW_BAD * first else Severity.WARN,
+        what=f"entropy fell to {entropy:.2g} from {first:.2g} nats per token: the policy stops exploring, and the "
+        "members of a group become copies",
+        fix=f"raise {one_of(ways)}" if ways else gentler(view.config),
     )
 
 
@@ -304,6 +323,8 @@ def entropy_explosion(view: StepView) -> Verdict | None:
 
 
 def critic(view: StepView) -> Verdict | None:
+    if not view.config.algorithm.has_critic:
+        return None
     explained = view.past.last("explained_variance", _CRITIC_STEPS)
     if view.now("explained_variance") is None or len(explained) < _CRITIC_STEPS or max(explained) >= 0:
         return None

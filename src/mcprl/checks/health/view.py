@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
 
 from mcprl.config import RunConfig
 from mcprl.episodes.losses import Correlation
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = ["WINDOW", "Past", "Rules", "StepView", "at_cap", "bad", "by_size", "gentler", "refill", "roll_back", "warn"]
+__all__ = [
+    "REPORT",
+    "WINDOW",
+    "Past",
+    "Rules",
+    "StepView",
+    "at_cap",
+    "bad",
+    "by_size",
+    "gentler",
+    "may_set",
+    "one_of",
+    "refill",
+    "roll_back",
+    "warn",
+]
 
 
-WINDOW = 20  # in steps: enough that one odd step does not move the median, few enough to follow a run
+REPORT = "stop, and report this with the recipe: it is a fault in mcprl"
+
+WINDOW = 20  # steps: enough for a median that one odd step does not move, few enough to follow a run
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +91,7 @@ class StepView:
     past: Past
     skipped: str | None = None
     lost_with: tuple[Correlation, ...] = ()
+    has_solutions: bool = True
 
     def now(self, name: str) -> float | None:
         """Return a figure of this step; None if it is missing or not finite."""
@@ -80,6 +101,28 @@ class StepView:
     @property
     def was_skipped(self) -> bool:
         return self.skipped is not None or self.now("update_skipped") == 1.0
+
+
+def may_set(config: RunConfig, setting: str, value: object) -> bool:
+    """Whether the run could have this setting: SkyRL's engine refuses grammars and temperatures, for example."""
+    changed: dict[str, Any] = config.model_dump()
+    *sections, key = setting.split(".")
+    target = changed
+    for section in sections:
+        target = target[section]
+    if target[key] == value:
+        return False
+    target[key] = value
+    try:
+        RunConfig.model_validate(changed)
+    except ValidationError:
+        return False
+    return True
+
+
+def one_of(ways: Sequence[str]) -> str:
+    """["a", "b", "c"] is "a, b, or c"."""
+    return " or ".join(ways) if len(ways) < 3 else f"{', '.join(ways[:-1])}, or {ways[-1]}"
 
 
 Rules = Mapping[str, Callable[[StepView], Verdict | None]]
