@@ -239,7 +239,8 @@ def _why_not_solved(goal: Goal, trajectory: Trajectory, calls: Sequence[CallOutc
         return FailureKind.WRONG_ARGUMENTS
     if parts.get("state", 1.0) < 1.0:
         return FailureKind.WRONG_STATE
-    if parts.get("answer", 1.0) < 1.0 or succeeded(parts):  # all parts passed, but not the suite
+    # If all parts passed, the suite requires more of the answer than the task's goal does.
+    if parts.get("answer", 1.0) < 1.0 or succeeded(parts):
         return FailureKind.WRONG_ANSWER
     return FailureKind.LOW_GRADE
 

@@ -354,7 +354,7 @@ class _OngoingUpdate:
         if not moves:
             self.tally.minibatches_without_signal += 1
             if self.tally.looked_at_parity or not learnable:
-                return  # the first minibatch is scored in any case, to check parity
+                return  # otherwise score the minibatch anyway, to check parity
         self._optimiser.forget_gradients()
         loss, over_cap = 0.0, False
         if learnable:
