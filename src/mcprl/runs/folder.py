@@ -67,8 +67,9 @@ class Span:
 class Timeline:
     """Collects spans until they are taken to be recorded. Spans of different activities may overlap."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        zero = time.time() - time.monotonic()  # read once: the system's clock may be set during the run
+        self._clock = clock or (lambda: zero + time.monotonic())
         self._ended: list[Span] = []
 
     @contextmanager

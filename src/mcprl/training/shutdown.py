@@ -1,4 +1,4 @@
-"""How a run stops early: SIGTERM or Ctrl-C, a bounded time to save itself, a distinct exit code.
+"""How a run stops early: SIGTERM, SIGHUP or Ctrl-C, a bounded time to save itself, a distinct exit code.
 
 The first signal asks the run to stop. What is durable already (the last checkpoint, every finished episode) stays
 durable; the time until SHUTDOWN_S is for what can still be saved. When that time is over, or at the second
@@ -27,6 +27,7 @@ SHUTDOWN_S = 10.0
 """Seconds after SIGTERM or Ctrl-C until the run has saved itself and ended."""
 
 T = TypeVar("T")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = "\x1b[?25h"
 # Share of the time after which the process ends itself: ending takes a moment too.
 _LAST_MOMENT = 0.95
@@ -86,7 +87,7 @@ class Shutdown:
 
     @contextmanager
     def on_signals(self) -> Generator[None]:
-        """Inside, SIGTERM and SIGINT request a stop; a second one, or the end of the time, ends the process."""
+        """Inside, SIGTERM, SIGINT and SIGHUP request a stop; a second one, or the end of the time, ends the process."""
         loop, self._work = asyncio.get_running_loop(), asyncio.current_task()
         timer: threading.Timer | None = None
 
@@ -100,7 +101,9 @@ class Shutdown:
             timer.start()
             loop.call_soon_threadsafe(self.request)
 
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        # Under nohup, SIGHUP is ignored and stays so.
+        numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, on_signal) for number in numbers}
         try:
             yield
         finally:

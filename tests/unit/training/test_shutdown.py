@@ -127,7 +127,7 @@ def start_child(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_where_a_thread_will_not_end_the_process_does_when_the_time_is_over(number):
     with start_child("0.5", "save") as child:
         os.kill(child.pid, number)
@@ -141,3 +141,17 @@ def test_a_second_signal_ends_the_process_at_once():
         assert child.stdout.readline() == "asked\n"  # two at once would come in the order of their numbers
         os.kill(child.pid, signal.SIGINT)
         assert child.wait(60) == 128 + signal.SIGINT  # and not after 600 s
+
+
+async def test_a_closed_terminal_asks_the_run_to_stop_unless_it_was_started_with_nohup():
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for kept in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(signal.SIGHUP, kept)
+            shutdown = Shutdown(60.0)
+            with shutdown.on_signals(), shutdown.orderly():
+                handler = signal.getsignal(signal.SIGHUP)
+                assert (handler == signal.getsignal(signal.SIGTERM)) == (kept is signal.SIG_DFL)
+            assert signal.getsignal(signal.SIGHUP) is kept
+    finally:
+        signal.signal(signal.SIGHUP, before)
