@@ -223,20 +223,14 @@ class RunFolder:
         """Append spans to the timeline."""
         _append(self._timeline, [asdict(span) for span in spans])
 
-    def cut_to(self, step: int) -> tuple[list[dict[str, float]], list[list[Verdict]]]:
-        """Remove all records of this step and later ones, and the summary.
+    def cut_to(self, step: int) -> list[tuple[Mapping[str, float], list[Verdict]]]:
+        """Remove all records of this step and later ones, the summary, and lines that cannot be read.
 
-        Returns the metrics and the verdicts of the steps before. Raises NoRunError, and changes nothing, if some of
-        them are missing or damaged.
+        Returns the metrics and verdicts of the steps before; metrics are empty if the file no longer has them.
         """
         metrics = _kept_lines(self._metrics, step, _metrics)
         health = _kept_lines(self._health, step, verdict_of)
-        spans = _kept_lines(self._timeline, step, span_of, of_each_step=False)
-        if [line.step for line in metrics] != list(range(step)):
-            raise NoRunError(
-                f"{self._metrics} does not have exactly one line for each of the first {step} steps",
-                fix="resume from an earlier checkpoint, or start a new run",
-            )
+        spans = _kept_lines(self._timeline, step, span_of)
         with storage_faults(f"cutting {self.path} to {step} steps"):
             # First: from here on the run is not finished.
             self._summary.unlink(missing_ok=True)
@@ -247,8 +241,8 @@ class RunFolder:
                 _cut_files(folder, step)
         for path, lines in ((self._timeline, spans), (self._health, health), (self._metrics, metrics)):
             write_file(path, b"".join(line.text + b"\n" for line in lines))
-        verdicts = [[line.value for line in health if line.step == kept] for kept in range(step)]
-        return [line.value for line in metrics], verdicts
+        by_step = {line.step: line.value for line in metrics}
+        return [(by_step.get(kept, {}), [line.value for line in health if line.step == kept]) for kept in range(step)]
 
     def drop_old_weights(self, newest: Weights) -> None:
         """Keep only the latest versions; the sampler no longer uses the others."""
@@ -332,24 +326,11 @@ def _cut_files(folder: Path, step: int) -> None:
     sync_folder(folder)
 
 
-def _kept_lines(
-    path: Path, step: int, read: Callable[[Mapping[str, Any]], T], *, of_each_step: bool = True
-) -> list[_Line[T]]:
-    """The lines of a file that belong to steps before this one.
-
-    Unreadable lines at the end are left from a crash. Before a kept line, or in place of the last step's line, they are
-    damage: raises NoRunError.
-    """
+def _kept_lines(path: Path, step: int, read: Callable[[Mapping[str, Any]], T]) -> list[_Line[T]]:
+    """The lines of a file that belong to steps before this one. Damaged ones are left out: people read them, not we."""
     with storage_faults(f"reading {path}"):
         *ended, _torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    lines = [_read_line(line, read) for line in ended]
-    kept = {i: line for i, line in enumerate(lines) if line is not None and line.step < step}
-    last = max(kept, default=-1)
-    has_last_step = not of_each_step or step == 0 or (last >= 0 and kept[last].step == step - 1)
-    damaged = [i for i, line in enumerate(lines) if line is None and (i < last or not has_last_step)]
-    if damaged:
-        raise NoRunError(f"{path}: line {damaged[0] + 1} cannot be read", fix="fix that line, or start a new run")
-    return list(kept.values())
+    return [line for text in ended if (line := _read_line(text, read)) is not None and line.step < step]
 
 
 def _read_line(text: bytes, read: Callable[[Mapping[str, Any]], T]) -> _Line[T] | None:

@@ -238,9 +238,7 @@ def test_cutting_gives_back_the_steps_that_stay_and_leaves_what_they_had_left(fo
         folder.record_step(step, step_record([make_group(step)], record_more, [FINE]))
     folder.finish(Weights(version=2, adapter=make_weights(folder, 2)), {"updates": 5})
     shutil.rmtree(folder.weights / "v2")
-    metrics, verdicts = folder.cut_to(3)
-    assert metrics == [{"reward": step / 4, "loss": -0.5} for step in range(3)]
-    assert verdicts == [[BAD, FINE]] * 3
+    assert folder.cut_to(3) == [({"reward": step / 4, "loss": -0.5}, [BAD, FINE]) for step in range(3)]
     assert contents(folder) == as_it_was
 
 
@@ -252,16 +250,16 @@ def test_cutting_to_the_last_step_changes_nothing(folder):
 
 
 def test_a_run_can_be_cut_to_its_very_beginning(folder):
-    assert folder.cut_to(0) == ([], [])
+    assert folder.cut_to(0) == []
     record(folder, 2)
-    assert folder.cut_to(0) == ([], [])
+    assert folder.cut_to(0) == []
     assert list((folder.path / "trajectories").iterdir()) == []
     assert (folder.path / "metrics.jsonl").read_bytes() == b""
 
 
 def test_metrics_that_are_not_finite_are_returned_unchanged(folder):
     folder.record_step(0, step_record([], {"loss": math.nan, "kl": -math.inf}, []))
-    (metrics,), _ = folder.cut_to(1)
+    ((metrics, _),) = folder.cut_to(1)
     assert math.isnan(metrics["loss"])
     assert metrics["kl"] == -math.inf
 
@@ -281,27 +279,29 @@ def test_what_a_crash_tore_is_cut_off(folder, name, remains):
     assert contents(folder) == as_it_was
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "health.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "health.jsonl", "timeline.jsonl"])
 @pytest.mark.parametrize("line", [0, 1, 2])
-def test_damage_in_the_steps_that_stay_is_an_error_and_changes_nothing(folder, name, line):
+def test_damaged_lines_are_cut_out_and_the_rest_stays(folder, name, line):
     for step in range(4):
-        folder.record_step(step, step_record([make_group(step)], {"loss": 0.0}, [FINE]))
+        spans = [Span(step=step, activity="update", start=1.0, end=2.0)]
+        folder.record_step(step, step_record([make_group(step)], {"loss": 0.5}, [FINE], spans=spans))
     path = folder.path / name
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:line]) + b'{"step": rot}\n' + b"".join(lines[line + 1 :]))
-    before = contents(folder)
-    with pytest.raises(NoRunError, match=name):
-        folder.cut_to(3)
-    assert contents(folder) == before
+    wanted = [({"loss": 0.5}, [FINE])] * 3
+    if name == "metrics.jsonl":
+        wanted[line] = ({}, [FINE])
+    if name == "health.jsonl":
+        wanted[line] = ({"loss": 0.5}, [])
+    assert folder.cut_to(3) == wanted
+    assert path.read_bytes().splitlines(keepends=True) == lines[:line] + lines[line + 1 : 3]
 
 
-def test_a_step_that_is_missing_is_an_error(folder):
+def test_steps_without_metrics_are_returned_empty(folder):
     record(folder, 3)
-    with pytest.raises(NoRunError, match="first 5 steps"):
-        folder.cut_to(5)
+    assert [bool(metrics) for metrics, _ in folder.cut_to(5)] == [True, True, True, False, False]
     (folder.path / "metrics.jsonl").unlink()
-    with pytest.raises(NoRunError, match="first 3 steps"):
-        folder.cut_to(3)
+    assert folder.cut_to(3) == [({}, [BAD, FINE])] * 3
 
 
 def test_only_the_last_three_versions_are_kept(folder):
