@@ -63,7 +63,8 @@ def command(
         return
 
     from mcprl.cli.debug_log import debugging
-    from mcprl.cli.running import run_to_the_end
 
-    with debugging(folder.logs) if debug else nullcontext():
+    with folder, debugging(folder.logs) if debug else nullcontext():
+        from mcprl.cli.running import run_to_the_end
+
         run_to_the_end(resume_point.config, folder, resume_point)

@@ -3,6 +3,7 @@
 outputs/hello-cpu/
   config.yaml                     all settings
   lock                            the process that has the run open
+  end.json                        why the run ended early; a run that was killed has none
   metrics.jsonl                   one object per step
   health.jsonl                    the verdicts on each step
   tool_stats.json                 statistics of tool calls, for `mcprl tools stats`
@@ -25,12 +26,15 @@ metrics, it is complete; anything without one is removed when the run is resumed
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
 import shutil
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -40,13 +44,25 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar, cast
 
 from mcprl.config import RunConfig
-from mcprl.errors import NoRunError, RunInUseError
+from mcprl.errors import McprlError, NoRunError, RunInUseError, StorageError
 from mcprl.files import storage_faults, sync_file, sync_folder, write_file
 from mcprl.records import Batch, Columns, Group, Weights
 from mcprl.runs.trajectories import write_token_notes, write_trajectories
+from mcprl.secrets import SECRETS
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = ["RunFolder", "Span", "StepRecord", "Timeline", "read_entry", "span_of", "verdict_of"]
+__all__ = [
+    "RunFolder",
+    "RunStopped",
+    "Span",
+    "StepRecord",
+    "Timeline",
+    "find_writable",
+    "lock_holder",
+    "read_entry",
+    "span_of",
+    "verdict_of",
+]
 
 Activity = Literal["collect", "update", "publish", "save"]
 
@@ -135,6 +151,10 @@ class StepRecord:
     verdicts: Sequence[Verdict]
 
 
+class RunStopped(Exception):
+    """The run was asked to stop, and has stopped. The message says what is saved."""
+
+
 class RunFolder:
     """Writes the files of a run. No other process can open the folder until this one closes it or ends."""
 
@@ -152,28 +172,45 @@ class RunFolder:
         self._metrics = path / "metrics.jsonl"
         self._health = path / "health.jsonl"
         self._summary = path / "summary.json"
-        self._release = weakref.finalize(self, os.close, _lock(path / "lock"))
+        self._end = path / "end.json"
+        self._release = weakref.finalize(self, _close, *_lock(path))
 
     @classmethod
     def create(cls, config: RunConfig) -> Self:
-        """Make a new folder, named after the run, with a number if the name is taken."""
+        """Make a folder for a new run, named after it, with a number if the name is taken.
+
+        A run that ended before its first episode left nothing but its error: its folder is used again.
+        """
         outputs = config.training.outputs
+        find_writable(outputs)
         with storage_faults(f"making a folder in {outputs}"):
             outputs.mkdir(parents=True, exist_ok=True)
-            number = 1
-            while True:
-                path = outputs / (config.name if number == 1 else f"{config.name}-{number}")
-                try:
-                    path.mkdir()
-                except FileExistsError:
-                    number += 1
-                    continue
-                break
-            folder = cls(path)
+            names = itertools.chain([config.name], (f"{config.name}-{number}" for number in itertools.count(2)))
+            folder = next(folder for name in names if (folder := cls._claim(outputs / name)) is not None)
             folder._make_folders()
         # Last: a folder with config.yaml is complete.
         folder.rewrite_config(config)
         sync_folder(outputs)
+        return folder
+
+    @classmethod
+    def _claim(cls, path: Path) -> Self | None:
+        """Make this folder, or empty that of a run without results; None if it is taken."""
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if not (path / "config.yaml").is_file() or _has_results(path):
+                return None
+        try:
+            folder = cls(path)
+        except RunInUseError:
+            return None
+        if _has_results(path):  # since it was looked at
+            folder.close()
+            return None
+        for entry in path.iterdir():
+            if entry.name != "lock":
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         return folder
 
     @classmethod
@@ -201,10 +238,29 @@ class RunFolder:
         self._release()
 
     def __enter__(self) -> Self:
+        """Begin to run: an earlier end is no longer true."""
+        with storage_faults(f"removing {self._end}"):
+            self._end.unlink(missing_ok=True)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Record why the run ends, if it ends early, and close the folder."""
+        # Who cancels a run for a signal has recorded that already.
+        known = isinstance(error, asyncio.CancelledError) and self._end.exists()
+        if error is not None and self._release.alive and not known:
+            with contextlib.suppress(StorageError):  # the first error is the one to report
+                self.record_end(error)
         self.close()
+
+    def record_end(self, error: BaseException) -> None:
+        """Record why the run ends early."""
+        if isinstance(error, RunStopped | KeyboardInterrupt | asyncio.CancelledError):
+            state, why = "stopped", str(error) or "stopped before the first step"
+        elif isinstance(error, McprlError):
+            state, why = "failed", f"{error.fault} error {error}"
+        else:
+            state, why = "failed", SECRETS.redact(f"{type(error).__name__}: {error}")
+        write_file(self._end, (json.dumps({"state": state, "why": why}) + "\n").encode())
 
     def rewrite_config(self, config: RunConfig) -> None:
         """Replace the settings in config.yaml."""
@@ -267,25 +323,76 @@ class RunFolder:
         write_file(self._summary, (json.dumps(summary, indent=2) + "\n").encode())
 
 
-def _lock(path: Path) -> int:
-    """Lock the file and return its descriptor. The system releases the lock however the process ends."""
-    with storage_faults(f"locking {path}"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+def find_writable(outputs: Path) -> Path:
+    """The folder of runs, or the nearest parent that exists. Raises StorageError if it is not writable."""
+    place = next(folder for folder in (outputs.absolute(), *outputs.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return place
+    except OSError as error:
+        raise StorageError(
+            f"training.outputs is {outputs}, but {place} is not writable: {error.strerror}",
+            fix="set training.outputs to a folder that you may write to",
+        ) from error
+
+
+def lock_holder(folder: Path) -> tuple[bool, int | None]:
+    """Whether a process has the run open, and its pid. Locks are shared, so that two readers do not see each other."""
+    for place in (folder, folder / "lock"):
         try:
-            _take(descriptor)
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"{os.getpid()}\n".encode())
+            descriptor = os.open(place, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            return True, _noted_pid(folder / "lock")
+        finally:
             os.close(descriptor)
-            raise RunInUseError(
-                f"{path.parent} is in use by process {holder or '(unknown)'}",
-                fix="wait until that process has ended, or end it",
-            ) from None
-        except OSError:
-            os.close(descriptor)
-            raise
-    return descriptor
+    return False, None
+
+
+def _noted_pid(lock: Path) -> int | None:
+    try:
+        digits = lock.read_bytes()[:32].strip()
+    except FileNotFoundError:
+        return None
+    return int(digits) if digits.isdigit() else None
+
+
+def _lock(folder: Path) -> tuple[int, int]:
+    """Lock the folder, and the file `lock` in it. The system releases both however the process ends.
+
+    The file tells the pid, and is locked across the machines of a network file system. Deleting it frees nothing,
+    because of the other lock.
+    """
+    with storage_faults(f"locking {folder}"), contextlib.ExitStack() as on_failure:
+        descriptors: list[int] = []
+        for place, flags in ((folder, os.O_RDONLY | os.O_DIRECTORY), (folder / "lock", os.O_RDWR | os.O_CREAT)):
+            descriptors.append(os.open(place, flags, 0o644))
+            on_failure.callback(os.close, descriptors[-1])
+            try:
+                _take(descriptors[-1])
+            except BlockingIOError:
+                raise RunInUseError(
+                    f"{folder} is in use by process {_noted_pid(folder / 'lock') or '(unknown)'}",
+                    fix="wait until that process has ended, or end it",
+                ) from None
+        os.ftruncate(descriptors[1], 0)
+        os.write(descriptors[1], f"{os.getpid()}\n".encode())
+        on_failure.pop_all()
+    return descriptors[0], descriptors[1]
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _has_results(folder: Path) -> bool:
+    """Whether a run left a step, a checkpoint or a finished episode."""
+    journal = [path for path in folder.glob("journal/*") if path.stat().st_size]
+    return bool(journal) or any(path.exists() for path in (*folder.glob("checkpoints/*"), folder / "metrics.jsonl"))
 
 
 def _take(descriptor: int) -> None:

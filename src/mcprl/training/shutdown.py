@@ -13,12 +13,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
-__all__ = ["EXIT_STOPPED", "SHUTDOWN_S", "RunStopped", "Shutdown"]
+from mcprl.runs.folder import RunStopped
+
+__all__ = ["EXIT_STOPPED", "SHUTDOWN_S", "Shutdown"]
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop and can be resumed."""
@@ -33,15 +35,13 @@ _SHOW_CURSOR = "\x1b[?25h"
 _LAST_MOMENT = 0.95
 
 
-class RunStopped(Exception):
-    """The run was asked to stop, and has stopped. The message says what is saved."""
-
-
 class Shutdown:
     """Whether the run is asked to stop, and how much time it has for that."""
 
-    def __init__(self, deadline_s: float = SHUTDOWN_S) -> None:
+    def __init__(self, deadline_s: float = SHUTDOWN_S, on_request: Callable[[str], None] | None = None) -> None:
+        self.cause = ""
         self._deadline_s = deadline_s
+        self._on_request = on_request
         self._requested = asyncio.Event()
         self._since = 0.0
         self._work: asyncio.Task[Any] | None = None
@@ -50,14 +50,16 @@ class Shutdown:
     def requested(self) -> bool:
         return self._requested.is_set()
 
-    def request(self) -> None:
+    def request(self, cause: str = "a request") -> None:
         """Ask the run to stop. Outside of `orderly`, the task that entered `on_signals` is cancelled."""
         if self.requested:
             return
-        self._since = time.monotonic()
+        self.cause, self._since = cause, time.monotonic()
         self._requested.set()
         if self._work is not None:
             self._work.cancel()
+        if self._on_request is not None:
+            self._on_request(cause)
 
     @contextmanager
     def orderly(self) -> Generator[None]:
@@ -99,7 +101,7 @@ class Shutdown:
             timer = threading.Timer(_LAST_MOMENT * self._deadline_s, _end_now, (EXIT_STOPPED, why))
             timer.daemon = True
             timer.start()
-            loop.call_soon_threadsafe(self.request)
+            loop.call_soon_threadsafe(self.request, signal.Signals(number).name)
 
         # Under nohup, SIGHUP is ignored and stays so.
         numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]

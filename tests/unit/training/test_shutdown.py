@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from mcprl.training.shutdown import EXIT_STOPPED, RunStopped, Shutdown
+from mcprl.runs.folder import RunStopped
+from mcprl.training.shutdown import EXIT_STOPPED, Shutdown
 
 
 async def finished_when(event: asyncio.Event) -> str:
@@ -100,7 +101,8 @@ async def test_a_request_cancels_what_is_not_orderly_and_leaves_alone_what_is():
 
 CHILD = """
 import asyncio, sys, time
-from mcprl.training.shutdown import RunStopped, Shutdown
+from mcprl.runs.folder import RunStopped
+from mcprl.training.shutdown import Shutdown
 
 async def tell_when_asked(shutdown):
     await shutdown._requested.wait()
