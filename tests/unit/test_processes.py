@@ -38,6 +38,11 @@ DAEMON = (
     "import os; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); print('pid', os.getpid()); "
     + STUBBORN
 )
+# The same with an empty environment, which has no mark.
+NAMELESS_DAEMON = (
+    "import os, sys; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); print('pid', os.getpid()); "
+    f"sys.stdout.flush(); os.execve(sys.executable, [sys.executable, '-c', {STUBBORN!r}], {{}})"
+)
 # A program that starts a ChildProcess and then waits to be killed.
 KEEPER = """
 import asyncio, sys
@@ -177,7 +182,9 @@ async def grandchild_of(child: ChildProcess) -> AsyncGenerator[int]:
 
 
 @pytest.mark.parametrize(
-    "grandchild", [SLEEP, STUBBORN, IN_A_SESSION, DAEMON], ids=["willing", "stubborn", "session", "daemon"]
+    "grandchild",
+    [SLEEP, STUBBORN, IN_A_SESSION, DAEMON, NAMELESS_DAEMON],
+    ids=["willing", "stubborn", "session", "daemon", "without environment"],
 )
 async def test_stop_ends_the_childs_own_children_too(tmp_path, grandchild):
     child = await start(PARENT.format(grandchild=grandchild, then="time.sleep(600)"), tmp_path / "log")
@@ -310,7 +317,11 @@ async def test_a_child_dies_when_its_parent_is_killed(tmp_path, code):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="marks are read in /proc")
-@pytest.mark.parametrize("grandchild", [STUBBORN, IN_A_SESSION, DAEMON], ids=["in the group", "session", "daemon"])
+@pytest.mark.parametrize(
+    "grandchild",
+    [STUBBORN, IN_A_SESSION, DAEMON, NAMELESS_DAEMON],
+    ids=["in the group", "session", "daemon", "without environment"],
+)
 async def test_the_childs_own_children_die_too_when_its_parent_is_killed(tmp_path, grandchild):
     log = tmp_path / "log"
     code = PARENT.format(grandchild=grandchild, then="time.sleep(600)")

@@ -218,8 +218,9 @@ def _closing_facts(figures: Mapping[str, Any], config: RunConfig, folder: Path) 
     yield "groups complete", f"{figures['groups_complete'] - dropped} of {wanted}{rest}"
     restarts = f"{figures['server_restarts']} restarts of tool servers, {figures['sampler_restarts']} of the sampler"
     yield "lost to infrastructure", f"{f'{lost} attempts, all played again' if lost else 'nothing'}; {restarts}"
-    yield "reward", f"{figures['reward_first']:+.3f} → {figures['reward_last']:+.3f}"
-    yield "valid calls", f"{figures['valid_call_rate_first']:.0%} → {figures['valid_call_rate_last']:.0%}"
+    if "reward_first" in figures:
+        yield "reward", f"{figures['reward_first']:+.3f} → {figures['reward_last']:+.3f}"
+        yield "valid calls", f"{figures['valid_call_rate_first']:.0%} → {figures['valid_call_rate_last']:.0%}"
     if "parity_ratio_mean_abs_error" in figures:
         ratio, logprob = figures["parity_ratio_mean_abs_error"], figures["parity_logprob_max_abs_error"]
         yield "sampler vs learner", f"mean |ratio − 1| {ratio:.1e}, max |Δlogprob| {logprob:.1e}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -15,11 +16,37 @@ if TYPE_CHECKING:
     from mcprl.records import Task
     from mcprl.tools import Toolbox
 
-__all__ = ["AsJson", "Overrides", "Recipe", "choose_task", "parse_pairs", "shown_opening", "typed_value"]
+__all__ = [
+    "AsJson",
+    "Overrides",
+    "Recipe",
+    "choose_task",
+    "parse_pairs",
+    "shown_opening",
+    "temporary_logs",
+    "typed_value",
+]
 
 
 class _Opens(Protocol):
     def __call__(self, *, log_dir: Path) -> AbstractAsyncContextManager[Toolbox]: ...
+
+
+@contextmanager
+def temporary_logs() -> Generator[Path]:
+    """A folder for the logs of servers, removed at the end unless an error names a file in it."""
+    from mcprl.errors import McprlError
+
+    folder = Path(tempfile.mkdtemp(prefix="mcprl-"))
+    kept = False
+    try:
+        yield folder
+    except McprlError as error:
+        kept = str(folder) in str(error)
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @asynccontextmanager
@@ -31,10 +58,10 @@ async def shown_opening(opens: _Opens, then: str) -> AsyncGenerator[Toolbox]:
     from mcprl.cli.printing import printable
 
     with (
-        tempfile.TemporaryDirectory(prefix="mcprl-") as logs,
+        temporary_logs() as logs,
         Console(stderr=True, highlight=False).status("starting the tool servers …") as status,
     ):
-        async with opens(log_dir=Path(logs)) as toolbox:
+        async with opens(log_dir=logs) as toolbox:
             status.update(Text(f"{printable(then)} …"))
             yield toolbox
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from mcprl.cli.options import Overrides, typed_value
+from mcprl.cli.options import Overrides, temporary_logs, typed_value
 from mcprl.cli.printing import plain_table, printable, words
 from mcprl.cli.tools import print_tools
 from mcprl.errors import did_you_mean
@@ -166,10 +165,10 @@ def _open_lease(
     from mcprl.tools import open_toolbox
 
     with ExitStack() as stack:
-        logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="mcprl-play-"))
+        logs = stack.enter_context(temporary_logs())
         portal = stack.enter_context(start_blocking_portal())
         with Console(stderr=True).status("starting the tool servers"):
-            opening = open_toolbox(servers, log_dir=Path(logs))
+            opening = open_toolbox(servers, log_dir=logs)
             toolbox = stack.enter_context(portal.wrap_async_context_manager(opening))
             require_tools([task], toolbox.catalog)
             require_worlds([task], toolbox)

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from mcprl.cli.options import Overrides
 from mcprl.cli.printing import facts_table
-from mcprl.cli.stages import loading_libraries
 from mcprl.cli.train import DEBUG_HELP
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ def command(
     debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
 ) -> None:
     """Resume a run from its newest valid checkpoint. Episodes that finished after it are not run again."""
-    from mcprl.cli.console import enduring_output
     from mcprl.runs.folder import RunFolder
     from mcprl.runs.resuming import find_resume_point
 
@@ -64,9 +62,10 @@ def command(
         folder.close()
         return
 
-    with enduring_output(), loading_libraries():
-        from mcprl.cli.debug_log import debugging
-        from mcprl.cli.running import run_to_the_end
+    from mcprl.cli.debug_log import debugging
 
-    with debugging(folder.logs) if debug else nullcontext():
+    with folder, debugging(folder.logs) if debug else nullcontext():
+        with enduring_output(), loading_libraries():
+            from mcprl.cli.running import run_to_the_end
+
         run_to_the_end(resume_point.config, folder, resume_point)

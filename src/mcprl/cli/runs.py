@@ -40,7 +40,14 @@ __all__ = ["app", "cautions", "differing_settings", "next_command", "run_compari
 
 _CURVE_WIDTH = 24
 _MIN_RUN_WIDTH = 14
-_STATE_STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow", "unreadable": "bold red"}
+_STATE_STYLES = {
+    "running": "cyan",
+    "finished": "green",
+    "stopped": "yellow",
+    "interrupted": "yellow",
+    "unreadable": "bold red",
+}
+_RESUMABLE = ("stopped", "failed", "interrupted")
 _FIGURES = {
     "steps": ("steps", ".0f"),
     "reward_first": ("reward, first step", "+.3f"),
@@ -58,15 +65,24 @@ _FIGURES = {
 
 
 def next_command(run: PastRun) -> str:
-    """Return the command to run next; empty if there is none."""
-    match run.state.value:
-        case "stopped" | "failed to start":
-            return shlex.join(["mcprl", "resume", str(run.path)])
-        case "finished":
-            engine, is_model = str(run.config.get("engine", "")), "model" in run.files
-            return try_command(run.path, engine=engine, whole_model=is_model)
-        case _:
-            return ""
+    """The command to run next; empty if there is none."""
+    if run.state.value in _RESUMABLE:
+        return shlex.join(["mcprl", "resume", str(run.path)])
+    if run.state.value == "finished":
+        engine, is_model = str(run.config.get("engine", "")), "model" in run.files
+        return try_command(run.path, engine=engine, whole_model=is_model)
+    return ""
+
+
+def _ending(run: PastRun) -> Text | None:
+    """Why a run ended early or cannot be read, or what was wrong with its policy in the end."""
+    state = run.state.value
+    if run.why:
+        fact = "cannot be read" if state == "unreadable" else state
+        return words(f"{fact}: {run.why}", _STATE_STYLES.get(state, "red"))
+    if state != "running" and run.verdicts and run.verdicts[0].severity.value == "bad":
+        return words(f"{state}, but its last step was bad: {run.verdicts[0].what}", "red")
+    return None
 
 
 def differing_settings(runs: Sequence[PastRun]) -> dict[str, list[str]]:
@@ -93,14 +109,14 @@ def cautions(runs: Sequence[PastRun]) -> list[str]:
 
 
 def run_list(runs: Sequence[PastRun], now: float, width: int) -> Iterator[RenderableType]:
-    """Yield a line per run, then why some cannot be read, then how to resume those that stopped."""
+    """A line per run; then why some ended early, badly or cannot be read, and how to resume those that can be."""
     wide = _run_table(runs, now, with_curve=True)
     fits = Console(width=10_000).measure(wide).maximum <= width
     yield wide if fits else _run_table(runs, now, with_curve=False)
     for run in runs:
-        if run.state.value == "unreadable":
-            yield words(f"\n{run.name} cannot be read: {run.why}", "red")
-    stopped = [run for run in runs if run.state.value == "stopped"]
+        if (ending := _ending(run)) is not None:
+            yield Text("\n") + words(run.name, "bold") + Text(" ") + ending
+    stopped = [run for run in runs if run.state.value in _RESUMABLE]
     if stopped:
         yield Text("\nResume with:")
     for run in stopped:
@@ -136,8 +152,8 @@ def run_details(
     state = run.state.value
     yield words(run.name, "bold") + Text(f"  {state}", style=_STATE_STYLES.get(state, "red"))
     yield facts_table(list(_facts(run, time.time() if now is None else now)))
-    if run.why:
-        yield words(f"cannot be read: {run.why}", "red")
+    if (ending := _ending(run)) is not None:
+        yield ending
     metrics = success_metrics(run.metrics)
     if metrics:
         yield Text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from mcprl.cli.options import Overrides, Recipe
+from mcprl.cli.options import Overrides, Recipe, temporary_logs
 from mcprl.cli.printing import printable, words
 from mcprl.cli.stages import StageConsole, loading_libraries
 
@@ -91,8 +90,8 @@ async def _play(config: RunConfig, task: Task, episodes: int, adapter: Path | No
         from mcprl.episodes.stage import open_stage
         from mcprl.records import Weights
 
-    with tempfile.TemporaryDirectory(prefix="mcprl-try-") as folder, StageConsole() as console:
-        async with open_stage(config, [task], console, logs=Path(folder) / "logs") as stage:
+    with temporary_logs() as logs, StageConsole() as console:
+        async with open_stage(config, [task], console, logs=logs) as stage:
             if adapter is not None:
                 await stage.sampler.publish(Weights(version=1, adapter=adapter))
             console.stage(f"playing {episodes} episode{'s' if episodes > 1 else ''} of {task.id}")

@@ -2,16 +2,14 @@
 
 mcprl starts every process this way: tool servers, and vLLM, whose engine is a separate process behind its server.
 
-Three mechanisms end the children:
+Three mechanisms end them. The kernel kills a child when we die. Each child leads its own process group, and has two
+marks, of our process and of the child, which its descendants inherit even if they leave the group: in the environment,
+and in a resource limit, for descendants that clear the environment (`guard.limit_of`). And one guard for our whole
+process, a shell that waits for the end of a pipe that only we hold open, then kills every group and every process with
+our mark.
 
-1. The kernel kills a child when our process dies.
-2. Each child leads its own process group. Its environment has two marks, one for our process and one for the child,
-   which its descendants inherit even if they leave the group.
-3. One guard per process: a shell that waits until a pipe, which only our process holds open, is closed. Then it kills
-   every group and every process with our mark.
-
-A descendant escapes if it leaves the group and also clears its environment. Outside Linux there is no /proc to read the
-marks from, so only the groups are ended.
+A descendant escapes if it leaves the group, clears its environment and changes that limit. Outside Linux there is no
+/proc to read the marks from, so only the groups are ended.
 """
 
 from mcprl.processes.child import ChildProcess, free_port, private_folder, require_linux, search_path

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from mcprl.errors import UnfitEngineError
-from mcprl.processes.guard import CHILD_MARK, GUARD, OWNER_MARK, kill_marked
+from mcprl.processes.guard import CHILD_MARK, GUARD, OWNER_MARK, kill_marked, limit_of
 
 __all__ = ["ChildProcess", "free_port", "private_folder", "require_linux", "search_path"]
 
@@ -156,8 +157,12 @@ _TAIL_BYTES = 65536
 _LIBC: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def _bind_to(parent: int, limit: int) -> Callable[[], None]:
+    hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1] if sys.platform == "linux" else 0
+
     def between_fork_and_exec() -> None:
+        if hard == resource.RLIM_INFINITY:  # otherwise, only the marks in the environment remain
+            resource.setrlimit(resource.RLIMIT_RTTIME, (limit, hard))
         if _LIBC is not None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             # If the parent died before the line above, no signal is sent.
@@ -229,7 +234,7 @@ class ChildProcess:
                     stderr=output,
                     bufsize=0,
                     start_new_session=True,
-                    preexec_fn=_die_with(os.getpid()),
+                    preexec_fn=_bind_to(os.getpid(), limit_of(owner, mark)),
                 )
             on_failure.pop_all()
         GUARD.watch(process.pid)
@@ -270,7 +275,7 @@ class ChildProcess:
         finally:
             self._signal_group(signal.SIGKILL)
         await self._exited.wait()
-        await asyncio.to_thread(kill_marked, f"{CHILD_MARK}={self._mark}")
+        await asyncio.to_thread(kill_marked, self._mark)
         if self._cleaned is not None:
             self._cleaned.close()
         if self._process.stdout is not None:

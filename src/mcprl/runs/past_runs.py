@@ -5,7 +5,6 @@ A run may be active while it is read: its last line may be incomplete, and files
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -23,7 +22,7 @@ from mcprl.bounds import read_text, read_yaml
 from mcprl.errors import McprlError, NoRunError, did_you_mean
 from mcprl.recipe import settings
 from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged
-from mcprl.runs.folder import read_entry, verdict_of
+from mcprl.runs.folder import lock_holder, read_entry, verdict_of
 from mcprl.verdicts import GRAVEST_FIRST, Verdict
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "RunStatus",
     "find_runs",
     "is_run",
-    "lock_holder",
     "read_run",
     "verify_checkpoints",
 ]
@@ -49,8 +47,9 @@ class RunStatus(StrEnum):
 
     RUNNING = "running"  # a process holds its lock
     FINISHED = "finished"  # it has a summary
-    STOPPED = "stopped"  # neither, but it can be resumed: it has checkpoints, steps or journaled episodes
-    FAILED_TO_START = "failed to start"  # neither, and there is nothing to resume
+    STOPPED = "stopped"  # it was asked to stop, by a signal or Ctrl-C
+    FAILED = "failed"  # an error ended it
+    INTERRUPTED = "interrupted"  # it ended without a record
     UNREADABLE = "unreadable"  # one of its files is damaged
 
 
@@ -58,9 +57,9 @@ class RunStatus(StrEnum):
 class PastRun:
     """A run as read from its folder. `metrics` has one mapping per step; `config` is the content of config.yaml.
 
-    `verdicts` holds the verdicts of the last step, most severe first. `journaled` counts finished episodes that no
-    checkpoint covers. `files` has the size in bytes of each entry of the folder. Times are Unix times. `pid` is set for
-    a running run, `why` for an unreadable one.
+    `verdicts` are those of the last step, the most severe first; `journaled` counts finished episodes that no
+    checkpoint covers; `files` has the size in bytes of each entry of the folder; times are in seconds since 1970.
+    `pid` is set for a running run, `why` for one that ended early or cannot be read.
 
     PastRun(path=Path("outputs/hello-cpu"), state=RunStatus.STOPPED, started=1.7e9, changed=1.7e9 + 240,
             files={"config.yaml": 2210, "metrics.jsonl": 3116, "checkpoints": 5_242_880},
@@ -170,6 +169,12 @@ class PastRun:
         }
 
 
+_NO_RECORD = (
+    "no record of its end: the process was killed, for example by the kernel's out-of-memory killer, or the disk was "
+    "full (mcprl 0.1.0 kept no such records)"
+)
+
+
 class _DamagedError(Exception):
     """A file of a run is damaged."""
 
@@ -203,7 +208,7 @@ def read_run(path: Path) -> PastRun:
             f"{fact}{did_you_mean(path.name, others)}", fix=f"mcprl runs list {parent} lists the runs there"
         )
     read: dict[str, Any] = {}
-    why = ""
+    why, ended, reason = "", RunStatus.INTERRUPTED, _NO_RECORD
     try:
         read["config"] = _read_config(path / "config.yaml")
         read["metrics"] = tuple(_read_lines(path / "metrics.jsonl"))
@@ -211,6 +216,7 @@ def read_run(path: Path) -> PastRun:
         read["checkpoints"] = _checkpoints(path / _CHECKPOINTS)
         covered = max((saved.step for saved in read["checkpoints"]), default=0)
         read["journaled"] = _count_journaled(path / "journal", covered)
+        ended, reason = _read_end(path / "end.json")
     except _DamagedError as damage:
         why = str(damage)
     except McprlError as error:
@@ -218,18 +224,18 @@ def read_run(path: Path) -> PastRun:
     except OSError as error:
         why = f"cannot read {error.filename}: {error.strerror}"
     files, changed = _sizes(path)
-    held, pid = lock_holder(path / "lock")
-    if held:
+    held, pid = lock_holder(path)
+    if why:
+        state = RunStatus.UNREADABLE
+    elif held:
         state = RunStatus.RUNNING
     elif (path / "summary.json").is_file():
         state = RunStatus.FINISHED
-    elif any(read.get(part) for part in ("metrics", "checkpoints", "journaled")):
-        state = RunStatus.STOPPED
     else:
-        state = RunStatus.FAILED_TO_START
+        state, why = ended, reason
     return PastRun(
         path=path,
-        state=RunStatus.UNREADABLE if why else state,
+        state=state,
         started=_started(path, changed),
         changed=changed,
         files=files,
@@ -320,6 +326,17 @@ def _last_verdicts(path: Path, metrics: tuple[Mapping[str, float], ...]) -> tupl
     return tuple(sorted(verdicts, key=lambda verdict: GRAVEST_FIRST.index(verdict.severity)))
 
 
+def _read_end(path: Path) -> tuple[RunStatus, str]:
+    """How and why a run ended early, as `RunFolder.record_end` wrote it."""
+    try:
+        end = json.loads(path.read_bytes())
+        return RunStatus(end["state"]), str(end["why"])
+    except FileNotFoundError:
+        return RunStatus.INTERRUPTED, _NO_RECORD
+    except (ValueError, TypeError, KeyError) as error:
+        raise _DamagedError(f"{path.name} cannot be read") from error
+
+
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
     try:
         return tuple(Checkpoints(folder).all())
@@ -340,20 +357,6 @@ def _count_journaled(folder: Path, covered: int) -> int:
             except FileNotFoundError:  # just removed, because a checkpoint covers it
                 continue
     return count
-
-
-def lock_holder(path: Path) -> tuple[bool, int | None]:
-    """Return whether a process holds the lock, and its pid. A shared lock is used, so readers ignore each other."""
-    try:
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                digits = file.read(32).strip()
-                return True, int(digits) if digits.isdigit() else None
-    except FileNotFoundError:
-        pass
-    return False, None
 
 
 def _sizes(path: Path) -> tuple[dict[str, int], float]:

@@ -142,7 +142,7 @@ class Summary:
         self._latest: dict[tuple[Severity, str], tuple[int, Verdict]] = {}
 
     def add(self, metrics: Mapping[str, float], verdicts: Sequence[Verdict] = ()) -> None:
-        """Add a step and its verdicts, most severe first."""
+        """Add a step and its verdicts, the most severe first. Metrics are empty if a resumed run has lost them."""
         self.steps.append(metrics)
         if verdicts:
             self._worst[verdicts[0].severity] += 1
@@ -155,9 +155,15 @@ class Summary:
     def as_dict(self) -> dict[str, Any]:
         """Return the content of summary.json. For figures about correctness, it takes the worst value over all steps.
 
-        Figures that no step has, because all updates were skipped, are left out.
+        A figure that no step has, because all updates were skipped or the metrics were lost, is left out.
         """
-        first, last = self.steps[0], self.steps[-1]
+        recorded = [step for step in self.steps if step] or [{}]
+        ends = {
+            f"{name}_{end}": step[name]
+            for name in ("reward", "valid_call_rate")
+            for end, step in (("first", recorded[0]), ("last", recorded[-1]))
+            if name in step
+        }
         worst = {
             "alignment": self._known("alignment", min),
             "parity_ratio_mean_abs_error": self._known("parity_ratio_mean_abs_error", max),
@@ -172,12 +178,9 @@ class Summary:
             "groups_complete": int(self._sum("groups")),
             "groups_dropped": int(self._sum("groups_dropped")),
             "episodes_lost_to_infrastructure": int(self._sum("episodes_lost_to_infrastructure")),
-            "server_restarts": int(last["server_restarts"]),
-            "sampler_restarts": int(last["sampler_restarts"]),
-            "reward_first": first["reward"],
-            "reward_last": last["reward"],
-            "valid_call_rate_first": first["valid_call_rate"],
-            "valid_call_rate_last": last["valid_call_rate"],
+            "server_restarts": int(recorded[-1].get("server_restarts", 0.0)),
+            "sampler_restarts": int(recorded[-1].get("sampler_restarts", 0.0)),
+            **ends,
             **{name: value for name, value in worst.items() if value is not None},
             "seconds": self._sum("step_s"),
             "wait_s": self._sum("wait_s"),

@@ -20,14 +20,14 @@ from mcprl.learning.algorithms import make_batch, next_coefficient
 from mcprl.progress import Watcher
 from mcprl.records import Batch, Readings, Trajectory, Update, Weights
 from mcprl.runs.checkpoints import Checkpoints, RunState, deal_ids, write_state
-from mcprl.runs.folder import RunFolder, StepRecord, Timeline
+from mcprl.runs.folder import RunFolder, RunStopped, StepRecord, Timeline
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.runs.resuming import Conditions
 from mcprl.runs.summary import Summary
 from mcprl.tasks import Dealer
 from mcprl.tools.stats import write_stats
 from mcprl.training.pipeline import CollectedStep, Pipeline
-from mcprl.training.shutdown import RunStopped, Shutdown
+from mcprl.training.shutdown import Shutdown
 
 __all__ = ["Run", "StepClock", "resource_metrics", "train"]
 
@@ -213,8 +213,8 @@ class Run:
             await self.save()
         journaled = sum(len(self.journal.finished(step)) for step in self.journal.steps if step >= self.saved_step)
         return (
-            f"stopped after step {self.step} of {self.config.training.steps}; the checkpoint of step {self.saved_step} "
-            f"and {journaled} finished episodes after it are saved"
+            f"stopped by {self.shutdown.cause} after step {self.step} of {self.config.training.steps}; "
+            f"the checkpoint of step {self.saved_step} and {journaled} finished episodes after it are saved"
             + (", the interrupted update will be repeated" if update_given_up else "")
         )
 

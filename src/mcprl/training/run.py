@@ -131,10 +131,12 @@ async def _forecast(run: Run) -> str:
 
 
 async def _restore(run: Run, resume_point: ResumePoint) -> None:
-    """Restore the run from its checkpoint."""
-    metrics, verdicts = run.folder.cut_to(resume_point.step)
-    for of_step, on_step in zip(metrics, verdicts, strict=True):
-        run.summary.add(of_step, on_step)
+    """Put the run into the state of its checkpoint."""
+    records = run.folder.cut_to(resume_point.step)
+    if lost := sum(not metrics for metrics, _ in records):
+        run.watcher.stage(f"metrics.jsonl has no line for {lost} of {len(records)} steps; the summary leaves them out")
+    for metrics, verdicts in records:
+        run.summary.add(metrics, verdicts)
     run.step = run.saved_step = resume_point.step
     state = resume_point.state
     if resume_point.checkpoint is None or state is None:

@@ -1,4 +1,4 @@
-"""Stops a run early on SIGTERM or Ctrl-C: it has a limited time to save, and a distinct exit code.
+"""How a run stops early: SIGTERM, SIGHUP or Ctrl-C, a bounded time to save itself, a distinct exit code.
 
 The first signal asks the run to stop. It then has SHUTDOWN_S seconds to save what it can. The last checkpoint and all
 finished episodes are already on disk. When the time is over, or at the second signal, the process exits immediately.
@@ -13,12 +13,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
-__all__ = ["EXIT_STOPPED", "SHUTDOWN_S", "RunStopped", "Shutdown"]
+from mcprl.runs.folder import RunStopped
+
+__all__ = ["EXIT_STOPPED", "SHUTDOWN_S", "Shutdown"]
 
 EXIT_STOPPED = 75
 """The exit code of a run that was asked to stop and can be resumed."""
@@ -27,20 +29,19 @@ SHUTDOWN_S = 10.0
 """The time that the run has to save and exit after SIGTERM or Ctrl-C."""
 
 T = TypeVar("T")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = "\x1b[?25h"
 # The share of the time after which the process exits, because exiting takes a moment too.
 _LAST_MOMENT = 0.95
 
 
-class RunStopped(Exception):
-    """The run was asked to stop and has stopped. The message says what was saved."""
-
-
 class Shutdown:
     """Knows whether the run was asked to stop, and how much time is left."""
 
-    def __init__(self, deadline_s: float = SHUTDOWN_S) -> None:
+    def __init__(self, deadline_s: float = SHUTDOWN_S, on_request: Callable[[str], None] | None = None) -> None:
+        self.cause = ""
         self._deadline_s = deadline_s
+        self._on_request = on_request
         self._requested = asyncio.Event()
         self._since = 0.0
         self._work: asyncio.Task[Any] | None = None
@@ -49,14 +50,16 @@ class Shutdown:
     def requested(self) -> bool:
         return self._requested.is_set()
 
-    def request(self) -> None:
-        """Ask the run to stop. Unless it is inside `orderly`, the task that entered `on_signals` is cancelled."""
+    def request(self, cause: str = "a request") -> None:
+        """Ask the run to stop. Outside of `orderly`, the task that entered `on_signals` is cancelled."""
         if self.requested:
             return
-        self._since = time.monotonic()
+        self.cause, self._since = cause, time.monotonic()
         self._requested.set()
         if self._work is not None:
             self._work.cancel()
+        if self._on_request is not None:
+            self._on_request(cause)
 
     @contextmanager
     def orderly(self) -> Generator[None]:
@@ -89,10 +92,7 @@ class Shutdown:
 
     @contextmanager
     def on_signals(self) -> Generator[None]:
-        """A context in which SIGTERM and SIGINT ask the run to stop.
-
-        At a second signal, or when the time is over, the process exits.
-        """
+        """Inside, SIGTERM, SIGINT and SIGHUP request a stop; a second one, or the end of the time, ends the process."""
         loop, self._work = asyncio.get_running_loop(), asyncio.current_task()
         timer: threading.Timer | None = None
 
@@ -104,9 +104,11 @@ class Shutdown:
             timer = threading.Timer(_LAST_MOMENT * self._deadline_s, _end_now, (EXIT_STOPPED, why))
             timer.daemon = True
             timer.start()
-            loop.call_soon_threadsafe(self.request)
+            loop.call_soon_threadsafe(self.request, signal.Signals(number).name)
 
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        # Under nohup, SIGHUP is ignored and stays so.
+        numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, on_signal) for number in numbers}
         try:
             yield
         finally:

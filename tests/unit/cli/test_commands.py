@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer.main
@@ -16,7 +18,15 @@ from typer.testing import CliRunner
 import mcprl as mcprl_package
 from mcprl import cli as cli_module
 from mcprl.cli import SECTIONS, app, main
-from mcprl.errors import BadValueError, McprlError, MissingExtraError, ServerLostError, UnknownToolError
+from mcprl.config import RunConfig
+from mcprl.errors import (
+    BadValueError,
+    McprlError,
+    MissingExtraError,
+    ServerLostError,
+    ServerStartError,
+    UnknownToolError,
+)
 from mcprl.recipe import load_recipe, settings
 from mcprl.runs.folder import RunFolder
 
@@ -229,6 +239,38 @@ def test_a_task_that_names_an_unknown_tool_stops_training_before_any_model_is_lo
     assert "Traceback" not in result.stderr
     assert "starting the tool servers" in result.stdout
     assert "sampler" not in result.stdout
+
+
+def test_failed_trainings_share_a_folder_that_says_why_and_a_second_run_says_that_it_is_one(tmp_path, monkeypatch):
+    ends: list[BaseException | None] = [
+        ServerStartError("server 'fmp' did not start", fix="install it"),
+        UnknownToolError("no tool", fix="add it"),
+        None,
+    ]
+    printed: list[str] = []
+
+    def run_to_the_end(config: RunConfig, folder: RunFolder) -> None:
+        if (error := ends.pop(0)) is not None:
+            raise error
+        # While this one runs, another begins.
+        ends.append(ServerStartError("no memory", fix="get some"))
+        printed.append(train())
+
+    # Without the imports of the real one.
+    monkeypatch.setitem(sys.modules, "mcprl.cli.running", SimpleNamespace(run_to_the_end=run_to_the_end))
+
+    def train() -> str:
+        return CliRunner().invoke(app, ["train", str(ROOT / HELLO), "--set", f"training.outputs={tmp_path}"]).stdout
+
+    for why in ("infrastructure error E-TOOL-010 server 'fmp' did not start", "configuration error E-TOOL-003 no tool"):
+        assert train() == f"run {tmp_path}/hello-cpu: loading libraries\n"
+        assert [path.name for path in tmp_path.iterdir()] == ["hello-cpu"]
+        shown = json.loads(CliRunner().invoke(app, ["runs", "show", f"{tmp_path}/hello-cpu", "--json"]).stdout)
+        assert shown["state"] == "failed"
+        assert shown["why"].startswith(why)
+    train()
+    second = f"run {tmp_path}/hello-cpu-2 ({tmp_path}/hello-cpu is running, process {os.getpid()}): loading libraries\n"
+    assert printed == [second]
 
 
 def every_command(command, *path):

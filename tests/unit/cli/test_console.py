@@ -319,3 +319,12 @@ def test_a_run_that_trains_all_weights_names_the_model_it_left(summary, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "Next: mcprl try /runs/trial/config.yaml --set model.path=/runs/trial/model"
     assert any(line.split() == ["model", "/runs/trial/model"] for line in lines)
+
+
+def test_the_closing_words_do_without_metrics_that_were_lost(capsys):
+    summary = Summary()
+    summary.add({})
+    print_summary(summary, config=CONFIG, folder=Path("outputs/trial"))
+    printed = capsys.readouterr().out
+    assert "updates" in printed
+    assert "reward" not in printed

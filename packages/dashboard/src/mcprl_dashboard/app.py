@@ -223,7 +223,7 @@ class _Events:
 
 def _standing(run: OpenRun) -> dict[str, Any]:
     status = run.status()
-    return {"step": status.steps_done, "state": status.state.value}
+    return {"step": status.steps_done, "state": status.state.value, "why": status.why or None}
 
 
 def _answering(show: Callable[[Request], dict[str, Any]]) -> Callable[[Request], Response]:

@@ -17,7 +17,8 @@ from typing import Any, cast
 
 from mcprl.errors import McprlError, NoRunError
 from mcprl.records import Message, Task
-from mcprl.runs.past_runs import PastRun, RunStatus, is_run, lock_holder, read_run
+from mcprl.runs.folder import lock_holder
+from mcprl.runs.past_runs import PastRun, RunStatus, is_run, read_run
 from mcprl.secrets import SECRETS
 from mcprl.tasks import load_preamble, load_tasks
 from mcprl_dashboard.answers import Refusal, level
@@ -154,8 +155,8 @@ def _byte_alphabet() -> dict[str, bytes]:
     return signs | {chr(0x100 + place): bytes([byte]) for place, byte in enumerate(others)}
 
 
-_COURSE = 60  # number of values in a sparkline
-_SIGNATURE = ("config.yaml", "metrics.jsonl", "health.jsonl", "summary.json", "lock")
+_COURSE = 60  # values of a sparkline
+_SIGNATURE = ("config.yaml", "metrics.jsonl", "health.jsonl", "summary.json", "end.json", "lock")
 
 
 class OpenRun:
@@ -222,8 +223,8 @@ class OpenRun:
         with self._lock:
             signature = [file_signature(self.path / name) for name in _SIGNATURE]
             known = self._status
-            # If a process is killed, no file changes.
-            killed = known is not None and known.state is RunStatus.RUNNING and not lock_holder(self.path / "lock")[0]
+            # A process that is killed changes no file.
+            killed = known is not None and known.state is RunStatus.RUNNING and not lock_holder(self.path)[0]
             if known is None or signature != self._signature or killed:
                 known = self._status = read_run(self.path)
                 self._signature = signature

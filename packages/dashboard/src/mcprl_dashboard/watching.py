@@ -236,7 +236,7 @@ class RunLook:
 
     def state(self) -> dict[str, Any]:
         run = self._run.status()
-        return {"state": run.state.value, "step": run.steps_done}
+        return {"state": run.state.value, "why": run.why or None, "step": run.steps_done}
 
     def __call__(self) -> list[Event]:
         events: list[Event] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,8 +16,8 @@ from mcprl.checks.doctor.examination import Examination, Finding, fine, gpu_memo
 from mcprl.checks.health import Health
 from mcprl.checks.plan import Figure, make_plan, model_size
 from mcprl.config import RunConfig
-from mcprl.errors import StorageError
 from mcprl.runs.checkpoints import forecast
+from mcprl.runs.folder import find_writable
 from mcprl.tools.keys import load_keys
 
 __all__ = ["check_disk", "check_forecast", "check_memory", "check_trackers"]
@@ -135,16 +134,7 @@ def _gpu_memory(config: RunConfig, needs: Mapping[str, float], gpus: tuple[int, 
 async def check_disk(examination: Examination) -> AsyncIterator[Finding]:
     """Check that runs can be written to training.outputs, and that their checkpoints fit on the disk."""
     config = examination.config.value
-    outputs = config.training.outputs.absolute()
-    place = next(folder for folder in (outputs, *outputs.parents) if folder.exists())
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        raise StorageError(
-            f"training.outputs is {config.training.outputs}, but {place} is not writable: {error.strerror}",
-            fix="set training.outputs to a folder that you may write to",
-        ) from error
+    place = find_writable(config.training.outputs)
     estimated = model_size(_model_folder(examination)).checkpoint_bytes(config)
     size = examination.state_bytes if examination.state_bytes is not None else estimated
     free = shutil.disk_usage(place).free

@@ -246,7 +246,7 @@ def _probe(launch: Launch) -> None:
             _, said = process.communicate(launch.setup(Kind.PLAIN), timeout=_PROBE_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            kill_marked(f"{CHILD_MARK}={mark}")
+            kill_marked(mark)
             said = process.communicate()[1]
         is_ready = result.read() == framed(b"ready")
     if not is_ready:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcprl.errors import SandboxLostError
-from mcprl.processes import CHILD_MARK
 from mcprl.processes.guard import kill_marked
 from mcprl_market.python.launch import Kind, Launch, framed
 from mcprl_market.python.programs import FailureKind
@@ -268,8 +267,8 @@ class WorkerProcess:
             os.close(self._init_pidfd)
             self._init_pidfd = None
         else:
-            # It ended during bubblewrap's setup, so its children may not be tied to it yet.
-            await asyncio.to_thread(kill_marked, f"{CHILD_MARK}={self._mark}")
+            # Ended during bubblewrap's setup: its children may not be tied to it yet.
+            await asyncio.to_thread(kill_marked, self._mark)
         if self._disk is not None:
             os.close(self._disk)
             self._disk = None
