@@ -127,7 +127,8 @@ class Section(BaseModel):
     def _is_bounded(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, int | float) and info.field_name != "seed" and not _is_usual(value):
             raise ValueError(f"a number must be 0, or from {MIN_NUMBER:g} to {MAX_NUMBER:,.0f}")
-        items = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        given: object = value  # keeps the type of `value` plain
+        items = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
         if any(isinstance(item, str | Path) and "\0" in str(item) for item in items):
             raise ValueError("there is a null character in it")
         return value

@@ -178,9 +178,10 @@ def _joined(parts: Iterable[Any]) -> str:
     return "".join(texts)
 
 
-def _finalized(value: Any) -> Any:
-    if isinstance(value, list | tuple | dict):
-        _size(cast("object", value))
+def _finalized(value: object) -> object:
+    container: object = value  # keeps the type of `value` plain
+    if isinstance(container, list | tuple | dict):
+        _size(cast("object", container))
     return value
 
 

@@ -78,7 +78,7 @@ class Group(_PlainHelp, TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command: Any = super().get_command(ctx, cmd_name)
-        return command() if isinstance(command, partial) else command
+        return cast("Any", command()) if isinstance(command, partial) else command
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         super().format_options(ctx, formatter)

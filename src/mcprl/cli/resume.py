@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mcprl.cli.options import Overrides
 from mcprl.cli.printing import facts_table
+from mcprl.cli.stages import loading_libraries
 from mcprl.cli.train import DEBUG_HELP
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def command(
     debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
 ) -> None:
     """Resume a run from its newest valid checkpoint. Episodes that finished after it are not run again."""
+    from mcprl.cli.console import enduring_output
     from mcprl.runs.folder import RunFolder
     from mcprl.runs.resuming import find_resume_point
 
