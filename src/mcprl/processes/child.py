@@ -191,8 +191,9 @@ class ChildProcess:
         cwd: str | None = None,
         pipes: bool = False,
         clean: Callable[[str], str] | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> ChildProcess:
-        """Start `argv`. Its environment is exactly `env` plus our two marks.
+        """Start `argv`. Its environment is exactly `env` plus our two marks. It inherits the files in `pass_fds`.
 
         With `pipes` its stdin and stdout are ours, and only stderr is logged. With `clean` every line of the log passes
         through it, and the log is bounded; otherwise the child writes to the file directly. Raises OSError if the
@@ -214,6 +215,7 @@ class ChildProcess:
                     stderr=output,
                     bufsize=0,
                     start_new_session=True,
+                    pass_fds=pass_fds,
                     preexec_fn=_die_with(os.getpid()),
                 )
             on_failure.pop_all()
