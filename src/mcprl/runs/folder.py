@@ -163,7 +163,7 @@ class RunFolder:
             while True:
                 path = outputs / (config.name if number == 1 else f"{config.name}-{number}")
                 try:
-                    path.mkdir()
+                    path.mkdir(mode=0o700)  # prompts, results and trajectories are nobody else's
                 except FileExistsError:
                     number += 1
                     continue
