@@ -44,6 +44,7 @@ __all__ = [
     "RewardsConfig",
     "RunConfig",
     "SamplingConfig",
+    "SandboxSettings",
     "ServerSettings",
     "ServersConfig",
     "SkyrlConfig",
@@ -612,6 +613,24 @@ class ErrorRule(Section):
         return value
 
 
+class SandboxSettings(Section):
+    """Runs a server's command in a bubblewrap sandbox. `true`: it sees its own program and no other file of yours, no
+    network and no variables except its own `env`; `null`: it runs like any other program of yours."""
+
+    read: tuple[FilePath, ...] = Field(default=(), description="Files and folders that the server may read.")
+    write: tuple[FilePath, ...] = Field(default=(), description="Folders that the server may read and write.")
+    network: bool = Field(
+        default=False, description="Whether the server may use the network, including the ports of this machine."
+    )
+
+    @field_validator("read", "write")
+    @classmethod
+    def _not_everything(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        if Path("/") in value:
+            raise ValueError("may not be /, which is every file of this machine")
+        return value
+
+
 class ServerSettings(Section):
     """Settings of a run for one server of the mcpServers file."""
 
@@ -653,6 +672,12 @@ class ServerSettings(Section):
     errors: tuple[ErrorRule, ...] = Field(
         default=(), description="Rules that find errors in results; the first match counts."
     )
+    sandbox: SandboxSettings | None = None
+
+    @field_validator("sandbox", mode="before")
+    @classmethod
+    def _true_or_false(cls, value: object) -> object:
+        return (SandboxSettings() if value else None) if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _replicas_are_shared(self) -> ServerSettings:

@@ -23,6 +23,7 @@ from mcprl.config import RunConfig
 from mcprl.errors import LearnerLostError, McprlError
 from mcprl.processes import ChildProcess, private_folder
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
+from mcprl.secrets import HUB_VARIABLES, environment_without_keys
 
 if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
@@ -161,8 +162,8 @@ class DistributedLearner:
         socket = self._home / "line"
         self._server = await asyncio.start_unix_server(self._meet, socket)
         shared = {
-            **os.environ,
-            # Divide the cores among the processes. If each used all cores, they would slow each other down.
+            **environment_without_keys(*HUB_VARIABLES),
+            # Each process gets its part of the cores: with all cores each they would only wait for one another.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._size))),
             # All processes are on this machine, so no other machine may reach the ports that they open.
             "GLOO_SOCKET_IFNAME": _LOOPBACK,

@@ -211,8 +211,9 @@ class ChildProcess:
         cwd: str | None = None,
         pipes: bool = False,
         clean: Callable[[str], str | None] | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> ChildProcess:
-        """Start `argv`. Its environment is exactly `env` plus our two marks.
+        """Start `argv`. Its environment is exactly `env` plus our two marks. It inherits the files in `pass_fds`.
 
         With `pipes`, its stdin and stdout are connected to us, and only stderr is logged. With `clean`, every line of
         the log passes through that function, and the log is limited in size; otherwise the child writes to the file
@@ -234,6 +235,7 @@ class ChildProcess:
                     stderr=output,
                     bufsize=0,
                     start_new_session=True,
+                    pass_fds=pass_fds,
                     preexec_fn=_bind_to(os.getpid(), limit_of(owner, mark)),
                 )
             on_failure.pop_all()

@@ -199,7 +199,7 @@ class RunFolder:
     def _claim(cls, path: Path) -> Self | None:
         """Make this folder, or empty that of a run without results; None if it is taken."""
         try:
-            path.mkdir()
+            path.mkdir(mode=0o700)  # prompts, results and trajectories are private
         except FileExistsError:
             if not (path / "config.yaml").is_file() or _has_results(path):
                 return None

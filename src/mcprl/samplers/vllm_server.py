@@ -32,6 +32,7 @@ from mcprl.errors import (
 from mcprl.processes import ChildProcess, private_folder
 from mcprl.records import FinishReason
 from mcprl.samplers.sampler import Completion, SampleRequest
+from mcprl.secrets import HUB_VARIABLES, environment_without_keys
 
 __all__ = [
     "BASE_NAME",
@@ -194,14 +195,16 @@ def _room_for(rank: int) -> int:
 
 
 def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path) -> dict[str, str]:
-    """Return the server's environment: ours, plus variables for changing weights at run time and for threads on a CPU.
+    """Return the server's environment: ours without the keys of tools, plus variables for changing weights at run time
+    and for threads on a CPU.
 
     `folder` is for the sockets between the server's processes.
     """
     # The routes that replace weights exist only in vLLM's development mode.
     whole = replaces_weights(sampling, learner)
     changeable = "VLLM_SERVER_DEV_MODE" if whole else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-    env = os.environ | {changeable: "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": str(folder)}
+    env = environment_without_keys(*HUB_VARIABLES)
+    env |= {changeable: "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": str(folder)}
     if _runs_on_cpu():
         env |= {
             "VLLM_CPU_KVCACHE_SPACE": str(sampling.vllm.cpu_cache_gib),
@@ -209,7 +212,7 @@ def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_WAIT_POLICY": "passive",
         }
-    return dict(env)
+    return env
 
 
 def _runs_on_cpu() -> bool:

@@ -23,7 +23,7 @@ import httpx2
 from mcprl.config import LearnerConfig, ModelConfig, SkyrlConfig
 from mcprl.errors import EngineStartError, StorageError, UnfitEngineError
 from mcprl.processes import ChildProcess, free_port
-from mcprl.secrets import SECRETS
+from mcprl.secrets import HUB_VARIABLES, SECRETS, environment_without_keys
 from mcprl.skyrl.serve import KEY_HEADER, KEY_VARIABLE, UNFIT_EXIT_CODE
 
 __all__ = ["ServerState", "SkyrlServer", "server_argv", "server_env"]
@@ -283,7 +283,7 @@ class SkyrlServer:
         await asyncio.to_thread(state.begin)
         port, key = free_port(), f"tml-{secrets.token_hex(32)}"  # the SDK sends only keys with this prefix
         SECRETS.add(KEY_VARIABLE, key)
-        env = server_env(config, os.environ, folder=folder) | {KEY_VARIABLE: key}
+        env = server_env(config, environment_without_keys(*HUB_VARIABLES), folder=folder) | {KEY_VARIABLE: key}
         argv = server_argv(config, model=model, learner=learner, folder=folder, port=port)
         try:
             process = await ChildProcess.start(argv, env=env, log=log)

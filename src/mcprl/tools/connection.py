@@ -434,9 +434,11 @@ class ServerConnection:
         else:
             what = one_line(cause)
         tail = log_tail(self.log, self._log_offset)
+        name = f"servers.settings.{self.spec.name}"
         return ServerStartError(
             f"server {self.spec.name!r} did not start: {what}" + (f"; its log ends:\n{tail}\n" if tail else ""),
-            fix=f"fix the error in its log {self.log}, or run its command by hand",
+            fix=f"fix the error in its log {self.log}, or run its command by hand"
+            + (f"; declare what it lacks in {name}.sandbox" if self.spec.settings.sandbox is not None else ""),
         )
 
     def state_lost(self) -> ServerLostError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -32,6 +33,7 @@ from mcprl.protocol import TOKEN_HEADER, TOKEN_VARIABLE
 from mcprl.schemas import BadSchemaError, SchemaCheck
 from mcprl.secrets import SECRETS
 from mcprl.tools.catalog import ToolDefinition, definition_of
+from mcprl.tools.sandbox import filter_file, sandbox_command
 from mcprl.tools.specs import FOLDER, PORT, ServerSpec
 from mcprl.tools.transports.http import http_transport
 from mcprl.tools.transports.stdio import stdio_transport
@@ -128,14 +130,20 @@ async def start_child(spec: ServerSpec, *, port: int | None, log: Path) -> Child
     if program is None:
         raise FileNotFoundError(f"command {spec.command or spec.settings.start[0]!r} not found on the PATH")
     arguments = spec.args if spec.command is not None else spec.settings.start[1:]
-    return await ChildProcess.start(
-        [program, *(word if port is None else word.replace(PORT, str(port)) for word in arguments)],
-        env=_environment(spec),
-        log=log,
-        cwd=spec.cwd,
-        pipes=spec.command is not None,
-        clean=ServerLog(SECRETS.line_cleaner()),
+    argv = [program, *(word if port is None else word.replace(PORT, str(port)) for word in arguments)]
+    start = functools.partial(
+        ChildProcess.start, log=log, pipes=spec.command is not None, clean=ServerLog(SECRETS.line_cleaner())
     )
+    environment, sandbox = _environment(spec), spec.settings.sandbox
+    if sandbox is None:
+        return await start(argv, env=environment, cwd=spec.cwd)
+    path = environment["PATH"]
+    with filter_file() as fd:
+        build = functools.partial(sandbox_command, spec.name, sandbox, argv, path=path, cwd=spec.cwd, filter_fd=fd)
+        # Off the event loop: it reads files, and the first time it starts a process.
+        command = await asyncio.to_thread(build)
+        inside = {"PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8", **spec.env}
+        return await start(command, env=inside, cwd="/", pass_fds=(fd,))
 
 
 async def port_answers(url: str) -> bool:
@@ -300,14 +308,15 @@ def _with_folder(stack: AsyncExitStack, spec: ServerSpec) -> ServerSpec:
     if not any(FOLDER in word for word in words):
         return spec
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mcprl-", ignore_cleanup_errors=True))
+    changes: dict[str, Any] = {"start": tuple(word.replace(FOLDER, folder) for word in spec.settings.start)}
+    if (sandbox := spec.settings.sandbox) is not None:
+        changes["sandbox"] = sandbox.model_copy(update={"write": (*sandbox.write, Path(folder))})
     return replace(
         spec,
         args=tuple(word.replace(FOLDER, folder) for word in spec.args),
         env={name: value.replace(FOLDER, folder) for name, value in spec.env.items()},
         cwd=spec.cwd and spec.cwd.replace(FOLDER, folder),
-        settings=spec.settings.model_copy(
-            update={"start": tuple(word.replace(FOLDER, folder) for word in spec.settings.start)}
-        ),
+        settings=spec.settings.model_copy(update=changes),
     )
 
 

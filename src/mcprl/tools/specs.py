@@ -90,6 +90,8 @@ class ServerSpec:
             raise ValueError(f"server {self.name!r} needs exactly one of command, url and make")
         if self.settings.start and self.url is None:
             raise ValueError(f"server {self.name!r}: start belongs to a server reached by URL")
+        if self.settings.sandbox is not None and self.command is None:
+            raise ValueError(f"server {self.name!r}: sandbox belongs to a server with a command")
         if (self.url is not None and PORT in self.url) != any(PORT in word for word in self.settings.start):
             raise ValueError(f"server {self.name!r}: {PORT} belongs in both the url and start, or in neither")
         register_secrets(
@@ -199,6 +201,8 @@ def _make_spec(path: Path, name: str, fields: Mapping[str, Any], settings: Serve
             name=name, command=command, args=tuple(entry.args), env=entry.env, cwd=entry.cwd, settings=settings
         )
     entry = _validated(path, name, _UrlEntry, fields)
+    if settings.sandbox is not None:
+        _reject(path, name, "has a 'url' and also settings.sandbox", "start it with 'command', or remove 'sandbox'")
     _check_url(path, name, entry.url, settings.start)
     if "env" in fields and not settings.start:
         _reject(path, name, "has 'env' but is not started by mcprl", "remove 'env', or set 'start' for it")

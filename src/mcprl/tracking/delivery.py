@@ -30,7 +30,7 @@ from mcprl.files import write_file
 from mcprl.processes import ChildProcess
 from mcprl.progress import Watcher
 from mcprl.records import LostEpisode, Trajectory
-from mcprl.secrets import SECRETS, looks_secret
+from mcprl.secrets import SECRETS, environment_without_keys, looks_secret
 from mcprl.tools.keys import load_keys, register_secrets
 from mcprl.tracking.reports import Report, RunStarted, episode_report, run_ended, run_started, step_report
 from mcprl.training.shutdown import SHUTDOWN_S
@@ -360,5 +360,4 @@ def tracker_environment(kind: str, tracking: TrackingConfig, keys: Mapping[str, 
     endpoint = None if tracking.opentelemetry is None else tracking.opentelemetry.endpoint
     for url in (own.get("WANDB_BASE_URL"), endpoint):
         register_secrets(kind, {"url": url})
-    ours = {name: value for name, value in os.environ.items() if not looks_secret(name)}
-    return {**_QUIET, **ours, **own, **_HEARD}
+    return {**_QUIET, **environment_without_keys(), **own, **_HEARD}

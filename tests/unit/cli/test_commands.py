@@ -263,13 +263,13 @@ def test_failed_trainings_share_a_folder_that_says_why_and_a_second_run_says_tha
         return CliRunner().invoke(app, ["train", str(ROOT / HELLO), "--set", f"training.outputs={tmp_path}"]).stdout
 
     for why in ("infrastructure error E-TOOL-010 server 'fmp' did not start", "configuration error E-TOOL-003 no tool"):
-        assert train() == f"run {tmp_path}/hello-cpu: loading libraries\n"
+        assert train() == f"run {tmp_path}/hello-cpu\n"
         assert [path.name for path in tmp_path.iterdir()] == ["hello-cpu"]
         shown = json.loads(CliRunner().invoke(app, ["runs", "show", f"{tmp_path}/hello-cpu", "--json"]).stdout)
         assert shown["state"] == "failed"
         assert shown["why"].startswith(why)
     train()
-    second = f"run {tmp_path}/hello-cpu-2 ({tmp_path}/hello-cpu is running, process {os.getpid()}): loading libraries\n"
+    second = f"run {tmp_path}/hello-cpu-2 ({tmp_path}/hello-cpu is running, process {os.getpid()})\n"
     assert printed == [second]
 
 

@@ -70,6 +70,10 @@ def folder(tmp_path: Path):
         yield folder
 
 
+def test_other_users_cannot_look_into_the_folder(folder):
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_second_run_of_a_name_gets_a_number_and_touches_nothing_of_the_first(tmp_path):
     config = make_config(tmp_path / "new" / "outputs")
     made = [RunFolder.create(config) for _ in range(3)]

@@ -13,6 +13,7 @@ from mcprl_dashboard.answers import Refusal, level
 from mcprl_dashboard.line_files import step_files
 from mcprl_dashboard.open_run import OpenRun
 from mcprl_dashboard.questions import EpisodeKey
+from mcprl_dashboard.shared_database import DATABASE_SETTINGS
 
 __all__ = ["TokenNoteFiles", "course_of_task", "episode_details", "episode_tokens"]
 
@@ -91,7 +92,7 @@ class TokenNoteFiles:
     def _query(self, step: int, query: str, parameters: dict[str, Any]) -> list[Any]:
         path = self._path(step)
         try:
-            with duckdb.connect(":memory:") as database:
+            with duckdb.connect(":memory:", config=dict(DATABASE_SETTINGS)) as database:
                 return database.execute(query, parameters | {"file": str(path)}).fetchall()
         except duckdb.Error as error:
             what = f"tokens/{path.name} cannot be read: {str(error).splitlines()[0][:200]}"

@@ -11,11 +11,11 @@ import duckdb
 
 from mcprl_dashboard.answers import Refusal
 
-__all__ = ["SharedDatabase", "closed"]
+__all__ = ["DATABASE_SETTINGS", "SharedDatabase", "closed"]
 
 
 _INTERRUPT_EVERY_S = 0.05
-_SETTINGS = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+DATABASE_SETTINGS = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
 
 
 class SharedDatabase:
@@ -27,7 +27,7 @@ class SharedDatabase:
     """
 
     def __init__(self) -> None:
-        self._connection = duckdb.connect(":memory:", config=dict(_SETTINGS))
+        self._connection = duckdb.connect(":memory:", config=dict(DATABASE_SETTINGS))
         self._changed = Condition()
         self._asking: set[duckdb.DuckDBPyConnection] = set()
         self._closing = False

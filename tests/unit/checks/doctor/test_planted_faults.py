@@ -47,12 +47,12 @@ FAULTS: dict[str, Fault] = {}
 Follow = Callable[[Patient, pytest.MonkeyPatch], object]
 
 # The checks that have to run for a finding of that first word, so that following advice starts no server for nothing.
-_FILES = ("recipe", "installed", "GPUs", "tasks")
+_FILES = ("recipe", "installed", "code", "GPUs", "tasks")
 _SERVERS = (*_FILES, "keys", "servers")
 _TOOLS = (*_SERVERS, "tasks and tools", "preamble", "worlds", "leaks", "model")
 _MACHINE = (*_FILES, "model", "memory", "disk", "trackers")
 BEFORE: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("recipe", "limits", "learning", "installed", "GPUs"), _FILES),
+    **dict.fromkeys(("recipe", "limits", "learning", "installed", "code", "GPUs"), _FILES),
     "tasks": _TOOLS,
     **dict.fromkeys(("scoring", "leaks", "answers", "learnable"), (*_FILES, "leaks")),
     **dict.fromkeys(("keys", "server", "catalog"), _SERVERS),
@@ -106,9 +106,9 @@ def turn_as_long_as_the_context(patient, monkeypatch):
     patient.set("sampling.max_tokens", 512)
 
 
-@fault("code", BAD, "losses.py:2: ZeroDivisionError", "correct the code there", "E-CODE-001")
-def own_loss_that_raises(patient, monkeypatch):
-    patient.files["losses.py"] = "def own(*tensors, **clips):\n    return 1 / 0\n"
+@fault("code", BAD, "losses.py:1: SyntaxError", "correct the code there", "E-CODE-001")
+def own_loss_that_is_not_python(patient, monkeypatch):
+    patient.files["losses.py"] = "def own(logprob_N, *others, **clips)\n    return logprob_N\n"
     patient.set("algorithm.loss", "losses.py:own")
 
 
@@ -675,6 +675,10 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "missing-recipe": (gives_the_path,),
     "second-bad-setting-of-two": (removes("nonsense", training__steps=2),),
     "turn-as-long-as-the-context": (sets(sampling__max_tokens=64), sets(model__context_tokens=4096)),
+    "own-loss-that-is-not-python": (
+        writes("losses.py", "def own(logprob_N, *others, **clips):\n    return logprob_N\n"),
+    ),
+    "own-tracker-in-a-missing-file": (writes("gone.py", "class Mine: ...\n"),),
     "missing-extra": (installs, sets(workers__count=0)),
     "missing-vllm": (installs, sets(engine="transformers")),
     "machine-of-apple": (installs,),
@@ -752,6 +756,7 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "more-learnable-tokens-than-a-step-has": (sets(algorithm__min_learnable_tokens=16),),
     "too-little-disk": (installs,),
     "outputs-that-cannot-be-written": (sets(training__outputs="outputs"),),
+    "run-that-takes-days-on-a-cpu": (sets(training__steps=2),),
     "budget-that-ends-before-the-run": (sets(servers__settings__people__budget__calls=10_000),),
     "memory-that-others-use": (installs,),
     "too-little-memory-on-the-gpu": (

@@ -7,7 +7,6 @@ import marshal
 import os
 import platform
 import secrets
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,10 +17,12 @@ from typing import Any
 
 from mcprl.errors import SandboxMissingError
 from mcprl.processes import CHILD_MARK, OWNER_MARK
+from mcprl.processes.bubblewrap import ALLOW_NAMESPACES, NAMESPACES, NO_NETWORK, find_bubblewrap
 from mcprl.processes.guard import GUARD, kill_marked
+from mcprl.processes.seccomp import MACHINES
 from mcprl_market.python.programs import Limits
 from mcprl_market.python.runtime import DEVICES, INTERPRETER, PACKAGES, Runtime, find_runtime, package_folders
-from mcprl_market.python.seccomp import MACHINES, make_filter
+from mcprl_market.python.seccomp import make_filter
 
 __all__ = ["Isolation", "Kind", "Launch", "choose_launch", "framed", "likely_isolation"]
 
@@ -29,7 +30,6 @@ __all__ = ["Isolation", "Kind", "Launch", "choose_launch", "framed", "likely_iso
 _UNSAFE = "start the server with allow_unsafe for code that you trust"
 _FIRST_USER = 0x70000000
 _NUM_USERS = 0x0FFFFFFF
-_NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 _ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
@@ -65,8 +65,8 @@ def fresh_user() -> int:
     return _FIRST_USER + secrets.randbelow(_NUM_USERS)
 
 
-def find_bubblewrap() -> str:
-    """Return the path of `bwrap`. Raises SandboxMissingError if this machine cannot have a sandbox."""
+def find_usable_bubblewrap() -> str:
+    """The path of `bwrap`. Raises SandboxMissingError if this machine cannot have a sandbox."""
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         raise SandboxMissingError(
             f"the Python sandbox runs on Linux on {' and '.join(MACHINES)}, not on {sys.platform} {platform.machine()}",
@@ -77,13 +77,7 @@ def find_bubblewrap() -> str:
             "this kernel has no seccomp, which the Python sandbox needs",
             fix=f"use a kernel with CONFIG_SECCOMP_FILTER, or {_UNSAFE}",
         )
-    path = shutil.which("bwrap")
-    if path is None:
-        raise SandboxMissingError(
-            "bubblewrap is not installed (no bwrap on PATH), and the Python sandbox is built with it",
-            fix=f"apt-get install bubblewrap, or {_UNSAFE}",
-        )
-    return path
+    return find_bubblewrap("the Python sandbox", _UNSAFE)
 
 
 def sandbox_command(
@@ -94,7 +88,7 @@ def sandbox_command(
     It omits --die-with-parent on purpose: if that killed bubblewrap during setup, the sandbox's first process would
     stay behind and wait forever.
     """
-    command = [bubblewrap, *_NAMESPACES, "--hostname", "sandbox", "--new-session", "--clearenv"]
+    command = [bubblewrap, *NAMESPACES, NO_NETWORK, "--new-session", "--clearenv"]
     command += ["--info-fd", str(info_file), "--cap-drop", "ALL"]
     if isolation is Isolation.OWN_USER:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -212,7 +206,7 @@ class Launch:
 def choose_launch(limits: Limits, *, allow_unsafe: bool) -> Launch:
     """Return the sandbox if a trial start works. Otherwise, use plain processes if the user allows that, else raise."""
     try:
-        launch = Launch(limits=limits, bubblewrap=find_bubblewrap(), isolation=likely_isolation())
+        launch = Launch(limits=limits, bubblewrap=find_usable_bubblewrap(), isolation=likely_isolation())
         find_runtime()
         _probe(launch)
     except SandboxMissingError as error:
@@ -253,9 +247,7 @@ def _probe(launch: Launch) -> None:
         lines = said.decode(errors="replace").strip().splitlines()
         raise SandboxMissingError(
             f"the Python sandbox cannot be built here: {lines[-1] if lines else 'a worker did not become ready'}",
-            fix="let bubblewrap make namespaces (kernel.unprivileged_userns_clone=1, "
-            "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined "
-            "--security-opt apparmor=unconfined), or start the server with allow_unsafe for code that you trust",
+            fix=f"{ALLOW_NAMESPACES}, or {_UNSAFE}",
         )
 
 

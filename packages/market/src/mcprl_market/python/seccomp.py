@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import errno
 import functools
-import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["KILLED_STATUS", "MACHINES", "SYSTEM_CALLS", "make_filter"]
+from mcprl.processes.seccomp import (
+    ALLOW,
+    DENY,
+    ERRNO,
+    MACHINES,
+    Instruction,
+    Operation,
+    assembled,
+    filter_head,
+    numbers,
+)
+
+__all__ = ["KILLED_STATUS", "SYSTEM_CALLS", "make_filter"]
 
 
 KILLED_STATUS: Final = 137
 """bubblewrap's exit status if SIGKILL ended the code. It comes from the out-of-memory killer, or from the kernel if the
 code ignores SIGXCPU. The code itself can neither send that signal nor exit with this status."""
 
-MACHINES: Final[tuple[str, ...]] = ("x86_64", "aarch64")
-_AUDIT_ARCHITECTURE: Final[Mapping[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_X32_BIT: Final = 0x40000000
-
-# Name, number on x86_64, number on aarch64. A dash means that the machine has no such call.
+# Name, number on x86_64, number on aarch64. A dash: that machine has no such call.
 _ALLOWED: Final = """
 read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -, lseek 8 62, mmap 9 222,
 mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139,
@@ -62,31 +68,17 @@ tgkill 234 131, prlimit64 302 261
 """
 
 
-def _numbers(table: str, machine: str) -> dict[str, int]:
-    column = 1 + MACHINES.index(machine)
-    rows = (entry.split() for entry in table.replace("\n", " ").split(","))
-    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
-
-
 SYSTEM_CALLS: Final[Mapping[str, Mapping[str, int]]] = {
     machine: {
         name: number
         for table in (_ALLOWED, _ABSENT, _UNSUPPORTED, _IGNORED, _CHECKED)
-        for name, number in _numbers(table, machine).items()
+        for name, number in numbers(table, machine).items()
     }
     for machine in MACHINES
 }
 """Machine → name → number of each system call that the filter knows."""
 
-# Classic BPF: the codes of <linux/filter.h>, and the offsets of `struct seccomp_data`.
-_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
-_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
-_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
-
-_KILL_PROCESS: Final = 0x80000000
-_ALLOW: Final = 0x7FFF0000
-_ERRNO: Final = 0x00050000
-_DENY: Final = _ERRNO | errno.EPERM
+_ARGUMENTS_OFFSET: Final = 16  # in `struct seccomp_data`
 
 _CLONE_THREAD: Final = 0x00010000
 # CLONE_NEWTIME, _PTRACE, _NEWNS, and cgroup, uts, ipc, user, pid, net.
@@ -103,67 +95,53 @@ _AF_UNIX: Final = 1
 _SIGKILL: Final = 9
 
 
-@dataclass(frozen=True, slots=True)
-class _Instruction:
-    """One instruction of the filter. A jump says how many instructions to skip if its condition is true, and if false.
-
-    _Instruction(_EQUAL, 39, 0, 1)     # if it is 39, continue; else skip the next instruction
-    """
-
-    code: int
-    value: int
-    if_true: int = 0
-    if_false: int = 0
-
-
 @functools.cache
 def make_filter(machine: str) -> bytes:
-    """Return the filter for one of `MACHINES`, as the array of `struct sock_filter` that the kernel expects."""
-    program = [
-        _Instruction(_LOAD, _ARCHITECTURE_OFFSET),
-        _Instruction(_EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0),
-        _Instruction(_RETURN, _KILL_PROCESS),
-        _Instruction(_LOAD, _NUMBER_OFFSET),
-        _Instruction(_AT_LEAST, _X32_BIT, 0, 1),
-        _Instruction(_RETURN, _DENY),
-    ]
+    """The filter for one of `MACHINES`, as the array of `struct sock_filter` that the kernel takes."""
+    program = filter_head(machine)
     for table, verdict in (
-        (_ALLOWED, _ALLOW),
-        (_ABSENT, _ERRNO | errno.ENOSYS),
-        (_UNSUPPORTED, _ERRNO | errno.ENOTSUP),
-        (_IGNORED, _ERRNO),
+        (_ALLOWED, ALLOW),
+        (_ABSENT, ERRNO | errno.ENOSYS),
+        (_UNSUPPORTED, ERRNO | errno.ENOTSUP),
+        (_IGNORED, ERRNO),
     ):
-        for number in _numbers(table, machine).values():
-            program += [_Instruction(_EQUAL, number, 0, 1), _Instruction(_RETURN, verdict)]
-    for name, number in _numbers(_CHECKED, machine).items():
+        for number in numbers(table, machine).values():
+            program += [Instruction(Operation.EQUAL, number, 0, 1), Instruction(Operation.RETURN, verdict)]
+    for name, number in numbers(_CHECKED, machine).items():
         checks = _conditional(name)
-        program += [_Instruction(_EQUAL, number, 0, len(checks)), *checks]
-    program.append(_Instruction(_RETURN, _DENY))
-    return b"".join(struct.pack("=HBBI", i.code, i.if_true, i.if_false, i.value) for i in program)
+        program += [Instruction(Operation.EQUAL, number, 0, len(checks)), *checks]
+    program.append(Instruction(Operation.RETURN, DENY))
+    return assembled(program)
 
 
-def _conditional(name: str) -> list[_Instruction]:
-    """Return the instructions that check the arguments of a call. Every path ends with a verdict."""
-    allow, deny = _Instruction(_RETURN, _ALLOW), _Instruction(_RETURN, _DENY)
-    if name == "clone":  # only a thread of this process, in the same namespaces
+def _conditional(name: str) -> list[Instruction]:
+    """The instructions that check the arguments of a call. Every path ends in a verdict."""
+    allow, deny = Instruction(Operation.RETURN, ALLOW), Instruction(Operation.RETURN, DENY)
+    if name == "clone":  # a thread of this process, in this process's namespaces
         return [
             _argument(0),
-            _Instruction(_ANY_BIT, _CLONE_FORBIDDEN, 2, 0),
-            _Instruction(_ANY_BIT, _CLONE_THREAD, 0, 1),
+            Instruction(Operation.ANY_BIT, _CLONE_FORBIDDEN, 2, 0),
+            Instruction(Operation.ANY_BIT, _CLONE_THREAD, 0, 1),
             allow,
             deny,
         ]
     if name in ("exit", "exit_group"):
-        return [_argument(0), _Instruction(_AND, 0xFF), _Instruction(_EQUAL, KILLED_STATUS, 1, 0), allow, deny]
+        return [
+            _argument(0),
+            Instruction(Operation.AND, 0xFF),
+            Instruction(Operation.EQUAL, KILLED_STATUS, 1, 0),
+            allow,
+            deny,
+        ]
     if name == "tgkill":
-        return [_argument(2), _Instruction(_EQUAL, _SIGKILL, 1, 0), allow, deny]
+        return [_argument(2), Instruction(Operation.EQUAL, _SIGKILL, 1, 0), allow, deny]
     if name == "fcntl":
         return [
             _argument(1),
             *_one_of(_FCNTL_COMMANDS),
-            _Instruction(_EQUAL, _F_SETFL, 0, 3),
+            Instruction(Operation.EQUAL, _F_SETFL, 0, 3),
             _argument(2),
-            _Instruction(_ANY_BIT, _O_ASYNC, 1, 0),
+            Instruction(Operation.ANY_BIT, _O_ASYNC, 1, 0),
             allow,
             deny,
         ]
@@ -175,19 +153,23 @@ def _conditional(name: str) -> list[_Instruction]:
     return [_argument(index), *_one_of(values), deny]
 
 
-def _argument(index: int, *, high: bool = False) -> _Instruction:
-    return _Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * index + (4 if high else 0))
+def _argument(index: int, *, high: bool = False) -> Instruction:
+    return Instruction(Operation.LOAD, _ARGUMENTS_OFFSET + 8 * index + (4 if high else 0))
 
 
-def _one_of(values: Sequence[int]) -> list[_Instruction]:
-    return [step for value in values for step in (_Instruction(_EQUAL, value, 0, 1), _Instruction(_RETURN, _ALLOW))]
+def _one_of(values: Sequence[int]) -> list[Instruction]:
+    return [
+        step
+        for value in values
+        for step in (Instruction(Operation.EQUAL, value, 0, 1), Instruction(Operation.RETURN, ALLOW))
+    ]
 
 
-def _null_pointer(index: int) -> list[_Instruction]:
+def _null_pointer(index: int) -> list[Instruction]:
     return [
         _argument(index),
-        _Instruction(_EQUAL, 0, 0, 3),
+        Instruction(Operation.EQUAL, 0, 0, 3),
         _argument(index, high=True),
-        _Instruction(_EQUAL, 0, 0, 1),
-        _Instruction(_RETURN, _ALLOW),
+        Instruction(Operation.EQUAL, 0, 0, 1),
+        Instruction(Operation.RETURN, ALLOW),
     ]
