@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections import namedtuple
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,9 @@ from patients import Patient, server, task, tool
 
 from mcprl import errors
 from mcprl.checks.doctor import Check, Examination, Finding, server_checks
+from mcprl.goals import AnyText, Goal
+from mcprl.records import Solution, Task, ToolCall
+from mcprl.tools import Tool
 from mcprl.tools.catalog import Catalog, ToolDefinition
 from mcprl.tools.pins import write_pins
 from mcprl.verdicts import Severity
@@ -832,6 +835,22 @@ def test_the_advice_of_every_error_is_followed_or_it_is_said_why_not():
     assert all(f"def {name}(" in models for name in ELSEWHERE.values())
     assert not (followed | set(ELSEWHERE)) & set(NOT_FOLLOWED)
     assert codes == followed | set(ELSEWHERE) | set(NOT_FOLLOWED)
+
+
+def test_a_call_that_may_depend_on_an_earlier_one_is_not_made():
+    stored = Tool(name="load", description="", server="s", parameters={}, read_only=True, episodic=True)
+    free = replace(stored, name="find", episodic=False)
+    solved = make_task([ToolCall(name="save", arguments={}), ToolCall(name="load", arguments={"key": "a"})])
+    found = make_task([ToolCall(name="save", arguments={}), ToolCall(name="find", arguments={"key": "a"})])
+    first = make_task([ToolCall(name="load", arguments={"key": "b"})])
+    made = server_checks._harmless_calls
+    assert [call.name for call in made([replace(stored, parameters={"required": ["key"]})], [solved])] == []
+    assert [call.arguments for call in made([stored, free], [solved, found, first])] == [{"key": "a"}, {"key": "b"}]
+
+
+def make_task(calls: Sequence[ToolCall]) -> Task:
+    solution = Solution(calls=tuple(calls), answer="x")
+    return Task(id="t", prompt=({"role": "user", "content": "?"},), goal=Goal(answer=AnyText()), solution=solution)
 
 
 @pytest.mark.process
