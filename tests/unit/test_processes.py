@@ -19,7 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mcprl.processes import CHILD_MARK, OWNER_MARK, ChildProcess, free_port, search_path
+from mcprl.errors import UnfitEngineError
+from mcprl.processes import CHILD_MARK, OWNER_MARK, ChildProcess, free_port, require_linux, search_path
 
 pytestmark = pytest.mark.process
 
@@ -391,3 +392,10 @@ def test_programs_beside_the_running_python_are_found_first(monkeypatch):
     assert search_path().split(os.pathsep) == [str(Path(sys.executable).parent), "/first", "/second"]
     monkeypatch.delenv("PATH")
     assert search_path().split(os.pathsep)[1:] == os.defpath.split(os.pathsep)
+
+
+@pytest.mark.parametrize(("platform", "name"), [("darwin", "macOS"), ("win32", "Windows")])
+def test_a_system_without_support_is_refused_by_name(monkeypatch, platform, name):
+    monkeypatch.setattr("sys.platform", platform)
+    with pytest.raises(UnfitEngineError, match=f"this is {name}, and training needs Linux.*Fix: train on Linux"):
+        require_linux()

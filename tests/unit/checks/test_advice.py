@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from test_health import PLANTED, Planted
 
 from healthy_steps import HEALTHY, make_config
-from mcprl import errors
 from mcprl.checks.health import RULES, Health
 from mcprl.config import RunConfig
 from mcprl.recipe import settings as all_settings
@@ -200,14 +199,3 @@ def test_every_setting_that_a_verdict_advises_can_be_set_and_is_not_advised_agai
         if "--from" not in fix:  # tests/e2e/test_rollback_advice.py goes back and trains on
             again = advised(verdict_on(planted, better), better)
             assert again.get(setting) != value, f"{setting} {value} is advised again"
-
-
-# ---- the fixes of errors ---------------------------------------------------------------------------------------------
-
-
-def test_every_error_says_how_to_fix_it():
-    made = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
-    coded = [error for error in made if isinstance(error, type) and "code" in vars(error)]
-    assert len(coded) > 50
-    for error in coded:
-        assert re.search(r"\n +Fix: .{10}", error.__doc__ or ""), error.__name__

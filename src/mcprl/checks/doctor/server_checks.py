@@ -273,8 +273,8 @@ def _harmless_calls(tools: Sequence[Tool], tasks: Sequence[Task]) -> list[ToolCa
             for place, call in enumerate(calls):
                 tool = harmless.get(call.name)
                 complete = tool is not None and set(tool.parameters.get("required", ())) <= set(call.arguments)
-                # A call that changes an episode's state may depend on earlier calls.
-                if tool is not None and complete and (tool.read_only or place == 0):
+                # A call that reads or changes an episode's state may depend on an earlier call.
+                if tool is not None and complete and (place == 0 or not tool.episodic):
                     found.setdefault(call.name, call)
     bare = [tool.name for tool in harmless.values() if tool.read_only and not tool.parameters.get("required")]
     return list(found.values()) or [ToolCall(name=name, arguments={}) for name in bare[:1]]
