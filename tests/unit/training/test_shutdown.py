@@ -100,7 +100,7 @@ async def test_a_request_cancels_what_is_not_orderly_and_leaves_alone_what_is():
 
 
 CHILD = """
-import asyncio, sys, time
+import asyncio, signal, sys, time
 from mcprl.runs.folder import RunStopped
 from mcprl.training.shutdown import Shutdown
 
@@ -109,6 +109,7 @@ async def tell_when_asked(shutdown):
     print("asked", flush=True)
 
 async def run():
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under nohup
     shutdown = Shutdown(float(sys.argv[1]))
     with shutdown.on_signals(), shutdown.orderly():
         telling = asyncio.create_task(tell_when_asked(shutdown))
