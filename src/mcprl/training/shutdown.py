@@ -106,8 +106,9 @@ class Shutdown:
             timer.start()
             loop.call_soon_threadsafe(self.request, signal.Signals(number).name)
 
-        # Under nohup, SIGHUP is ignored and stays so.
-        numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        # Under nohup, SIGHUP is ignored and stays so. A job in the background ignores SIGINT, but `kill -INT` means stop.
+        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers = [number for number in _SIGNALS if number != signal.SIGHUP or not is_ignored]
         before = {number: signal.signal(number, on_signal) for number in numbers}
         try:
             yield
