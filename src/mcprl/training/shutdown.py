@@ -106,7 +106,7 @@ class Shutdown:
             timer.start()
             loop.call_soon_threadsafe(self.request, signal.Signals(number).name)
 
-        # Under nohup, SIGHUP is ignored and stays so. A job in the background ignores SIGINT, but `kill -INT` means stop.
+        # Under nohup, SIGHUP is ignored and stays so. A background job ignores SIGINT, but `kill -INT` must stop it.
         is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         numbers = [number for number in _SIGNALS if number != signal.SIGHUP or not is_ignored]
         before = {number: signal.signal(number, on_signal) for number in numbers}

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from shown_runs import ROOT, client_of, get
 
-from mcprl.runs.past_runs import read_run
+from mcprl.runs.past_runs import RunStatus, read_run
 from mcprl.runs.trajectories import read_token_notes, read_trajectories
 from mcprl_dashboard.open_run import RunList
 
@@ -44,7 +44,7 @@ def run(bench, tmp_path_factory) -> Path:
 
 
 def test_a_generated_run_reads_as_a_real_one(run):
-    assert (read_run(run).why, read_run(run).steps_done) == ("", 2)
+    assert (read_run(run).state, read_run(run).steps_done) == (RunStatus.INTERRUPTED, 2)
     episodes = read_trajectories(run / "trajectories" / "step-00000.parquet")
     notes = read_token_notes(run / "tokens" / "step-00000.parquet")
     assert len(episodes) == len(notes) == 400
