@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict
+
 from mcprl.bounds import MAX_TOOLS, Steps
 from mcprl.errors import DuplicateToolError, EmptyCatalogError, ToolLimitError, UnknownToolError
 from mcprl.files import canonical_json
@@ -18,7 +20,7 @@ from mcprl.tools.arguments import ArgumentCheck
 if TYPE_CHECKING:
     import mcp_types
 
-__all__ = ["Catalog", "Tool", "ToolDefinition", "compile_checks", "definition_of"]
+__all__ = ["Catalog", "StoredTool", "Tool", "ToolDefinition", "compile_checks", "definition_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,23 @@ class ToolDefinition:
     def fingerprint(self) -> str:
         """SHA-256 of all fields. Equal definitions have equal fingerprints on every machine."""
         return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
+
+
+class StoredTool(BaseModel):
+    """A tool definition as pin files and cassettes store it. They add its hash under their own name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    output_schema: dict[str, Any] | None
+    read_only: bool
+    idempotent: bool
+    episodic: bool
+
+    def definition(self) -> ToolDefinition:
+        return ToolDefinition(**{name: getattr(self, name) for name in StoredTool.model_fields})
 
 
 def definition_of(listed: mcp_types.Tool) -> ToolDefinition:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from mcprl.errors import ConfigFileError, ToolsChangedError
 from mcprl.files import canonical_json, write_file
 from mcprl.secrets import SECRETS
-from mcprl.tools.catalog import ToolDefinition
+from mcprl.tools.catalog import StoredTool, ToolDefinition
 
 __all__ = ["PinnedTools", "ToolsDiff", "compare_tools", "read_pins", "write_pins"]
 
@@ -167,15 +167,8 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _PinnedTool(_Strict):
-    name: str
+class _PinnedTool(StoredTool):
     sha256: str
-    description: str
-    parameters: dict[str, Any]
-    output_schema: dict[str, Any] | None
-    read_only: bool
-    idempotent: bool
-    episodic: bool
 
 
 class _PinnedServer(_Strict):
@@ -189,7 +182,7 @@ class _PinFile(_Strict):
 
 
 def _checked(path: Path, server: str, entry: _PinnedTool) -> ToolDefinition:
-    definition = ToolDefinition(**entry.model_dump(exclude={"sha256"}))
+    definition = entry.definition()
     if definition.fingerprint() != entry.sha256:
         raise ConfigFileError(
             f"{path}: {entry.name!r} of server {server!r} does not match its sha256, so the file was edited by hand",

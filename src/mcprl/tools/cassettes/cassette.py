@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from mcprl.bounds import MAX_CASSETTE_STEPS, MAX_CASSETTE_VALUE_BYTES, decode_json
 from mcprl.errors import CassetteError
 from mcprl.files import canonical_json
 from mcprl.secrets import SECRETS
-from mcprl.tools.catalog import ToolDefinition
+from mcprl.tools.catalog import StoredTool, ToolDefinition
 
 __all__ = ["ANY_VERSION", "Cassette", "Recording"]
 
@@ -312,22 +312,8 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
     return connect("mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1")
 
 
-class _Entry(BaseModel):
-    """A recorded tool, with the fields of its definition."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: str
-    description: str
-    parameters: dict[str, Any]
-    output_schema: dict[str, Any] | None
-    read_only: bool
-    idempotent: bool
-    episodic: bool
+class _Entry(StoredTool):
     fingerprint: str
-
-    def definition(self) -> ToolDefinition:
-        return ToolDefinition(**self.model_dump(exclude={"fingerprint"}))
 
 
 _ENTRIES = TypeAdapter(list[_Entry])
