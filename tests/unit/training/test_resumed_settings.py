@@ -294,6 +294,12 @@ class TestARealRun:
         assert episodes.journaled > 0
         assert episodes.used == episodes.journaled
         assert not any("again" in stage for stage in listener.stages)
+        # All steps are done now. The advice of the refusal adds some.
+        with RunFolder.open(run_folder / "outputs" / "critic") as folder:
+            with pytest.raises(NoRunError) as raised:
+                find_resume_point(folder)
+            (advised,) = re.findall(r"--set (\S+),", raised.value.fix)
+            assert find_resume_point(folder, [advised]).config.training.steps == 102
 
     async def test_learns_at_the_rates_and_the_kl_coefficient_it_is_given(self, run_folder):
         run, listener, episodes = await resumed(
@@ -363,14 +369,6 @@ class TestARealRun:
                 find_resume_point(folder, from_step=7)
         with RunFolder.open(run) as folder:
             assert find_resume_point(folder, from_step=1).step == 1
-
-    async def test_takes_more_steps_once_all_are_done(self, run_folder):
-        await resumed(run_folder)
-        with RunFolder.open(run_folder / "outputs" / "critic") as folder:
-            with pytest.raises(NoRunError) as raised:
-                find_resume_point(folder)
-            (advised,) = re.findall(r"--set (\S+),", raised.value.fix)
-            assert find_resume_point(folder, [advised]).config.training.steps == 102
 
     async def test_continues_without_its_metrics(self, run_folder):
         run = run_folder / "outputs" / "critic"
