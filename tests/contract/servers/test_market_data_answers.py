@@ -200,7 +200,7 @@ async def test_a_long_series_is_cut_in_the_text_which_says_so_and_whole_in_the_s
 @pytest.mark.usefixtures("upstream")
 async def test_a_part_of_a_series_is_never_taken_for_the_whole(live):
     arguments = {"ticker": "PART", "start_date": "2025-05-01", "end_date": "2025-05-02"}
-    assert "a part of the bars only" in (await failed(live, "polygon_get_aggs", arguments)).message
+    assert "only a part of the bars" in (await failed(live, "polygon_get_aggs", arguments)).message
 
 
 @only_of(POLYGON)
