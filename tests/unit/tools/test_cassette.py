@@ -353,7 +353,7 @@ def change(path, statements):
 def test_a_cassette_with_other_tables_views_or_triggers_is_refused(path, statements, writable):
     Cassette.open(path, writable=True).close()
     change(path, statements)
-    with pytest.raises(CassetteError, match="other tables than a cassette"):
+    with pytest.raises(CassetteError, match="does not have the tables of a cassette"):
         Cassette.open(path, writable=writable)
 
 

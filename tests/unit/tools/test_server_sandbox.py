@@ -121,7 +121,7 @@ def test_without_a_working_bubblewrap_the_server_is_not_started(script, message,
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(SandboxMissingError, match=message) as refused:
         asyncio.run(started(tmp_path))
-    assert "remove `sandbox` for a server that you trust" in refused.value.fix
+    assert "remove `sandbox` if you trust the server" in refused.value.fix
     assert not (tmp_path / "started").exists()
     sandbox._probe.cache_clear()
 

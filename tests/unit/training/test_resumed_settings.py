@@ -359,7 +359,10 @@ class TestARealRun:
                 RunFolder.open(run)
             with pytest.raises(OtherStateError, match=r"leave learner\.lora_rank as before"):
                 find_resume_point(folder, ["learner.lora_rank=64"])
-            with pytest.raises(NoCheckpointError, match=r"no checkpoint of step 7, but of 1\. Fix: give one of these"):
+            with pytest.raises(
+                NoCheckpointError,
+                match=r"no checkpoint of step 7; the run has those of steps: 1\. Fix: give one of these",
+            ):
                 find_resume_point(folder, from_step=7)
         with RunFolder.open(run) as folder:
             assert find_resume_point(folder, from_step=1).step == 1
