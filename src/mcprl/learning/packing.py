@@ -235,7 +235,7 @@ class Replayer:
             raise AlignmentError(
                 f"task {held.task_id}, member {held.member} was sampled under a grammar, and the learner has no "
                 "grammars to replay it with: it would score a distribution other than the one sampled from",
-                fix="make the learner with the grammars of the model: mcprl.grammar.masks.load_grammars",
+                fix="create the learner with the grammars of the model: mcprl.grammar.masks.load_grammars",
             )
         started = time.monotonic()
         parts: list[Tensor] = []
