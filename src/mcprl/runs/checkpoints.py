@@ -140,9 +140,9 @@ class Checkpoint:
 class Damaged:
     """A checkpoint that cannot be used, and why.
 
-    >>> damaged = Damaged(path=Path("step-00012"), why="policy.safetensors was changed after it was written")
+    >>> damaged = Damaged(path=Path("step-00012"), why="policy.safetensors does not match its checksum")
     >>> f"{damaged.path.name}: {damaged.why}"
-    'step-00012: policy.safetensors was changed after it was written'
+    'step-00012: policy.safetensors does not match its checksum'
     """
 
     path: Path
@@ -339,7 +339,7 @@ def _read_manifest(folder: Path, step: int) -> dict[str, Any] | Damaged:
     except (ValueError, KeyError, AttributeError, TypeError):
         whole, content = False, {}
     if not whole:
-        return Damaged(path=folder, why=f"{_MANIFEST} was changed after it was written")
+        return Damaged(path=folder, why=f"{_MANIFEST} does not match its checksum")
     if content["format"] != _FORMAT:
         return Damaged(path=folder, why=f"has format {content['format']}, but this mcprl reads format {_FORMAT}")
     if content["step"] != step:
@@ -364,7 +364,7 @@ def _examine(folder: Path, step: int) -> Checkpoint | Damaged:
             if size != file["bytes"]:
                 return Damaged(path=folder, why=f"{name} has {size} bytes, but {file['bytes']} were written")
             if _digest(there[name]) != file["sha256"]:
-                return Damaged(path=folder, why=f"{name} was changed after it was written")
+                return Damaged(path=folder, why=f"{name} does not match its checksum")
         return Checkpoint(step=step, path=folder, bytes=_size(folder))
     except OSError as error:
         return Damaged(path=folder, why=f"cannot be read: {error.strerror}")

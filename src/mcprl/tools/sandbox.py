@@ -156,7 +156,7 @@ def filter_file() -> Generator[int]:
         raise SandboxMissingError(
             f"the sandbox of a server needs Linux on {' or '.join(MACHINES)}, and this machine is {sys.platform} "
             f"{machine}",
-            fix=f"run them on such a machine, or {_OTHERWISE}",
+            fix=f"run the servers on such a machine, or {_OTHERWISE}",
         )
     fd = os.memfd_create("filter")
     try:
