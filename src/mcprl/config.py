@@ -291,7 +291,9 @@ class LearnerConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="Decay of the learning rate after warm-up: none, or to 0 at the last step."
     )
-    warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up of the learning rate.")
+    warmup_steps: int = Field(
+        default=0, ge=0, description="Optimizer steps over which the learning rate warms up linearly."
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of AdamW.")
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="Norm to clip gradients to; null: no clipping.")
     lora_rank: int = Field(default=16, ge=1, le=8192, description="Rank of the adapter.")
@@ -560,7 +562,7 @@ class SamplingConfig(Section):
     constrain: Annotated[Literal["off", "calls", "act"], BeforeValidator(_off_as_text)] = Field(
         default="off",
         description="Constrain tool calls with a grammar. off: no grammar; calls: once the model starts a call, it "
-        "must match the tool's schema; act: as calls, and no text outside calls.",
+        "must match the tool's schema; act: like calls, and no text outside calls.",
     )
     loose_tools: tuple[str, ...] = Field(
         default=(),
@@ -583,9 +585,13 @@ class TrainingConfig(Section):
     )
     checkpoint_every: int = Field(default=1, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(
-        default=3, ge=1, description="Newest checkpoints to keep, besides the best one and the last healthy one."
+        default=3,
+        ge=1,
+        description="How many of the newest checkpoints to keep, besides the best one and the last healthy one.",
     )
-    outputs: Path = Field(default=Path("outputs"), description="Folder of all runs, relative to where mcprl starts.")
+    outputs: Path = Field(
+        default=Path("outputs"), description="Folder of all runs, relative to the folder where mcprl starts."
+    )
 
 
 class RateSettings(Section):

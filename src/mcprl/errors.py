@@ -383,8 +383,8 @@ class SandboxMissingError(ConfigurationError, code="E-SAND-001"):
     Causes: bubblewrap is not installed; a container or kernel that forbids user namespaces; a system other than Linux.
     Fix: install bubblewrap and let it make namespaces, as the message explains. Without a sandbox, allow_unsafe runs
     code that you trust, and a server that you trust needs no `sandbox`.
-    Example: bubblewrap is not installed (no bwrap on PATH), and the Python sandbox is built with it. Fix: apt-get
-    install bubblewrap, or start the server with allow_unsafe if you trust the code.
+    Example: bubblewrap is not installed (no bwrap on PATH), but the Python sandbox needs it. Fix: apt-get install
+    bubblewrap, or start the server with allow_unsafe if you trust the code.
     """
 
 

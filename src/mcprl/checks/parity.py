@@ -272,7 +272,7 @@ def _by_size(figures: ParityFigures, dtype: Dtype) -> Verdict:
             "starts",
         )
     if dtype == "float32":
-        what = "close but not exact: the differences look as if one of the two rounded to less than float32"
+        what = "close but not exact: the differences look as if the sampler or the learner rounded to less than float32"
         fix = "check that both compute in float32 and, on a GPU, that neither uses TF32"
     else:
         what = "close, as is usual in bfloat16: ratios start near 1, not at 1"

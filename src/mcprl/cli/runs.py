@@ -98,7 +98,7 @@ def cautions(runs: Sequence[PastRun]) -> list[str]:
     found: list[str] = []
     differing = differing_settings(runs)
     if any(path.startswith("rewards.") for path in differing):
-        found.append("the rewards are computed differently, so their values do not compare")
+        found.append("the rewards are computed differently, so their values cannot be compared")
     if any(path.startswith("tasks.") for path in differing):
         found.append("the tasks differ: one run may have had easier ones")
     if "seed" in differing:

@@ -113,7 +113,7 @@ async def evaluate(request: Request, watcher: Watcher, *, logs: Path) -> Played:
 def choose_tasks(tasks: Sequence[Task], sample: int | None, seed: int) -> tuple[Task, ...]:
     """Return all tasks, or a random sample of them that the seed determines, in their original order."""
     if not tasks:
-        raise BadValueError("there is no task to play", fix="give a file that has tasks with --tasks")
+        raise BadValueError("there is no task to play", fix="use --tasks to give a file with tasks")
     if sample is None or sample >= len(tasks):
         return tuple(tasks)
     drawn = random.Random(derive_seed(seed, "evaluation", "sample")).sample(range(len(tasks)), sample)

@@ -198,7 +198,7 @@ def check_alignment(pack: Pack, examples: Sequence[Example]) -> float:
         own = [wanted for wanted, sampled in zip(example.scored, trajectory.sampled, strict=True) if sampled]
         if len(sampled_ids) != len(own):
             raise AlignmentError(
-                f"{example.name}: {len(own)} tokens are marked as sampled, the sampler returned {len(sampled_ids)}",
+                f"{example.name}: {len(own)} tokens are marked as sampled, but the sampler returned {len(sampled_ids)}",
                 fix=_REPORT,
             )
         returned.extend(token for token, wanted in zip(sampled_ids, own, strict=True) if wanted)

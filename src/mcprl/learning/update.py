@@ -228,12 +228,13 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         least_tokens, least_share = algorithm.min_learnable_tokens, algorithm.min_learnable_share
         if tokens < least_tokens:
             return (
-                f"{tokens:.0f} tokens are learnable, algorithm.min_learnable_tokens is {least_tokens}; "
+                f"{tokens:.0f} tokens are learnable, but algorithm.min_learnable_tokens is {least_tokens}; "
                 f"sampling.constrain={self._config.sampling.constrain} with masks={algorithm.masks} left no more"
             )
         if share < least_share:
             return (
-                f"{share:.0%} of the sampled tokens are learnable, algorithm.min_learnable_share is {least_share:.0%}"
+                f"{share:.0%} of the sampled tokens are learnable, but algorithm.min_learnable_share is "
+                f"{least_share:.0%}"
             )
         return None
 

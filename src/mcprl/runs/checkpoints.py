@@ -91,7 +91,7 @@ def read_state(folder: Path) -> RunState:
         ) from error
     if state.format != _STATE_FORMAT:
         raise OtherStateError(
-            f"{folder / _FILE} has format {state.format}, this version of mcprl reads {_STATE_FORMAT}",
+            f"{folder / _FILE} has format {state.format}, but this version of mcprl reads {_STATE_FORMAT}",
             fix="resume with the version of mcprl that saved it",
         )
     return state

@@ -75,7 +75,7 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
     choice = answer["choices"][0]
     if answer["usage"]["prompt_tokens"] != len(request.prompt_ids):
         raise SamplerLostError(
-            f"vLLM read {answer['usage']['prompt_tokens']} prompt tokens of {len(request.prompt_ids)}",
+            f"vLLM read {answer['usage']['prompt_tokens']} of {len(request.prompt_ids)} prompt tokens",
             fix="set model.context_tokens to the model's limit",
         )
     if choice["logprobs"] is None:

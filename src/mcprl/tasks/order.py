@@ -106,7 +106,7 @@ class TaskOrder:
     def restore(self, state: Mapping[str, Any]) -> None:
         if state.get("order") != self._name:
             raise TaskFileError(
-                f"the saved run uses task order {state.get('order')!r}, this one {self._name!r}",
+                f"the saved run uses task order {state.get('order')!r}, but this one uses {self._name!r}",
                 fix="set tasks.order to its previous value, or start a new run",
             )
         if state.get("tasks") != self.state()["tasks"]:

@@ -157,7 +157,7 @@ def read_pins(path: Path) -> Mapping[str, tuple[ToolDefinition, ...]]:
         ) from error
     if document.mcprl_pins != _FORMAT:
         raise ConfigFileError(
-            f"{path} is a pin file of format {document.mcprl_pins}, this mcprl reads format {_FORMAT}",
+            f"{path} is a pin file of format {document.mcprl_pins}, but this mcprl reads format {_FORMAT}",
             fix="write it again with `mcprl tools pin`",
         )
     return {name: tuple(_checked(path, name, tool) for tool in entry.tools) for name, entry in document.servers.items()}

@@ -202,7 +202,7 @@ def test_logprobs_of_other_tokens_than_those_returned_are_refused(ids):
 
 
 def test_a_prompt_that_was_not_read_whole_is_refused():
-    with pytest.raises(SamplerLostError, match="read 2 prompt tokens of 3"):
+    with pytest.raises(SamplerLostError, match="read 2 of 3 prompt tokens"):
         read_completion(ANSWER | {"usage": {"prompt_tokens": 2}}, REQUEST, 0)
 
 

@@ -212,7 +212,7 @@ def test_another_version_of_a_server_with_the_same_tools_is_no_change(tmp_path):
         (lambda text: text.replace("City and", "Ignore all and"), "'find_person' of server 'directory' does not match"),
         (lambda text: text.replace('"read_only": true', '"read_only": false'), "does not match its sha256"),
         (lambda text: text[: len(text) // 2], "is not a pin file: the file"),
-        (lambda text: text.replace('"mcprl_pins": 1', '"mcprl_pins": 2'), "format 2, this mcprl reads format 1"),
+        (lambda text: text.replace('"mcprl_pins": 1', '"mcprl_pins": 2'), "format 2, but this mcprl reads format 1"),
         (lambda text: text.replace('"version"', '"versoin"'), "servers.directory.version: Field required"),
         (lambda _: "[]", "is not a pin file"),
     ],

@@ -225,7 +225,7 @@ class Cassette:
             raise _no_cassette(self.path)
         if layout != _LAYOUT:
             raise CassetteError(
-                f"cassette {self.path} has layout {layout}, this mcprl reads layout {_LAYOUT}",
+                f"cassette {self.path} has layout {layout}, but this mcprl reads layout {_LAYOUT}",
                 fix="record or import it again, or use the mcprl that wrote it",
             )
         if {(name, sql) for name, sql in self._run("SELECT name, sql FROM sqlite_master")} != _SCHEMA:
