@@ -225,7 +225,7 @@ def test_a_run_with_settings_of_another_version_is_refused(tmp_path):
     config = small_run(tmp_path, "critic")
     settings = config.model_dump(mode="json")
     older = settings | {"training": settings["training"] | {"pipeline": "sync"}}
-    with pytest.raises(OtherStateError, match=r"training\.pipeline is gone"):
+    with pytest.raises(OtherStateError, match=r"training\.pipeline no longer exists"):
         refuse_fixed_settings(older, config, steps_done=1)
 
 
