@@ -460,7 +460,7 @@ class AlgorithmConfig(Section):
         "with bfloat16 or stale weights).",
     )
     max_importance: float = Field(
-        default=2.0, ge=1, description="Limit on the importance weight (with old_logprobs=recomputed)."
+        default=2.0, ge=1, description="Upper limit on the importance weight (only with old_logprobs=recomputed)."
     )
     entropy: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     masks: Literal["exact", "text", "none"] = Field(
@@ -472,8 +472,7 @@ class AlgorithmConfig(Section):
         default=0,
         ge=0,
         description="How many times per step groups with equal rewards are replaced by groups of other tasks. 0: "
-        "never; such "
-        "groups stay in the batch and contribute no gradient.",
+        "never; such groups stay in the batch and contribute no gradient.",
     )
     min_learnable_tokens: int = Field(
         default=16, ge=1, description="Learnable tokens that a batch needs; with fewer its update is skipped."

@@ -59,8 +59,7 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
         yield wrong(
             "limits",
             f"sampling.max_tokens is {turn} and model.context_tokens is {room}: one turn could fill the whole context "
-            "and "
-            "leave no room for the prompt",
+            "and leave no room for the prompt",
             fix=f"lower sampling.max_tokens to about {max(1, room // 8)}, or raise model.context_tokens",
         )
 

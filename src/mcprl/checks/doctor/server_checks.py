@@ -253,8 +253,8 @@ def judge_text(check: str, seen: Observation) -> Finding | None:
         return warning(
             check,
             f"{seen.tool} returned an error as a success: {_short(shown)}",
-            fix=f"fix the reported error; to count such results as failed calls, set servers.settings."
-            f"{seen.server}.errors to [{{match: '{_ERROR.pattern}'}}]",
+            fix="fix the reported error; to count such results as failed calls, set "
+            f"servers.settings.{seen.server}.errors to [{{match: '{_ERROR.pattern}'}}]",
         )
     return None
 
