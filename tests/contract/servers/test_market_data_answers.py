@@ -171,7 +171,7 @@ async def test_half_a_search_is_never_taken_for_the_whole(live, upstream, path):
         (401, "refused the key, or the key does not include this data (HTTP 401: "),
         (402, "refused the key, or the key does not include this data (HTTP 402: "),
         (403, "refused the key, or the key does not include this data (HTTP 403: "),
-        (404, "knows no /quote (HTTP 404: "),
+        (404, "does not have /quote (HTTP 404: "),
     ],
 )
 async def test_what_the_plan_or_the_api_does_not_have_is_infrastructure_and_named(live, upstream, status, told):

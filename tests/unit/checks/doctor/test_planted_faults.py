@@ -116,7 +116,7 @@ def own_loss_that_is_not_python(patient, monkeypatch):
     patient.set("algorithm.loss", "losses.py:own")
 
 
-@fault("code", BAD, "tracking.tracker names", "correct the path", "E-CODE-001")
+@fault("code", BAD, "tracking.tracker refers to", "correct the path", "E-CODE-001")
 def own_tracker_in_a_missing_file(patient, monkeypatch):
     patient.set("tracking.tracker", "gone.py:Mine")
 
@@ -151,7 +151,7 @@ def four_bits_without_their_library_on_a_machine_without_a_gpu(patient, monkeypa
     hide_modules(monkeypatch, "bitsandbytes")
 
 
-@fault("GPUs", WARN, "this machine has no GPUs, but learner.processes 4 needs 4", "a machine with 4 GPUs")
+@fault("GPUs", WARN, "this machine has no GPUs, but learner.processes=4 needs 4", "a machine with 4 GPUs")
 def more_processes_than_gpus(patient, monkeypatch):
     patient.set("learner.processes", 4)
 
