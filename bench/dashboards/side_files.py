@@ -109,7 +109,7 @@ def write_metrics(folder: Path, rewards: Sequence[float], episodes: int) -> None
 
 
 def write_health(folder: Path, steps: int) -> None:
-    healthy = {"severity": "ok", "what": "healthy: no rule found anything", "fix": "", "name": "healthy"}
+    healthy = {"severity": "ok", "what": "healthy: no rule found a problem", "fix": "", "name": "healthy"}
     clipping = {
         "severity": "warn",
         "name": "clipping",

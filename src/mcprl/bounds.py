@@ -1,4 +1,4 @@
-"""Limits on what others wrote: recipes, task files, schemas, patterns, chat templates and cassettes.
+"""Limits on untrusted input: recipes, task files, schemas, patterns, chat templates and cassettes.
 
 Every reader of such input takes its limits from here, and turns an OverLimitError into an error with a code. What is
 within the limits is read in about a second of processor time, and in memory in proportion to its size.
@@ -61,7 +61,7 @@ MAX_FILE_BYTES = 1024**3
 MAX_RECIPE_BYTES = 64 * 1024
 """A recipe, or the value of one --set."""
 MAX_RECIPE_NODES = 10_000
-"""Values in a recipe with every alias written out."""
+"""Values in a recipe with every alias expanded."""
 MAX_NUMBER, MIN_NUMBER = 1e9, 1e-12
 """The largest number in a recipe, and the smallest above 0: what float32 computes with. Seeds may be larger."""
 MAX_PATTERN_CHARS = 4096
@@ -69,7 +69,7 @@ MAX_PATTERN_CHARS = 4096
 MAX_TEMPLATE_CHARS = 64 * 1024
 """A chat template."""
 MAX_TEMPLATE_OUTPUT = 1024 * 1024
-"""Each text and each list that a chat template makes."""
+"""Each text and each list that a chat template produces."""
 MAX_TEMPLATE_S = 1.5
 """Processor time of rendering a chat template; for loading it, of all renderings together."""
 MAX_CASSETTE_VALUE_BYTES = 64 * 1024 * 1024
@@ -218,7 +218,7 @@ _DECODER = json.JSONDecoder()
 def read_yaml(text: str) -> tuple[yaml.Node | None, Any]:
     """A YAML document as a tree with line numbers, and as values. Raises yaml.YAMLError with the place, if it has one.
 
-    Aliases count as if they were written out, and none may refer to what it is part of.
+    Aliases count as if they were expanded, and none may refer to a value that contains it.
 
     >>> read_yaml("a: &x [1, 2]\nb: *x")[1]
     {'a': [1, 2], 'b': [1, 2]}
@@ -256,7 +256,7 @@ class _Loader(yaml.SafeLoader):
         node = cast("Any", super()).compose_node(parent, index)
         if is_alias:
             if id(node) not in self._sizes:
-                raise yaml.constructor.ConstructorError(None, None, "an alias of what it is part of", mark)
+                raise yaml.constructor.ConstructorError(None, None, "an alias that contains itself", mark)
             nodes, depth = self._sizes[id(node)]
             self._nodes += nodes
             self._deepest = self._depth + depth
@@ -271,7 +271,7 @@ class _Loader(yaml.SafeLoader):
         if self._deepest > MAX_DEPTH:
             raise yaml.constructor.ConstructorError(None, None, f"nested more than {MAX_DEPTH} deep", mark)
         if self._nodes > MAX_RECIPE_NODES:
-            why = f"more than {MAX_RECIPE_NODES} values, with aliases written out"
+            why = f"more than {MAX_RECIPE_NODES} values once aliases are expanded"
             raise yaml.constructor.ConstructorError(None, None, why, mark)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
@@ -282,7 +282,7 @@ class _Loader(yaml.SafeLoader):
             kind = str(node.tag).rpartition(":")[2]
             raise yaml.constructor.ConstructorError(None, None, f"not a valid {kind}", node.start_mark) from error
         if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
-            raise yaml.constructor.ConstructorError(None, None, "a number too long", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "a number that is too long", node.start_mark)
         return value
 
 
@@ -295,7 +295,7 @@ class _OutOfTime(BaseException):
 
 @contextmanager
 def limited_time(seconds: float, doing: str, *, file: str) -> Generator[None]:
-    """Stop code of this thread if it takes more processor time than that. Raises OverLimitError.
+    """Stop code of this thread if it takes more than `seconds` of processor time. Raises OverLimitError.
 
     The clock is read at each line of the Python file `file`, and whenever a Python function is called. What such a line
     does in C must be limited by the size of its input.

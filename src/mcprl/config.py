@@ -102,7 +102,7 @@ def _model_location(value: object, info: ValidationInfo) -> object:
 def _no_float16(value: object) -> object:
     if value in ("float16", "fp16", "half"):
         raise ValueError(
-            "float16 overflows above 65,504 and rounds small gradients to 0, and there is no loss scaling here: use "
+            "float16 overflows above 65,504 and rounds small gradients to 0, and mcprl has no loss scaling: use "
             "bfloat16, or float32 on a GPU without bfloat16"
         )
     return value
@@ -138,18 +138,21 @@ class Section(BaseModel):
 class SkyrlConfig(Section):
     """The Tinker API server of engine skyrl: a SkyRL server, started by the run or on a cluster, or a hosted one."""
 
-    url: str | None = Field(default=None, description="Address of a running server; null: mcprl starts one here.")
+    url: str | None = Field(
+        default=None, description="Address of a running server; null: mcprl starts one on this machine."
+    )
     backend: Literal["jax", "fsdp", "megatron", "hosted"] = Field(
         default="jax",
         description="Backend behind the API. It decides how the loss is scaled and which settings are refused.",
     )
     python: FilePath | None = Field(
         default=None,
-        description="Python of the environment with SkyRL, for a server started here; null: the Python of mcprl.",
+        description="Python interpreter of the environment with SkyRL, used if mcprl starts the server; null: the one "
+        "that runs mcprl.",
     )
     backend_config: dict[str, int | float | bool | str] = Field(
         default_factory=dict[str, int | float | bool | str],
-        description="Options passed to the backend of a server started here.",
+        description="Options passed to the backend of a server that mcprl starts.",
     )
 
 
@@ -159,42 +162,44 @@ class WorkersConfig(Section):
     count: int = Field(
         default=0, ge=0, description="Ray workers, at one core each; 0: this process plays all episodes, without Ray."
     )
-    address: str | None = Field(default=None, description="Address of the Ray cluster; null: mcprl starts Ray here.")
+    address: str | None = Field(
+        default=None, description="Address of the Ray cluster; null: mcprl starts Ray on this machine."
+    )
 
 
 def lacking_in_skyrl(config: RunConfig) -> str | None:
     """Describe the settings that the Tinker API does not support, and what to do instead. None if it supports all."""
     sampling, algorithm, learner, backend = config.sampling, config.algorithm, config.learner, config.skyrl.backend
     refusals = (
-        (algorithm.has_critic, "a value head (algorithm.advantages gae): take grpo, dr_grpo or rloo"),
+        (algorithm.has_critic, "a value head (algorithm.advantages=gae): use grpo, dr_grpo or rloo"),
         (algorithm.entropy > 0, "entropies (algorithm.entropy): set it to 0, or raise algorithm.clip_high"),
         (
             algorithm.kl.needs_reference and algorithm.kl.reference == "ema",
-            "a moving average (algorithm.kl.reference ema): take sync, a frozen snapshot, or base",
+            "a moving average (algorithm.kl.reference=ema): use sync, a frozen snapshot, or base",
         ),
-        (learner.tuning != "lora", f"learner.tuning {learner.tuning}: it trains adapters, take lora"),
-        (learner.lora_alpha != 32, "a scale of the adapter: set learner.lora_alpha to 32, which is the API's own"),
+        (learner.tuning != "lora", f"learner.tuning={learner.tuning}: it only trains adapters, so use lora"),
+        (learner.lora_alpha != 32, "a scale of the adapter: set learner.lora_alpha to 32, which the API always uses"),
         (
             learner.max_grad_norm is not None,
-            "clipping of gradients: set learner.max_grad_norm to null; with fsdp and megatron, the server's own "
+            "gradient clipping: set learner.max_grad_norm to null; with fsdp and megatron, the server's own "
             "configuration sets it",
         ),
-        (learner.processes > 1, "learner.processes: the server shares the work, set it to 1"),
-        (sampling.temperature != 1.0, "logprobs at a temperature: set sampling.temperature to 1.0"),
-        (bool(sampling.stop), "texts that end a turn beside token ids: leave sampling.stop empty"),
+        (learner.processes > 1, "learner.processes above 1: the server distributes the work itself, so set it to 1"),
+        (sampling.temperature != 1.0, "logprobs at a temperature other than 1: set sampling.temperature to 1.0"),
+        (bool(sampling.stop), "texts that end a turn, only token ids: leave sampling.stop empty"),
         (sampling.constrain != "off", "grammars: set sampling.constrain to off"),
         (
             backend == "jax" and config.training.max_staleness > 0,
-            "sampling from older weights than it trains (training.max_staleness): on jax both are one adapter, set it "
-            "to 0; fsdp, megatron and hosted can",
+            "sampling from weights older than those in training (training.max_staleness): with backend jax both are "
+            "one adapter, so set it to 0, or use fsdp, megatron or hosted",
         ),
         (
             backend in ("fsdp", "megatron") and learner.weight_decay > 0,
-            "weight decay by request: with fsdp and megatron, set learner.weight_decay to 0 and configure the server",
+            "weight decay per request: with fsdp and megatron, set learner.weight_decay to 0 and configure the server",
         ),
         (
             backend != "jax" and config.skyrl.url is None,
-            f"backend {backend} on a server that is started here: start it on its nodes and give skyrl.url",
+            f"backend {backend} on a server that mcprl starts: start the server on its nodes and set skyrl.url",
         ),
     )
     found = [what for holds, what in refusals if holds]
@@ -286,13 +291,17 @@ class LearnerConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="Decay of the learning rate after warm-up: none, or to 0 at the last step."
     )
-    warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up of the learning rate.")
+    warmup_steps: int = Field(
+        default=0, ge=0, description="Optimizer steps over which the learning rate warms up linearly."
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of AdamW.")
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="Norm to clip gradients to; null: no clipping.")
     lora_rank: int = Field(default=16, ge=1, le=8192, description="Rank of the adapter.")
     lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
     microbatch: int = Field(default=4, ge=1, description="Trajectories per forward pass.")
-    share_prefix: bool = Field(default=True, description="Compute the prefix that trajectories in a pass share once.")
+    share_prefix: bool = Field(
+        default=True, description="Compute a prefix only once if several trajectories in a pass share it."
+    )
     checkpointing: bool = Field(
         default=True, description="Gradient checkpointing: about a fifth slower, for a fraction of the memory."
     )
@@ -310,7 +319,7 @@ class LearnerConfig(Section):
     @model_validator(mode="after")
     def _four_bits_are_not_sharded(self) -> LearnerConfig:
         if self.tuning == "lora_4bit" and self.processes > 1:
-            raise ValueError("learner.tuning lora_4bit runs in one process: its weights cannot be sharded")
+            raise ValueError("learner.tuning=lora_4bit runs in one process: its weights cannot be sharded")
         return self
 
 
@@ -324,7 +333,9 @@ class KlConfig(Section):
         "square, added to the loss; k3: added to the loss, unbiased and never negative, with a biased gradient.",
     )
     target: float | None = Field(
-        default=None, gt=0, description="KL in nats per token that the coefficient is adapted to; null: it is fixed."
+        default=None,
+        gt=0,
+        description="Target KL in nats per token, to which the coefficient is adapted; null: the coefficient is fixed.",
     )
     cap: float | None = Field(
         default=None,
@@ -369,7 +380,7 @@ class KlConfig(Section):
 
 
 class CriticConfig(Section):
-    """The value head and generalized advantage estimation; used with algorithm.advantages gae only."""
+    """The value head and generalized advantage estimation; used only with algorithm.advantages=gae."""
 
     gamma: float = Field(
         default=1.0,
@@ -393,7 +404,9 @@ class WarmStartConfig(Section):
     """Imitation of the solutions in the task file in addition to reinforcement learning. Its weight decreases to 0."""
 
     weight: float = Field(default=0.0, ge=0, description="Weight of the imitation loss in the first step.")
-    steps: int = Field(default=10, ge=1, description="Steps over which that weight falls linearly to 0.")
+    steps: int = Field(
+        default=10, ge=1, description="Steps over which the weight of the imitation loss falls linearly to 0."
+    )
 
     def weight_at(self, step: int) -> float:
         return self.weight * max(0.0, 1.0 - step / self.steps)
@@ -442,10 +455,13 @@ class AlgorithmConfig(Section):
     )
     old_logprobs: Literal["sampled", "recomputed"] = Field(
         default="sampled",
-        description="Denominator of the ratio. sampled: the sampler's logprobs; recomputed: the learner's before the "
-        "update, with an importance weight per token for the difference (for bfloat16 and stale weights).",
+        description="Denominator of the ratio. sampled: the sampler's logprobs; recomputed: the learner's logprobs "
+        "before the update, with an importance weight per token that corrects for the difference (use it "
+        "with bfloat16 or stale weights).",
     )
-    max_importance: float = Field(default=2.0, ge=1, description="Limit on the importance weight of recomputed.")
+    max_importance: float = Field(
+        default=2.0, ge=1, description="Upper limit on the importance weight (only with old_logprobs=recomputed)."
+    )
     entropy: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     masks: Literal["exact", "text", "none"] = Field(
         default="exact",
@@ -455,8 +471,8 @@ class AlgorithmConfig(Section):
     refill_rounds: int = Field(
         default=0,
         ge=0,
-        description="How many times per step groups of equal rewards are replaced by other tasks. 0: never; such "
-        "groups stay in the batch and contribute no gradient.",
+        description="How many times per step groups with equal rewards are replaced by groups of other tasks. 0: "
+        "never; such groups stay in the batch and contribute no gradient.",
     )
     min_learnable_tokens: int = Field(
         default=16, ge=1, description="Learnable tokens that a batch needs; with fewer its update is skipped."
@@ -486,9 +502,9 @@ class AlgorithmConfig(Section):
         if self.ratio_gate is not None and not 0 <= self.ratio_gate[0] < 1 < self.ratio_gate[1]:
             raise ValueError("ratio_gate needs a number below 1 and one above it, such as [0.25, 4.0]")
         if self.dual_clip is not None and self.loss != "ppo":
-            raise ValueError("dual_clip belongs to loss ppo")
+            raise ValueError("dual_clip applies only to the ppo loss")
         if self.has_critic and self.refill_rounds:
-            raise ValueError("refill_rounds does not go with gae: a value head judges each episode by itself")
+            raise ValueError("refill_rounds does not apply to gae: a value head judges each episode by itself")
         return self
 
 
@@ -498,12 +514,13 @@ class ModelConfig(Section):
     path: ModelLocation = Field(description="Folder of the model (begins with . or /), or its name on the hub.")
     renderer: str = Field(
         default="auto",
-        description="How chats become tokens: the name of a model family, such as qwen3; chatml; template: the model's "
-        "own chat template; auto: by the model's name on the hub.",
+        description="How chats become tokens. A model family such as qwen3, or chatml: that format; template: the "
+        "model's own chat template; auto: chosen by the model's name on the hub.",
     )
     thinking: bool | None = Field(
         default=None,
-        description="Whether the model thinks before it answers, for families with such a switch; null: their default.",
+        description="Whether the model thinks before it answers, for families with such a switch; null: the family's "
+        "default.",
     )
     dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_no_float16)] = Field(
         default="bfloat16", description="Data type of sampler and learner. With float32 their logprobs agree."
@@ -519,7 +536,7 @@ class VllmConfig(Section):
     cpu_cache_gib: int = Field(default=1, ge=1, description="Size of the KV cache in GiB if vLLM runs on a CPU.")
     merge_adapters: bool = Field(
         default=False,
-        description="Merge each adapter into vLLM's weights: much faster on a CPU. Needs model.dtype float32, since "
+        description="Merge each adapter into vLLM's weights: much faster on a CPU. Needs model.dtype=float32, since "
         "bfloat16 would round a small adapter away.",
     )
 
@@ -544,7 +561,7 @@ class SamplingConfig(Section):
     constrain: Annotated[Literal["off", "calls", "act"], BeforeValidator(_off_as_text)] = Field(
         default="off",
         description="Constrain tool calls with a grammar. off: no grammar; calls: once the model starts a call, it "
-        "must match the tool's schema; act: as calls, and no text outside calls.",
+        "must match the tool's schema; act: like calls, and no text outside calls.",
     )
     loose_tools: tuple[str, ...] = Field(
         default=(),
@@ -561,14 +578,19 @@ class TrainingConfig(Section):
     max_staleness: int = Field(
         default=0,
         ge=0,
-        description="Updates by which the weights that sample may lag behind. 0: synchronous; above 0: the next steps "
-        "are collected during an update, which needs algorithm.old_logprobs recomputed.",
+        description="Maximum number of updates by which the sampler's weights may lag behind the learner's. 0: "
+        "synchronous; above 0: the next steps are collected during an update, which needs "
+        "algorithm.old_logprobs=recomputed.",
     )
     checkpoint_every: int = Field(default=1, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(
-        default=3, ge=1, description="Newest checkpoints to keep, besides the best one and the last healthy one."
+        default=3,
+        ge=1,
+        description="How many of the newest checkpoints to keep, besides the best one and the last healthy one.",
     )
-    outputs: Path = Field(default=Path("outputs"), description="Folder of all runs, relative to where mcprl starts.")
+    outputs: Path = Field(
+        default=Path("outputs"), description="Folder of all runs, relative to the folder where mcprl starts."
+    )
 
 
 class RateSettings(Section):
@@ -596,8 +618,8 @@ class ErrorRule(Section):
     """Recognizes an error in the text of a result, even if the server reports success."""
 
     match: str = Field(
-        description="Regular expression to search for in the first 2,048 characters of the result: Rust's, without "
-        "look-around and backreferences."
+        description="Regular expression to search for in the first 2,048 characters of the result (Rust syntax: no "
+        "look-around, no backreferences)."
     )
     fault: Literal["policy", "infrastructure"] = Field(
         default="policy",
@@ -643,7 +665,7 @@ class ServerSettings(Section):
     attempts: int = Field(
         default=3,
         ge=1,
-        description="Attempts per call that fails by no fault of the policy; it is repeated only if that is safe.",
+        description="Attempts per call that fails by no fault of the policy; a call is repeated only if that is safe.",
     )
     replicas: int = Field(default=1, ge=1, description="Processes of a shared server; calls go to the least busy.")
     isolation: Literal["shared", "per_episode"] = Field(
@@ -658,16 +680,19 @@ class ServerSettings(Section):
         default=0.0, ge=0, description="Seconds for which the result of a read-only tool is reused for the same call."
     )
     read_only: tuple[str, ...] = Field(
-        default=(), description="Tools without side effects, if the server does not declare them; * matches any text."
+        default=(),
+        description="Tools to treat as free of side effects even if the server does not declare that; * matches any "
+        "text.",
     )
     allow: tuple[str, ...] = Field(default=("*",), description="Tools to offer; * matches any text.")
     deny: tuple[str, ...] = Field(default=(), description="Tools never to offer, even if `allow` matches them.")
     tool_aliases: dict[str, str] = Field(
-        default_factory=dict[str, str], description="Other names of tools, each with the tool that it means."
+        default_factory=dict[str, str], description="Aliases of tools: maps each alias to the tool it stands for."
     )
     argument_aliases: dict[str, str] = Field(
         default_factory=dict[str, str],
-        description="Other names of arguments, each with the argument that it means, for tools that have only that.",
+        description="Aliases of arguments: maps each alias to the argument it stands for, in tools that have no "
+        "argument named like the alias.",
     )
     errors: tuple[ErrorRule, ...] = Field(
         default=(), description="Rules that find errors in results; the first match counts."
@@ -682,7 +707,7 @@ class ServerSettings(Section):
     @model_validator(mode="after")
     def _replicas_are_shared(self) -> ServerSettings:
         if self.isolation == "per_episode" and (self.replicas != 1 or self.cache_s):
-            raise ValueError("replicas and cache_s belong to a shared server, isolation is per_episode")
+            raise ValueError("replicas and cache_s apply only to a shared server, but isolation is per_episode")
         return self
 
 
@@ -693,11 +718,12 @@ class ServersConfig(Section):
     """The MCP servers that offer the tools."""
 
     file: FilePath | None = Field(
-        default=None, description="mcpServers file, in the JSON that MCP clients share; only replay works without."
+        default=None, description="mcpServers file, in the JSON format that MCP clients share; not needed for replay."
     )
     env_file: FilePath | None = Field(
         default=None,
-        description="File of keys with NAME=value lines; null: .env where mcprl was started, if it exists.",
+        description="File of keys with NAME=value lines; null: .env in the folder where mcprl was started, if it "
+        "exists.",
     )
     pins: FilePath | None = Field(
         default=None, description="File written by `mcprl tools pin`; the run stops if the tools differ from it."
@@ -715,16 +741,16 @@ class ServersConfig(Section):
     @model_validator(mode="after")
     def _a_mode_has_its_file(self) -> ServersConfig:
         if self.file is None and self.cassette_mode != "replay":
-            raise ValueError("servers.file is missing: only cassette_mode replay works without servers")
+            raise ValueError("servers.file is missing: only cassette_mode=replay works without servers")
         if self.cassette is None and self.cassette_mode != "live":
-            raise ValueError(f"servers.cassette_mode is {self.cassette_mode}, but servers.cassette names no file")
+            raise ValueError(f"servers.cassette_mode is {self.cassette_mode}, but servers.cassette is not set")
         return self
 
 
 def _http_url(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("an address begins with http:// or https:// and names a host")
+        raise ValueError("an address begins with http:// or https:// and has a host")
     return value
 
 
@@ -820,7 +846,7 @@ class RunConfig(Section):
         merged = self.sampling.vllm.merge_adapters and self.learner.tuning != "full"
         if merged and self.model.dtype != "float32":
             raise ValueError(
-                f"sampling.vllm.merge_adapters with model.dtype {self.model.dtype} would round most of a small adapter "
+                f"sampling.vllm.merge_adapters with model.dtype={self.model.dtype} would round most of a small adapter "
                 "away: set merge_adapters to false, or model.dtype to float32"
             )
         return self
@@ -832,13 +858,13 @@ class RunConfig(Section):
             return self
         if kl.needs_reference and (learner.tuning == "full" or kl.reference != "base"):
             raise ValueError(
-                "learner.sharding zero3 holds one set of weights, and the reference policy of algorithm.kl would be a "
-                "second one: use learner.sharding fsdp2, or learner.tuning lora with algorithm.kl.reference base"
+                "learner.sharding=zero3 holds one set of weights, but the reference policy of algorithm.kl would be a "
+                "second one: use learner.sharding=fsdp2, or learner.tuning=lora with algorithm.kl.reference=base"
             )
         if learner.tuning != "full" and self.model.dtype != "float32":
             raise ValueError(
-                f"learner.tuning {learner.tuning} keeps the base in {self.model.dtype} and the adapter in float32, and "
-                "learner.sharding zero3 needs one dtype: use learner.sharding fsdp2, or model.dtype float32"
+                f"learner.tuning={learner.tuning} keeps the base in {self.model.dtype} and the adapter in float32, "
+                "but learner.sharding=zero3 needs one dtype: use learner.sharding=fsdp2, or model.dtype=float32"
             )
         return self
 

@@ -10,10 +10,10 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── MissingExtraError        E-CONF-004   a part of mcprl that is not installed
     │   ├── UserCodeError            E-CODE-001   a function of your own, named in a recipe, does not work
     │   ├── TaskFileError            E-TASK-001   a task file, or one task in it, cannot be read
-    │   ├── OtherWorldError          E-TASK-002   a task is about another world than the servers serve
+    │   ├── OtherWorldError          E-TASK-002   a task is about a world that the servers do not serve
     │   ├── ServerFileError          E-TOOL-001   an mcpServers file cannot be read
     │   ├── DuplicateToolError       E-TOOL-002   two servers offer a tool of the same name
-    │   ├── UnknownToolError         E-TOOL-003   a task names a tool that no server lists
+    │   ├── UnknownToolError         E-TOOL-003   a task refers to a tool that no server lists
     │   ├── EmptyCatalogError        E-TOOL-004   the servers together offer no tool
     │   ├── BadToolSchemaError       E-TOOL-005   a server describes a tool's arguments with an invalid schema
     │   ├── ToolsChangedError        E-TOOL-006   a server's tools are no longer those that were pinned
@@ -21,14 +21,14 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── BudgetExceededError      E-TOOL-008   the next call would exceed a server's budget
     │   ├── CassetteError            E-TOOL-009   a cassette cannot be read or written
     │   ├── ToolLimitError           E-LIMIT-001  a server lists or describes more than mcprl reads
-    │   ├── SandboxMissingError      E-SAND-001   the sandbox of a policy's code or of a server cannot be built here
+    │   ├── SandboxMissingError      E-SAND-001   the machine lacks what a sandbox of code or of a server needs
     │   ├── UnbridgeableError        E-CHAT-001   the chat template cannot continue a conversation token by token
     │   ├── UnheldSchemaError        E-CHAT-002   a grammar cannot express a tool's schema
     │   ├── NoCallSyntaxError        E-CHAT-003   how the model's family writes calls is not known
     │   ├── GrammarError             E-CHAT-004   the grammar of the tools on offer does not compile
     │   ├── MissingLogprobError      E-SAMP-001   the sampler returned tokens without their logprobs
     │   ├── InadmissibleTokenError   E-SAMP-002   the sampler returned a token that the grammar does not admit
-    │   ├── AlignmentError           E-LEARN-001  the learner scored other tokens than those sampled
+    │   ├── AlignmentError           E-LEARN-001  the learner scored tokens other than those sampled
     │   ├── ParityError              E-LEARN-002  sampler and learner disagree about the same tokens
     │   ├── NonFiniteError           E-LEARN-003  update after update had NaN or Inf in rewards, losses or gradients
     │   ├── UnsharableError          E-LEARN-004  the model's attention does not let trajectories share a prefix
@@ -36,7 +36,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── NoRunError               E-RUN-001    not the folder of a run, or a run that cannot be continued
     │   ├── RunInUseError            E-RUN-002    another process has the run open
     │   ├── NoCheckpointError        E-RUN-003    none of the run's checkpoints can be used
-    │   ├── OtherStateError          E-RUN-004    a checkpoint was saved under other settings
+    │   ├── OtherStateError          E-RUN-004    a checkpoint was saved with other settings
     │   └── NoRoomError              E-RUN-005    the disk has no room for the checkpoints of the run
     └── InfrastructureError  the world failed; the episode is played again and leaves no trace in the objective
         ├── ToolServerError          a tool server failed; tells whether the call may have reached it
@@ -61,7 +61,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
         └── ResourceLimitError       E-RUN-011    the system refused a thread, a process or memory
 
 A fault of the policy (a call of an unknown tool, bad arguments, text that does not parse) is not an exception: it
-becomes an observation that the policy reads, and the episode is scored. `Fault.POLICY` marks it there.
+becomes an observation that the policy reads, and the episode is scored. `Fault.POLICY` marks that observation.
 """
 
 from __future__ import annotations
@@ -195,19 +195,18 @@ def did_you_mean(written: str, known: Iterable[str]) -> str:
 class ConfigFileError(ConfigurationError, code="E-CONF-001"):
     """A configuration file is missing, is not YAML, or does not hold a mapping.
 
-    Causes: the path has a typing error, or is relative to another folder; the YAML has a tab, a missing space after a
-    colon, or an open quote; a duplicate key.
-    Fix: correct the file at the line that the message names; `mcprl train RECIPE --dry-run` reads it without starting
+    Causes: the path has a typo, or is relative to another folder; the YAML has a tab, a missing space after a colon, or
+    an open quote; a duplicate key.
+    Fix: correct the file at the line given in the message; `mcprl train RECIPE --dry-run` reads it without starting
     anything.
     Example: recipes/mine.yaml:12: duplicate key 'steps'. Fix: keep one of the two.
     """
 
 
 class UnknownKeyError(ConfigurationError, code="E-CONF-002"):
-    """A key that no setting has, most often a typing error.
+    """A key that no setting has, most often a typo.
 
-    Causes: a typing error in a recipe or after `--set`; a key in the wrong section; a recipe of another version of
-    mcprl.
+    Causes: a typo in a recipe or after `--set`; a key in the wrong section; a recipe for another version of mcprl.
     Fix: use the suggested name; `mcprl config explain` lists every setting.
     Example: --set training.step=3: unknown key 'training.step' (did you mean 'steps'?). Fix: rename it to 'steps'.
     """
@@ -218,7 +217,7 @@ class BadValueError(ConfigurationError, code="E-CONF-003"):
 
     Causes: a number outside its bounds; a text instead of a number; a setting that is required and missing; two
     settings that exclude each other.
-    Fix: give a value of the type that `mcprl config explain FIELD` names, within its bounds.
+    Fix: give a value of the type and within the bounds that `mcprl config explain FIELD` shows.
     Example: recipes/mine.yaml:9: 'training.steps' is 0, should be at least 1. Fix: correct the value.
     """
 
@@ -227,37 +226,38 @@ class MissingExtraError(ConfigurationError, code="E-CONF-004"):
     """The configuration asks for a part of mcprl whose libraries are not installed.
 
     Causes: the recipe asks for an engine, a sharding or a trainer that the base installation leaves out; the command
-    runs in another environment than the one installed into; a package that adds a command cannot be imported.
-    Fix: install the extra that the message names into the environment that runs mcprl, or choose the alternative that
-    it names; reinstall or remove a package that is broken.
-    Example: learner.sharding is zero3, which needs DeepSpeed. Fix: install mcprl[deepspeed], or use fsdp2.
+    runs in an environment other than the one mcprl was installed into; a package that adds a command cannot be
+    imported.
+    Fix: install the extra given in the message into the environment that runs mcprl, or choose the alternative in the
+    message; reinstall or remove a package that is broken.
+    Example: learner.sharding is zero3, which needs DeepSpeed. Fix: install mcprl[deepspeed], or set learner.sharding to
+    fsdp2.
     """
 
 
 class UserCodeError(ConfigurationError, code="E-CODE-001"):
-    """A function or class of your own, which the recipe names as `file.py:name`, cannot be used.
+    """A function or class of your own, given in the recipe as `file.py:name`, cannot be used.
 
     Causes: the file or the name in it does not exist; importing the file fails; the function raises, or returns
-    something else than its page in the documentation asks for.
+    something other than what the documentation asks for.
     Fix: correct the code at the file and line in the message.
     Example: /home/ana/losses.py:7: NameError: name 'torhc' is not defined, in /home/ana/losses.py:sapo. Fix: correct
-    the code there.
+    the code at that place.
     """
 
 
 class TaskFileError(ConfigurationError, code="E-TASK-001"):
     """A task file, or one task in it, cannot be read.
 
-    Causes: the path has a typing error; a line that is not JSON; a field that is missing or has the wrong type; a
-    duplicate id.
+    Causes: the path has a typo; a line that is not JSON; a field that is missing or has the wrong type; a duplicate id.
     Fix: correct the entry at that place; `mcprl tasks validate FILE` finds all problems at once, `mcprl tasks schema`
-    prints what a task may hold.
+    prints what a task may contain.
     Example: tasks.jsonl:4: not JSON (something follows the value). Fix: write one JSON object per line.
     """
 
 
 class OtherWorldError(ConfigurationError, code="E-TASK-002"):
-    """A task is about another world than the servers serve, so its answers would be wrong.
+    """A task is about a world that the servers do not serve, so its answers would be wrong.
 
     Causes: tasks generated for one offline world and a server started with another; a live server with tasks that
     expect an offline one.
@@ -271,8 +271,8 @@ class OtherWorldError(ConfigurationError, code="E-TASK-002"):
 class ServerFileError(ConfigurationError, code="E-TOOL-001"):
     """An mcpServers file cannot be read, or one of its entries is neither a command nor a URL.
 
-    Causes: the path has a typing error; the file is not JSON; an entry with neither `command` nor `url`;
-    servers.settings names a server that the file does not.
+    Causes: the path has a typo; the file is not JSON; an entry has neither `command` nor `url`; servers.settings has an
+    entry for a server that is not in the file.
     Fix: correct the file at that place; `mcprl tools list` starts its servers and shows their tools.
     Example: servers.json is not JSON: Expecting ',' delimiter: line 7 column 5. Fix: correct the file at that place.
     """
@@ -290,10 +290,10 @@ class DuplicateToolError(ConfigurationError, code="E-TOOL-002"):
 
 
 class UnknownToolError(ConfigurationError, code="E-TOOL-003"):
-    """A task names a tool that no server lists: it could never be solved, so the run does not start.
+    """A task refers to a tool that no server lists: it could never be solved, so the run does not start.
 
-    Causes: a typing error in the task; the server that offers the tool is disabled, missing from the mcpServers file,
-    or renamed it; servers.settings.NAME.allow or deny leave the tool out.
+    Causes: a typo in the task; the server that offers the tool is disabled, missing from the mcpServers file, or
+    renamed it; servers.settings.NAME.allow or deny leave the tool out.
     Fix: correct the task, or add the server that offers the tool; `mcprl tools list` shows what is on offer.
     Example: no server lists a tool 'tavily_filter', which task d03 needs (did you mean 'tavily_search'?). Fix: correct
     the task, or add a server that offers it.
@@ -328,14 +328,14 @@ class ToolsChangedError(ConfigurationError, code="E-TOOL-006"):
     Causes: the server was updated; someone changed a description, which the policy reads as an instruction; the pin
     file belongs to other servers.
     Fix: read the difference that the message shows; if it is wanted, run `mcprl tools pin` and start again.
-    Example: pins.json pins no tools of server 'fmp'. Fix: review the server's tools, then run mcprl tools pin.
+    Example: pins.json pins no tools of server 'fmp'. Fix: review the server's tools, then run `mcprl tools pin`.
     """
 
 
 class MissingKeyError(ConfigurationError, code="E-TOOL-007"):
     """A server needs a key that is neither in the environment nor in the key file.
 
-    Causes: the key was set in another shell; servers.env_file names another file; its name has a typing error.
+    Causes: the key was set in another shell; servers.env_file is set to another file; its name has a typo.
     Fix: set the variable in the environment or as a line NAME=value in the key file, or disable the server that asks
     for it.
     Example: servers.json asks for keys that are not set: FMP_API_KEY (server 'fmp'). Fix: set each in the environment
@@ -350,18 +350,18 @@ class BudgetExceededError(ConfigurationError, code="E-TOOL-008"):
     Fix: raise servers.settings.NAME.budget, make the run shorter, or let servers.settings.NAME.cache_s answer repeated
     calls; then `mcprl resume`.
     Example: the next call would exceed the budget of server 'fmp': the run has used 250 of 250 calls. Fix: raise
-    servers.settings.fmp.budget.calls, or make a shorter run.
+    servers.settings.fmp.budget.calls, or shorten the run.
     """
 
 
 class CassetteError(ConfigurationError, code="E-TOOL-009"):
     """A cassette cannot be read or written, or does not hold recorded calls.
 
-    Causes: the path has a typing error; replay of a cassette that was never recorded; a cassette of another version of
-    mcprl; the folder is missing or not writable.
-    Fix: name an existing cassette, or record one with servers.cassette_mode=record; `mcprl cassette verify` checks one.
-    Example: there is no cassette market.cassette. Fix: record one with servers.cassette_mode=record, or make one with
-    `mcprl cassette import`.
+    Causes: the path has a typo; replay of a cassette that was never recorded; a cassette of another version of mcprl;
+    the folder is missing or not writable.
+    Fix: give an existing cassette, or record one with servers.cassette_mode=record; `mcprl cassette verify` checks one.
+    Example: cassette market.cassette does not exist. Fix: record one with servers.cassette_mode=record, or make one
+    with `mcprl cassette import`.
     """
 
 
@@ -370,7 +370,7 @@ class ToolLimitError(ConfigurationError, code="E-LIMIT-001"):
 
     Causes: an `enum` with tens of thousands of values; references that multiply when they are expanded; a server that
     offers thousands of tools; a hostile server.
-    Fix: exclude the tool with servers.settings.NAME.deny, or name the tools that the tasks need in
+    Fix: exclude the tool with servers.settings.NAME.deny, or list the tools that the tasks need in
     servers.settings.NAME.allow; if only the grammar is too large, set sampling.constrain to off.
     Example: server 'fmp' describes the arguments of tool 'get_quote' with a schema that has an enum of more than 10000
     values. Fix: exclude the tool with servers.settings.fmp.deny, or ask its author for a smaller schema.
@@ -383,18 +383,18 @@ class SandboxMissingError(ConfigurationError, code="E-SAND-001"):
     Causes: bubblewrap is not installed; a container or kernel that forbids user namespaces; a system other than Linux.
     Fix: install bubblewrap and let it make namespaces, as the message explains. Without a sandbox, allow_unsafe runs
     code that you trust, and a server that you trust needs no `sandbox`.
-    Example: bubblewrap is not installed (no bwrap on PATH), and the Python sandbox is built with it. Fix: apt-get
-    install bubblewrap, or start the server with allow_unsafe for code that you trust.
+    Example: bubblewrap is not installed (no bwrap on PATH), but the Python sandbox needs it. Fix: apt-get install
+    bubblewrap, or start the server with allow_unsafe if you trust the code.
     """
 
 
 class NoRunError(ConfigurationError, code="E-RUN-001"):
     """A folder is not the folder of a run, has no such log, or its run cannot be continued.
 
-    Causes: the path has a typing error; the folder holds all runs rather than one; the run has finished its steps; the
-    run has no log of that name.
+    Causes: the path has a typo; the folder holds all runs rather than one; the run has finished its steps; the run has
+    no log with that name.
     Fix: `mcprl runs list` shows the runs; a finished run continues with more steps, `--set training.steps=N`.
-    Example: outputs/hello is not the folder of a run: it has no config.yaml. Fix: name the folder of a run.
+    Example: outputs/hello is not the folder of a run: it has no config.yaml. Fix: give the folder of a run.
     """
 
 
@@ -409,23 +409,23 @@ class RunInUseError(ConfigurationError, code="E-RUN-002"):
 
 
 class NoCheckpointError(ConfigurationError, code="E-RUN-003"):
-    """None of a run's checkpoints is intact, or not the requested one.
+    """None of a run's checkpoints is intact, or the requested one is missing or damaged.
 
-    Causes: `--from` names a step that was not saved, or whose checkpoint was removed since; a disk damaged the files.
+    Causes: `--from` gives a step that was not saved, or whose checkpoint was removed since; a disk damaged the files.
     Fix: give one of the steps that the message lists, or leave `--from` out; training.keep_checkpoints sets how many
     are kept.
-    Example: there is no checkpoint of step 7, only of 4, 8. Fix: give one of these; training.keep_checkpoints sets how
-    many are kept.
+    Example: there is no checkpoint of step 7; the run has those of steps: 4, 8. Fix: give one of these;
+    training.keep_checkpoints sets how many are kept.
     """
 
 
 class OtherStateError(ConfigurationError, code="E-RUN-004"):
-    """A checkpoint was saved with other settings than it is loaded with.
+    """A checkpoint was saved with settings that differ from those of the run that loads it.
 
-    Causes: another model, sharding or number of processes than before; a checkpoint of another version of mcprl.
-    Fix: resume with the settings that the message names, or start a new run.
-    Example: the state in outputs/a/checkpoints/step-00008 was saved by 2 processes with fsdp2, and is to be loaded by 1
-    process. Fix: resume with learner.processes 2 and learner.sharding fsdp2.
+    Causes: the model, the sharding or the number of processes has changed; a checkpoint from another version of mcprl.
+    Fix: resume with the settings given in the message, or start a new run.
+    Example: the state in outputs/a/checkpoints/step-00008 was saved by 2 processes with fsdp2, but is to be loaded by
+    one process. Fix: resume with learner.processes=2 and learner.sharding=fsdp2.
     """
 
 
@@ -436,7 +436,7 @@ class NoRoomError(ConfigurationError, code="E-RUN-005"):
     many checkpoints are kept.
     Fix: free space, set training.outputs to a larger disk, or lower training.keep_checkpoints.
     Example: a checkpoint takes 12.4 GB; 4 are kept at most, and one more while it is written (62.0 GB); 31.0 GB are
-    free. Fix: free space, set training.outputs to a larger disk, or lower keep_checkpoints.
+    free. Fix: free space, set training.outputs to a larger disk, or lower training.keep_checkpoints.
     """
 
 
@@ -557,8 +557,8 @@ class EpisodeDeadlineError(InfrastructureError, code="E-EPIS-010"):
     too short for the number of turns.
     Fix: find out what is slow with `mcprl tools stats RUN`, lower episodes.max_concurrent, or raise
     episodes.deadline_s.
-    Example: episode 3 of task d03 took longer than 600 s, 540 s of it waiting for one answer. Fix: find out what is
-    slow, a tool server or the sampler; or raise episodes.deadline_s.
+    Example: episode 3 of task d03 took longer than 600 s, 540 s of it waiting for one answer. Fix: find out whether a
+    tool server or the sampler is slow, or raise episodes.deadline_s.
     """
 
 
@@ -593,7 +593,7 @@ class LearnerLostError(InfrastructureError, code="E-LEARN-010"):
     Fix: read its log, `mcprl logs RUN`; lower learner.microbatch, or shard the model over more processes; then `mcprl
     resume`.
     Example: process 1 of 2 of the learner ended with exit code -9; the end of its log: loading weights. Fix: it was
-    killed, most often for lack of memory: lower learner.microbatch, or see outputs/a/logs/learner-1.log.
+    killed, probably for lack of memory: lower learner.microbatch, or see outputs/a/logs/learner-1.log.
     """
 
 
@@ -610,21 +610,20 @@ class EngineStartError(InfrastructureError, code="E-ENG-010"):
 class EngineLostError(InfrastructureError, code="E-ENG-011"):
     """The engine's server went away, lost the model, failed a request, or took too long.
 
-    Causes: the server ran out of memory or was restarted; the network went away; a request took longer than 30
-    minutes.
+    Causes: the server ran out of memory or was restarted; the network went away; a request took longer than 30 minutes.
     Fix: read the server's log, `mcprl logs RUN skyrl`; then `mcprl resume`.
     Example: the server at http://127.0.0.1:8001 failed at an update: the engine ended. Fix: read the server's log
-    (logs/skyrl.log in the run's folder, if mcprl started it).
+    (logs/skyrl.log in the run's folder, if mcprl started the server).
     """
 
 
 class WorkersStartError(InfrastructureError, code="E-WORK-010"):
     """The workers that play episodes could not be started.
 
-    Causes: the cluster is not up, or has too few free cores; a node with another Python or mcprl than this one.
+    Causes: the cluster is not up, or has too few free cores; a node whose Python or mcprl differs from this one.
     Fix: start the cluster with `ray start --head`, correct workers.address, or lower workers.count; `ray status` shows
     what is free.
-    Example: worker 3 did not start within 120 s. Fix: check that the cluster has a free core for it (ray status), or
+    Example: worker 3 did not start within 120 s. Fix: check whether the cluster has a free core for it (ray status), or
     lower workers.count.
     """
 
@@ -673,7 +672,7 @@ class UnbridgeableError(ConfigurationError, code="E-CHAT-001"):
     """The model's chat template cannot continue a conversation without changing the tokens already sampled.
 
     Causes: a template that drops or rewrites earlier turns; a template without a place for tool results; model.renderer
-    of another family than the model.
+    is set to a family other than the model's.
     Fix: set model.renderer to the model's family (qwen3, llama-3, …), to chatml for a ChatML model, or to template.
     Example: renderer QwenRenderer cannot show a tool's result. Fix: set model.renderer to the model's family, to chatml
     for a ChatML model, or to template.
@@ -715,7 +714,7 @@ class GrammarError(ConfigurationError, code="E-CHAT-004"):
 class MissingLogprobError(ConfigurationError, code="E-SAMP-001"):
     """The sampler returned tokens without logprobs: the policy ratio would be undefined.
 
-    Causes: another version of the sampler than mcprl was made for; a proxy in between that drops unknown fields.
+    Causes: a version of the sampler that mcprl was not made for; a proxy in between that drops unknown fields.
     Fix: use the version of vLLM that mcprl pins, without a proxy in between.
     Example: vLLM returned no logprobs. Fix: use vLLM 0.32 or later.
     """
@@ -724,16 +723,16 @@ class MissingLogprobError(ConfigurationError, code="E-SAMP-001"):
 class InadmissibleTokenError(ConfigurationError, code="E-SAMP-002"):
     """The sampler returned a token that the grammar does not admit: the two have different grammars or tokenizers.
 
-    Causes: another version of xgrammar in the sampler than in the learner; a tokenizer that differs from the model's;
+    Causes: the sampler and the learner have different versions of xgrammar; a tokenizer that differs from the model's;
     several end-of-text tokens that are not declared.
     Fix: give sampler and learner the same model folder, tools and xgrammar.
-    Example: vLLM ended a turn with token 151643, which is not one of its stop tokens. Fix: give the model one
-    end-of-text: in its tokenizer, its generation_config.json and model.renderer.
+    Example: vLLM ended a turn with token 151643, which is not one of the stop tokens that it was given. Fix: use the
+    same end-of-text token in the model's tokenizer, in its generation_config.json and in model.renderer.
     """
 
 
 class AlignmentError(ConfigurationError, code="E-LEARN-001"):
-    """The learner scored other tokens than those the sampler emitted.
+    """The learner scored tokens other than those that the sampler emitted.
 
     Causes: a bug in mcprl, or in a custom sampler or learner; trajectories sampled under a grammar that the learner was
     not given.
@@ -761,10 +760,11 @@ class NonFiniteError(ConfigurationError, code="E-LEARN-003"):
 
     Causes: a learning rate that is too high; half precision that overflows; a reward function that returns NaN; damaged
     weights.
-    Fix: look at the episodes that are named, lower learner.learning_rate, or use model.dtype float32; then `mcprl
+    Fix: look at the episodes in the message, lower learner.learning_rate, or set model.dtype to float32; then `mcprl
     resume` from an earlier checkpoint.
-    Example: 3 updates in a row had NaN or Inf, last in the gradient; the weights are those of before them. Fix: look at
-    the episodes named; lower learner.learning_rate, or use model.dtype float32.
+    Example: 3 updates in a row hit NaN or Inf, the last one: a gradient is not a finite number after task d03; the
+    weights are those from before these updates. Fix: look at the episodes in the message; lower learner.learning_rate,
+    or set model.dtype to float32.
     """
 
 
@@ -781,9 +781,9 @@ class UnsharableError(ConfigurationError, code="E-LEARN-004"):
 class UnfitEngineError(ConfigurationError, code="E-ENG-001"):
     """The engine or its client cannot do what the run needs.
 
-    Causes: another version of tinker or SkyRL than mcprl was made for; a LoRA rank or number of adapters that the
-    server does not allow; a key that it refuses; an adapter that it did not save itself.
-    Fix: do what the message names: another version, a lower learner.lora_rank, the key in TINKER_API_KEY, or
+    Causes: a version of tinker or SkyRL that mcprl was not made for; a LoRA rank or number of adapters that the server
+    does not allow; a key that it refuses; an adapter that it did not save itself.
+    Fix: use what the message suggests: another version, a lower learner.lora_rank, the key in TINKER_API_KEY, or
     engine=transformers.
     Example: the server samples from weights that it saved itself, not from outputs/a/adapter. Fix: use the adapter with
     another engine: --set engine=transformers.

@@ -40,27 +40,27 @@ class UserCode:
         if isinstance(error, Exception) and not isinstance(error, McprlError):
             place = _place_of(error, trace, _file_of(self._reference))
             raise UserCodeError(
-                f"{place}: {type(error).__name__}: {error}, in {self._reference}", fix="correct the code there"
+                f"{place}: {type(error).__name__}: {error}, in {self._reference}", fix="correct the code at that place"
             ) from error
 
 
 def load_function(reference: str, setting: str) -> Callable[..., Any]:
-    """What `file.py:name` defines. `setting` is named in errors."""
+    """Return the function or class `file.py:name`. Error messages mention `setting`."""
     file, name = _file_of(reference), reference.rpartition(":")[2]
     if not file.is_file():
-        raise UserCodeError(f"{setting} names {file}, which is not a file", fix="correct the path")
+        raise UserCodeError(f"{setting} refers to {file}, which is not a file", fix="correct the path")
     found = getattr(_module(file), name, None)
     if callable(found):
         return found
     defined = [known for known, value in vars(_module(file)).items() if callable(value) and not known.startswith("_")]
     raise UserCodeError(
-        f"{setting} names {name}, but {file} defines no such function or class{did_you_mean(name, defined)}",
-        fix=f"define {name} there, or correct {setting}",
+        f"{setting} refers to {name}, but {file} defines no such function or class{did_you_mean(name, defined)}",
+        fix=f"define {name} in that file, or correct {setting}",
     )
 
 
 def digest_of_code(references: Iterable[str]) -> str:
-    """Changes if one of the named files, or a Python file beside it, does."""
+    """A digest that changes if one of these files, or a Python file in the same folder, changes."""
     digest = hashlib.sha256()
     folders = sorted({_file_of(reference).parent for reference in references})
     for file in (file for folder in folders for file in sorted(folder.glob("*.py"))):

@@ -118,7 +118,7 @@ def _default_text(field: FieldInfo) -> str | None:
 
 # Settings of 0.1.0 that are gone, each with what to do instead. docs/upgrading.md has the same list.
 CHANGED_SETTINGS = {
-    "sampling.engine": "write the value as engine, at the top level: vllm, transformers or skyrl",
+    "sampling.engine": "set engine, at the top level, to this value: vllm, transformers or skyrl",
     "sampling.request_deadline_s": "set episodes.deadline_s, which now limits single turns too",
     "sampling.vllm.start_deadline_s": "delete it: vLLM has 30 minutes to start, and its exit is noticed at once",
     "sampling.vllm.max_restarts": "delete it: three restarts in a row without a sampled turn end the run",
@@ -136,17 +136,21 @@ CHANGED_SETTINGS = {
     "rewards.clip_low": "delete it: rewards are clipped to [-1, 1]",
     "rewards.clip_high": "delete it: rewards are clipped to [-1, 1]",
     "rewards.judge.deadline_s": "delete it: a grade may take 60 seconds",
-    "algorithm.constant_tokens": "delete it: aggregation constant divides by model.context_tokens",
+    "algorithm.constant_tokens": "delete it: algorithm.aggregation=constant divides by model.context_tokens",
     "algorithm.dead_groups": "set algorithm.refill_rounds: 0 for keep, 2 for refill",
     "algorithm.max_refills": "write the number as algorithm.refill_rounds",
-    "algorithm.kl.place": "delete it: algorithm.kl.estimator k1 penalizes the reward, k2 and k3 the loss",
+    "algorithm.kl.place": "delete it: algorithm.kl.estimator=k1 penalizes the reward, k2 and k3 penalize the loss",
     "algorithm.kl.horizon": "delete it: the coefficient moves by at most 2% per update",
-    "algorithm.kl.refresh_at_cap": "delete it: at algorithm.kl.cap a reference that is not base becomes the policy",
+    "algorithm.kl.refresh_at_cap": (
+        "delete it: above algorithm.kl.cap, a reference that is not base is reset to the policy"
+    ),
     "algorithm.kl.ema_decay": "write algorithm.kl.lag: 1 / (1 - ema_decay), which is 100 for 0.99",
     "algorithm.kl.sync_every": "write the number as algorithm.kl.lag",
     "algorithm.critic.coefficient": "delete it: the value loss has weight 0.5; tune algorithm.critic.learning_rate",
     "algorithm.critic.clip": "delete it: a value may move by 0.2 per update",
-    "learner.offload_reference": "delete it: the reference stays on the GPU; to save memory, use learner.tuning lora",
+    "learner.offload_reference": (
+        "delete it: the reference stays on the GPU; to save memory, set learner.tuning to lora"
+    ),
     "training.pipeline": "set training.max_staleness: 0 for sync, 1 for async",
     "training.shutdown_s": "delete it: a run that is asked to stop saves itself and ends within 10 seconds",
     "tracking.flush_s": "delete it: trackers have 60 seconds after the run's end",
@@ -189,7 +193,7 @@ def _parse_yaml(text: str, source: str, places: _Places) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}" if mark is not None else source
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigFileError(f"{where}: {problem}", fix="correct the YAML there") from error
+        raise ConfigFileError(f"{where}: {problem}", fix="correct the YAML at that line") from error
     if not isinstance(node, yaml.MappingNode):
         raise ConfigFileError(f"{source} is not a mapping", fix="write settings as `key: value` lines")
     _record_places(node, (), source, places)
@@ -276,13 +280,13 @@ def _problem(found: ErrorDetails, path: Path, places: _Places) -> ConfigurationE
 
 
 def _place_of(location: tuple[str | int, ...], places: _Places) -> str | None:
-    """Where a value was written, or else the innermost section around it that was."""
+    """Return where a value was written, or else where the innermost section around it was."""
     path = tuple(str(part) for part in location)
     return next((places[path[:depth]] for depth in range(len(path), 0, -1) if path[:depth] in places), None)
 
 
 def _documented_path(location: tuple[str | int, ...]) -> str:
-    """The setting that `mcprl config explain` describes, or else the section around it."""
+    """Return the setting that `mcprl config explain` describes, or else the section around it."""
     parts = _key_of(location).split(".")
     known = [setting.path for setting in settings()]
     while parts and not any(f"{name}.".startswith(".".join([*parts, ""])) for name in known):

@@ -265,7 +265,10 @@ class SchemaCheck:
             raise BadSchemaError("it refers to itself without end, or too deeply") from error
 
     def error(self, value: Any) -> ValidationError | None:
-        """What is wrong with a JSON value, or None. Raises OverLimitError if that takes too long; RecursionError."""
+        """Return what is wrong with a JSON value, or None.
+
+        Raises OverLimitError if the check takes too long, and RecursionError if the value is nested too deeply.
+        """
         if self._is_surely_valid(value):
             return None
         return Checking(Steps(MAX_STEPS, "check")).run(lambda: _best_match(self._validator.iter_errors(value)))

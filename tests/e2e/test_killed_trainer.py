@@ -113,7 +113,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_is_told_and_the_one_before_it_le
     file.write_bytes(data)
     status, said = ended(start("resume", run))
     assert status == 0, said
-    assert f"step-{STEPS:05d}: learner-0-of-1.safetensors is not as it was written" in said
+    assert f"step-{STEPS:05d}: learner-0-of-1.safetensors does not match its checksum" in said
     assert f"{STEPS - 1} of {STEPS} done" in said
     assert differences(evidence(whole_run), evidence(run)) == []
 

@@ -162,7 +162,7 @@ def test_the_entry_point_is_skyrls_experiment_with_skyrls_generator_and_our_envi
 
 def test_the_entry_point_refuses_what_would_cut_or_change_the_prompts(experiment):
     assert "generator.max_input_length is 40" in experiment["too_long"]
-    assert "SkyRL renders the prompt of task one to other tokens" in experiment["other_template"]
+    assert "SkyRL and mcprl render the prompt of task one to different tokens" in experiment["other_template"]
     assert "generator.batched" in experiment["batched"]
 
 

@@ -211,15 +211,15 @@ ALIASES = "a: &a [1, 2, 3, 4, 5, 6, 7, 8]\n" + "".join(
     ("extra", "line", "words"),
     [
         ("seed: " + "[" * 2000 + "\n", 1, "nested more than 100 deep"),
-        ("seed: &a [*a]\n", 1, "an alias of what it is part of"),
-        ("seed: &a {b: [*a]}\n", 1, "an alias of what it is part of"),
+        ("seed: &a [*a]\n", 1, "an alias that contains itself"),
+        ("seed: &a {b: [*a]}\n", 1, "an alias that contains itself"),
         (ALIASES, 5, "more than 10000 values"),
         ("".join(f"a{n}: &a{n} [[[[[[[[[[{f'*a{n - 1}' if n else 1}]]]]]]]]]]\n" for n in range(12)), 10, "nested"),
         ("seed: !!bool foo\n", 1, "not a valid bool"),
         ("seed: !!timestamp foo\n", 1, "not a valid timestamp"),
         ("seed: !!int ''\n", 1, "not a valid int"),
         ("seed: 2026-99-99\n", 1, "not a valid timestamp"),
-        ("seed: 0x" + "f" * 1000 + "\n", 1, "a number too long"),
+        ("seed: 0x" + "f" * 1000 + "\n", 1, "a number that is too long"),
     ],
 )
 def test_yaml_that_is_too_much_or_has_no_value_is_refused_with_its_line(recipe, extra, line, words):
@@ -471,7 +471,7 @@ def test_a_reference_lags_by_the_number_given_or_by_the_usual_one_of_its_kind(re
 
 def test_float16_is_refused_with_the_reason_and_what_to_use(recipe):
     said = str(refusal(recipe(), "model.dtype=float16"))
-    assert "there is no loss scaling here: use bfloat16, or float32 on a GPU without bfloat16" in said
+    assert "mcprl has no loss scaling: use bfloat16, or float32 on a GPU without bfloat16" in said
     assert load_recipe(recipe(), ["model.dtype=float32"]).model.dtype == "float32"
 
 

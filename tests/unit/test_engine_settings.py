@@ -36,20 +36,20 @@ UNFIT = {
         "a moving average",
         "sync, a frozen snapshot",
     ),
-    "all weights": ({"learner": {"tuning": "full", "max_grad_norm": None}}, "learner.tuning full", "lora"),
+    "all weights": ({"learner": {"tuning": "full", "max_grad_norm": None}}, "learner.tuning=full", "lora"),
     "adapter scale": ({"learner": {"lora_alpha": 16, "max_grad_norm": None}}, "a scale of the adapter", "to 32"),
-    "clipping": ({"learner": {"max_grad_norm": 1.0}}, "clipping of gradients", "null"),
+    "clipping": ({"learner": {"max_grad_norm": 1.0}}, "gradient clipping", "null"),
     "processes": ({"learner": {"processes": 2, "max_grad_norm": None}}, "learner.processes", "set it to 1"),
     "temperature": ({"sampling": {"temperature": 0.7, "constrain": "off"}}, "logprobs at a temperature", "to 1.0"),
     "stop texts": ({"sampling": {"stop": ("</tool_call>",), "constrain": "off"}}, "texts that end a turn", "empty"),
     "grammars": ({"sampling": {"constrain": "calls"}}, "grammars", "off"),
-    "async on jax": (ASYNC, "older weights than it trains", "to 0"),
+    "async on jax": (ASYNC, "weights older than those in training", "to 0"),
     "weight decay on fsdp": (
         {"skyrl": {"backend": "fsdp", **URL}, "learner": {"weight_decay": 0.1, "max_grad_norm": None}},
-        "weight decay by request",
+        "weight decay per request",
         "configure the server",
     ),
-    "fsdp started here": ({"skyrl": {"backend": "fsdp"}}, "backend fsdp on a server that is started here", "skyrl.url"),
+    "fsdp started here": ({"skyrl": {"backend": "fsdp"}}, "backend fsdp on a server that mcprl starts", "skyrl.url"),
 }
 
 

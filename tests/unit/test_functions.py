@@ -39,7 +39,7 @@ def test_code_that_cannot_be_loaded_is_named_with_its_line(tmp_path, text, name,
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserCodeError, match=r"tracking\.tracker names .*gone\.py, which is not a file"):
+    with pytest.raises(UserCodeError, match=r"tracking\.tracker refers to .*gone\.py, which is not a file"):
         load_function(f"{tmp_path}/gone.py:Mine", "tracking.tracker")
 
 

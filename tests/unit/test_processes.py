@@ -397,5 +397,5 @@ def test_programs_beside_the_running_python_are_found_first(monkeypatch):
 @pytest.mark.parametrize(("platform", "name"), [("darwin", "macOS"), ("win32", "Windows")])
 def test_a_system_without_support_is_refused_by_name(monkeypatch, platform, name):
     monkeypatch.setattr("sys.platform", platform)
-    with pytest.raises(UnfitEngineError, match=f"this is {name}, and training needs Linux.*Fix: train on Linux"):
+    with pytest.raises(UnfitEngineError, match=f"this is {name}, but training needs Linux.*Fix: train on Linux"):
         require_linux()

@@ -187,7 +187,7 @@ def load_chat(model: str, renderer: str, *, thinking: bool | None = None) -> Cha
         tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
     except (OSError, ValueError) as error:
         raise BadValueError(
-            f"model.path is {model!r}, but no tokenizer can be loaded from there: {str(error).splitlines()[0]}",
+            f"model.path is {model!r}, but no tokenizer can be loaded from it: {str(error).splitlines()[0]}",
             fix="give the folder of a model (./…, ../… or /…), or its name on the hub",
         ) from error
     family = _family_of(model, renderer)
@@ -213,7 +213,7 @@ def _family_of(model: str, renderer: str) -> str:
     if renderer not in _FAMILIES and renderer not in _OWN:
         raise BadValueError(
             f"model.renderer is {renderer!r}, which is not one of auto, chatml, template, {', '.join(_FAMILIES)}",
-            fix="name the model's family, or write auto",
+            fix="set it to the model's family, or to auto",
         )
     return renderer
 

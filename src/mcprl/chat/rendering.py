@@ -408,8 +408,8 @@ class Chat:
     ) -> tuple[int, ...]:
         """Return the ids that follow `prompt_ids + sampled_ids`: the new messages and the start of the next turn.
 
-        If the turn was truncated, or stopped at a token with which the family does not end turns, they begin with the
-        end of the turn.
+        If the turn was truncated, or stopped at a token that is not the family's end-of-turn token, the returned ids
+        begin with the end of that turn.
         """
         specs = self._specs(tools)
         shown = self._shown_results([self._shown(m) for m in messages], prompt_ids, sampled_ids)

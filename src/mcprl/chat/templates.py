@@ -1,4 +1,4 @@
-"""Rendering the chat template of a model within limits: it is a program that somebody else wrote.
+"""Renders the chat template of a model within limits, because a template is a program that somebody else wrote.
 
 The environment is that of transformers. Jinja's own hooks for a sandbox limit operators, filters, methods and joined
 texts by the size of their operands before they are computed, and the time of all that is limited as a whole.
@@ -72,7 +72,7 @@ def _run(work: Callable[[], Any]) -> Any:
     try:
         return work()
     except OverLimitError as error:
-        raise BadTemplateError(f"it makes a text that {error}") from error
+        raise BadTemplateError(f"it produces text that {error}") from error
     except TemplateError as error:
         raise BadTemplateError(str(error) or type(error).__name__) from error
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError) as error:
@@ -98,7 +98,7 @@ def _size(value: object) -> int:
 
 
 def _check(operands: Iterable[object]) -> None:
-    """Refuse operands whose two largest sizes multiply to more than a template may make; a number is its own size."""
+    """Refuse operands whose two largest sizes multiply to more than a template may write; a number is its own size."""
     sizes = [abs(each) if isinstance(each, int) else _size(each) for each in operands]
     largest = sorted([1, 1, *sizes])[-2:]
     if largest[0] * largest[1] > MAX_TEMPLATE_OUTPUT:
@@ -114,7 +114,7 @@ def _add(left: Any, right: Any) -> Any:
 def _multiply(left: Any, right: Any) -> Any:
     if isinstance(left, int) and isinstance(right, int):
         if left.bit_length() + right.bit_length() > _MAX_BITS:
-            raise OverflowError("a number too large")
+            raise OverflowError("a number is too large")
     else:
         _check([each for each in (left, right) if not isinstance(each, float)])
     return mul(left, right)
@@ -122,7 +122,7 @@ def _multiply(left: Any, right: Any) -> Any:
 
 def _power(left: Any, right: Any) -> Any:
     if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > _MAX_BITS:
-        raise OverflowError("a number too large")
+        raise OverflowError("a number is too large")
     return left**right
 
 

@@ -356,7 +356,9 @@ class TurnWriter:
             return (*ids, end)
         if stopped < len(text):
             stop = next(stop for stop in self._stop if text.endswith(stop, 0, stopped))
-            raise _unwritable(f"a turn with {stop!r} in it", self._chat, "sampling.stop ends it there")
+            raise _unwritable(
+                f"a turn with {stop!r} in it", self._chat, "sampling.stop would end the turn at that text"
+            )
         return tuple(ids)
 
     def _end_in(self, conversation: Sequence[Message]) -> int:
@@ -368,7 +370,7 @@ class TurnWriter:
     def _encoded(self, frame: Sequence[str], contents: Sequence[str]) -> list[int]:
         for text in (*frame, *contents):
             if not is_unicode(text):
-                raise _unwritable(f"{text[:40]!r}", self._chat, "it has half a character")
+                raise _unwritable(f"{text[:40]!r}", self._chat, "it contains half of a surrogate pair")
         return self._encoder.encode(frame, contents)
 
 

@@ -245,15 +245,15 @@ def _cause(
     at_temperature_1 = at_1 is not None and (at_1.exact or (at_1.like_rounding and not figures.like_rounding))
     if alignment < 1.0:
         what = f"only {alignment:.2%} of the tokens that the learner scores are those that were sampled"
-        fix = "report this with the recipe: it is a fault in mcprl"
+        fix = "report this with the recipe: it is a bug in mcprl"
     elif any(token.sampled_logprob < -_FORCED_TOLERANCE for token in forced):
         what = "the sampler's logprobs ignore the grammar: tokens without an alternative do not have logprob 0"
         fix = "use a sampler that reports logprobs after the grammar's mask (vLLM: processed_logprobs)"
     elif any(token.learner_logprob < -_FORCED_TOLERANCE for token in forced):
         what = "the learner does not replay the grammar: tokens without an alternative do not have logprob 0"
-        fix = "report this with the recipe: it is a fault in mcprl; until then, set sampling.constrain to off"
+        fix = "report this with the recipe: it is a bug in mcprl; until then, set sampling.constrain to off"
     elif not figures.exact and at_temperature_1:
-        what = "the sampler's logprobs ignore the temperature: at temperature 1 the two agree"
+        what = "the sampler's logprobs ignore the temperature: they agree with the learner's at temperature 1"
         fix = "use a sampler that reports logprobs at its temperature (vLLM: processed_logprobs), or temperature 1"
     else:
         return None
@@ -268,10 +268,11 @@ def _by_size(figures: ParityFigures, dtype: Dtype) -> Verdict:
             severity=Severity.BAD,
             what=f"sampler and learner disagree by {figures.logprob_mean_abs_error:.2g} nats per token: more than "
             "rounding explains, so they have different weights or see different contexts",
-            fix="check that both load the current weights of model.path; the worst tokens show where it starts",
+            fix="check that both load the current weights of model.path; the worst tokens show where the difference "
+            "starts",
         )
     if dtype == "float32":
-        what = "close but not exact: the differences look as if one of the two rounded to less than float32"
+        what = "close but not exact: the differences look as if the sampler or the learner rounded to less than float32"
         fix = "check that both compute in float32 and, on a GPU, that neither uses TF32"
     else:
         what = "close, as is usual in bfloat16: ratios start near 1, not at 1"
@@ -289,7 +290,7 @@ def _against_limit(verdict: Verdict, mean: float, max_error: float) -> Verdict:
     )
     fix = verdict.fix
     if verdict.severity is not Severity.BAD:
-        fix = " or ".join(filter(None, ["raise that setting", verdict.fix]))
+        fix = " or ".join(filter(None, ["raise learner.max_parity_error", verdict.fix]))
     return Verdict(severity=Severity.BAD, what=what, fix=fix)
 
 
@@ -345,7 +346,7 @@ async def measure_parity(
     )
     found = report()
     if not found.figures.exact and config.sampling.temperature != 1.0:
-        watcher.stage("scoring them again at temperature 1")
+        watcher.stage("scoring the sampled tokens again at temperature 1")
         found = report(scores_at_1=await learner.score([replace(t, temperature=1.0) for t in trajectories]))
     return found
 

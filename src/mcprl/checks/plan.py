@@ -348,14 +348,14 @@ def _parts(
     stream_s = shape.sampled_tokens * config.sampling.vllm.max_sequences / sampler_rate
     path_s = shape.calls * shape.tool_s + stream_s + driver_s + worker_s
     limited = alive < episodes * (1 + ahead)
-    setting = "episodes.max_concurrent" if limited else "training.max_staleness 1, faster tools, fewer turns"
+    setting = "episodes.max_concurrent" if limited else "training.max_staleness=1, faster tools, fewer turns"
     add("episodes alive", alive, path_s, setting)
     if config.workers.count:
         add("driver", 1, driver_s, "fewer turns per episode, or several runs")
         add("workers", config.workers.count, worker_s, "workers.count")
     else:
         add("driver", 1, driver_s + worker_s, "workers.count")
-    setting = "sampling.max_tokens; engine skyrl on more GPUs" if torch else _SKYRL_GPUS
+    setting = "sampling.max_tokens; engine=skyrl on more GPUs" if torch else _SKYRL_GPUS
     add("sampler", sampler_units, shape.sampled_tokens / sampler_rate, setting)
     for name, settings in servers.items():
         if settings.rate is not None:
@@ -502,5 +502,5 @@ def server_names(config: ServersConfig) -> tuple[str, ...]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ServerFileError(f"cannot read the servers of {path}: {error}", fix=fix) from error
     if not entries:
-        raise ServerFileError(f"{path} names no server", fix=fix)
+        raise ServerFileError(f"{path} lists no server", fix=fix)
     return named

@@ -34,7 +34,9 @@ EXIT_CODES = {Fault.CONFIGURATION: 2, Fault.INFRASTRUCTURE: 3}
 # The commands in the order of `--help`, with their text there. The rest of the help is in the command's module.
 SECTIONS = {
     "Prepare": {
-        "init": "Make a project that trains: an MCP server in Python, tasks, a recipe, a test and a README.",
+        "init": (
+            "Create a project that is ready to train: an MCP server in Python, tasks, a recipe, a test and a README."
+        ),
         "doctor": "Check a recipe end to end (config, servers, tasks, model, sample episodes) and suggest fixes.",
         "plan": "Predict what a run takes: time, tokens, calls, money, disk.",
         "parity": "Compare sampler and learner on a few short episodes.",
@@ -123,7 +125,7 @@ def _load(entry: EntryPoint) -> Any:
 
 
 def _library(error: Exception) -> str:
-    """The library that was not found, if that is the error."""
+    """Return the library that was not found, if that is the cause of the error."""
     return ((error.name if isinstance(error, ModuleNotFoundError) else None) or "").split(".")[0]
 
 
@@ -203,5 +205,5 @@ def _run() -> None:
             raise
         raise MissingExtraError(
             f"this command needs {library}, which is not installed",
-            fix=f"pip install 'mcprl[{EXTRAS[library]}]'; `mcprl doctor RECIPE` names all that a recipe needs",
+            fix=f"pip install 'mcprl[{EXTRAS[library]}]'; `mcprl doctor RECIPE` lists everything that a recipe needs",
         ) from error

@@ -42,7 +42,7 @@ _Errors = Annotated[
 @app.command("import")
 def import_(
     files: _Conversations,
-    into: Annotated[Path, typer.Option("--into", help="Cassette to write; existing recordings stay.")],
+    into: Annotated[Path, typer.Option("--into", help="Cassette to write; existing recordings are kept.")],
     servers: Annotated[
         list[str] | None,
         typer.Option("--server", metavar="NAME=PATTERN", help="Assign matching tools to a server; first match wins."),
@@ -76,7 +76,9 @@ def import_(
     recordings = read_recordings(files)
     if not recordings.calls_seen:
         named = ", ".join(map(str, files))
-        raise CassetteError(f"no tool call is recorded in {named}", fix="name files of conversations that use tools")
+        raise CassetteError(
+            f"no tool call is recorded in {named}", fix="give files of conversations that contain tool calls"
+        )
     with Cassette.open(into, writable=True) as opened:
         report = import_recordings(recordings, opened, rules, listed)
     _print_import(report, recordings, into)
@@ -89,7 +91,7 @@ def show(
         str | None, typer.Option("--tool", metavar="PATTERN", help="List the recordings of these tools.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Number of recordings to list.")] = _LISTED,
-    full: Annotated[bool, typer.Option("--full", help="Print whole results, not their beginning.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print whole results, not only their beginning.")] = False,
 ) -> None:
     """Show the tools of a cassette, or with --tool its recordings."""
     from mcprl.tools.cassettes.cassette import Cassette
@@ -157,9 +159,12 @@ def _print_import(report: ImportReport, recordings: Recordings, into: Path) -> N
         _echo("Unfit calls have arguments that the tool's definition does not allow.")
     inferred = [count.tool for count in report.tools if count.inferred]
     if inferred:
-        _echo(f"Definitions inferred from the calls, better given with --tools: {', '.join(inferred)}.")
+        _echo(f"Definitions inferred from the calls (--tools can provide the real ones): {', '.join(inferred)}.")
     if recordings.redefined:
-        _echo(f"Defined differently in several rows, the last is used: {', '.join(sorted(recordings.redefined))}.")
+        _echo(
+            "Defined differently in several rows (the last definition is used): "
+            f"{', '.join(sorted(recordings.redefined))}."
+        )
     if report.unassigned:
         tools = ", ".join(f"{tool} ({number})" for tool, number in report.unassigned.items())
         _echo(f"Left out, because no --server pattern matches: {tools}.")

@@ -55,7 +55,7 @@ def command(  # noqa: PLR0913 - each is an option of the command line
         Path | None, typer.Option("--adapter", exists=True, file_okay=False, help="Adapter of a run.")
     ] = None,
     model: Annotated[str | None, typer.Option("--model", help="Folder or hub name of another model.")] = None,
-    episodes: Annotated[int, typer.Option("--episodes", "-k", min=1, help="Episodes of each task.")] = 1,
+    episodes: Annotated[int, typer.Option("--episodes", "-k", min=1, help="Episodes per task.")] = 1,
     sample: Annotated[
         int | None, typer.Option("--sample", min=1, help="Evaluate a random subset of N tasks (fixed by the seed).")
     ] = None,

@@ -56,7 +56,7 @@ class ErrorPage:
     """The help page of one error.
 
     ErrorPage(code="E-TOOL-003", name="UnknownToolError", fault=Fault.CONFIGURATION,
-              meaning="A task names a tool that no server lists: …", causes=("a typing error in the task", …),
+              meaning="A task refers to a tool that no server lists: …", causes=("a typo in the task", …),
               fix="correct the task, or …", example="E-TOOL-003 no server lists a tool 'tavily_filter', …")
     """
 
@@ -136,7 +136,7 @@ def _print_all(console: Console) -> None:
         console.print(Text(title, style="bold"))
         console.print(facts_table([(f"  {p.code}", p.meaning) for p in error_pages().values() if p.group == group]))
         console.print()
-    console.print("mcprl explain CODE prints the causes and the fix of one.")
+    console.print("mcprl explain CODE prints the causes and the fix of an error.")
 
 
 def _print_page(console: Console, page: ErrorPage) -> None:

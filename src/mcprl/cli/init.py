@@ -21,7 +21,7 @@ def command(
         str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
     ] = None,
 ) -> None:
-    """Make a project that trains: an MCP server in Python, tasks with solutions, a recipe, a test and a README."""
+    """Create a project that is ready to train: an MCP server, tasks with solutions, a recipe, a test and a README."""
     from mcprl.scaffold import DEFAULT_MODEL, write_project
 
     _print_project(write_project(folder, DEFAULT_MODEL if model is None else model))

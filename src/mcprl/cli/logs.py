@@ -136,7 +136,7 @@ def command(
         _print_log(_choose_log(logs, name, path.resolve().name), lines=lines, grep=grep, follow=follow)
     elif follow or grep:
         names = ", ".join(sorted(logs)) or "none yet"
-        raise NoRunError("--follow and --grep need the name of a log", fix=f"name one of those there: {names}")
+        raise NoRunError("--follow and --grep need the name of a log", fix=f"give one of these logs: {names}")
     else:
         _print_list(logs, path)
 
@@ -156,7 +156,7 @@ def _choose_run(run: str | None, name: str | None) -> tuple[Path, str | None]:
         # There is no such run, so `read_run` raises an error with the closest name.
         return read_run(_OUTPUTS / run if len(Path(run).parts) == 1 else Path(run)).path, name
     if newest is None:
-        raise NoRunError(f"there are no runs in {_OUTPUTS}", fix="name the folder of a run")
+        raise NoRunError(f"there are no runs in {_OUTPUTS}", fix="give the folder of a run")
     return newest, name
 
 

@@ -77,7 +77,7 @@ def choose_task(file: Path, wanted: str) -> Task:
         return tasks[0]
     if wanted not in by_id:
         hint = did_you_mean(wanted, by_id)
-        raise BadValueError(f"{file} has no task {wanted!r}{hint}", fix=f"mcprl tasks show {file} lists them")
+        raise BadValueError(f"{file} has no task {wanted!r}{hint}", fix=f"`mcprl tasks show {file}` lists the tasks")
     return by_id[wanted]
 
 

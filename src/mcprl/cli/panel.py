@@ -180,7 +180,7 @@ class TrainingPanel:
         return self._rows[-1]
 
     def close(self) -> None:
-        """Close the panel. From now on it shows how the run ended."""
+        """Stop updating the panel. Its last state shows how the run ended."""
         self._is_closed = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -149,7 +149,7 @@ def _given(assume: Sequence[str]) -> dict[str, Figure]:
             value = math.nan
         if not FIGURES[name] <= value < math.inf:
             what = f"--assume {entry}: {number!r} is not a valid value"
-            raise BadValueError(what, fix=f"give a number, at least {FIGURES[name]:g}")
+            raise BadValueError(what, fix=f"give a number of at least {FIGURES[name]:g}")
         given[name] = Figure(value=value, source="given")
     return given
 
@@ -163,7 +163,7 @@ def _figures_of_run(path: Path) -> dict[str, Figure]:
     run = read_run(path)
     steps = [step for step in run.metrics if step.get("episodes")]
     if not steps:
-        raise NoRunError(f"{path} has no finished step", fix="name a run with at least one step")
+        raise NoRunError(f"{path} has no finished step", fix="give a run with at least one finished step")
 
     def total(name: str) -> float:
         return sum(float(step.get(name, 0.0)) for step in steps)

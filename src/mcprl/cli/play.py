@@ -134,7 +134,7 @@ def command(
 
     if recipe is None:
         if overrides:
-            raise BadValueError("--set changes a recipe, and there is none", fix="name one with --recipe")
+            raise BadValueError("--set changes a recipe, but no recipe is given", fix="give one with --recipe")
         tasks = TasksConfig.model_validate({"train": "mcprl:market/train.jsonl"})
         servers = ServersConfig.model_validate({"file": "mcprl:market/servers.json"})
         episodes, rewards = EpisodesConfig(), RewardsConfig()

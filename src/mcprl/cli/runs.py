@@ -98,7 +98,7 @@ def cautions(runs: Sequence[PastRun]) -> list[str]:
     found: list[str] = []
     differing = differing_settings(runs)
     if any(path.startswith("rewards.") for path in differing):
-        found.append("the rewards are computed differently, so their values do not compare")
+        found.append("the rewards are computed differently, so their values cannot be compared")
     if any(path.startswith("tasks.") for path in differing):
         found.append("the tasks differ: one run may have had easier ones")
     if "seed" in differing:
@@ -109,7 +109,7 @@ def cautions(runs: Sequence[PastRun]) -> list[str]:
 
 
 def run_list(runs: Sequence[PastRun], now: float, width: int) -> Iterator[RenderableType]:
-    """A line per run; then why some ended early, badly or cannot be read, and how to resume those that can be."""
+    """Print a line per run, then why runs ended early or badly or cannot be read, and how to resume those that can."""
     wide = _run_table(runs, now, with_curve=True)
     fits = Console(width=10_000).measure(wide).maximum <= width
     yield wide if fits else _run_table(runs, now, with_curve=False)
@@ -317,7 +317,7 @@ def compare_runs(
     from mcprl.errors import NoRunError
 
     if len(chosen) < 2:
-        raise NoRunError("a comparison needs two runs", fix="name two or more of those that mcprl runs list shows")
+        raise NoRunError("a comparison needs two runs", fix="give two or more of the runs that `mcprl runs list` shows")
     with _status("reading the runs"):
         found = [_find(run) for run in chosen]
     console = Console(highlight=False)

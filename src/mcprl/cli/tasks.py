@@ -207,7 +207,9 @@ def validate_tasks(
     file: _TaskFile,
     against: Annotated[
         list[Path] | None,
-        typer.Option("--against", metavar="FILE", help="File that must have no task in common. May be repeated."),
+        typer.Option(
+            "--against", metavar="FILE", help="File that must not share a task with this one. May be repeated."
+        ),
     ] = None,
     servers: Annotated[
         Path | None,
@@ -277,7 +279,7 @@ def _load(recipe: Path | None, servers: Path | None) -> RunConfig | None:
     from mcprl.recipe import load_recipe
 
     if recipe is not None and servers is not None:
-        raise BadValueError("--recipe and --servers both name servers", fix="give one of the two")
+        raise BadValueError("--recipe and --servers both specify servers", fix="give one of the two")
     return None if recipe is None else load_recipe(recipe)
 
 
@@ -333,8 +335,8 @@ def _by_world(tasks: Sequence[Task], *, own: bool) -> dict[int, list[Task]]:
         named = _WORLD.fullmatch(task.world) if task.world is not None else None
         if task.world is not None and named is None:
             raise BadValueError(
-                f"task {task.id!r} is about the world {task.world!r}, which no server of mcprl has",
-                fix="write market-SEED, or name the servers of that world with --servers",
+                f"task {task.id!r} is about the world {task.world!r}, which none of mcprl's servers has",
+                fix="write market-SEED, or give the servers of that world with --servers",
             )
         worlds.setdefault(int(named[1]) if named else _ANY_WORLD, []).append(task)
     return worlds

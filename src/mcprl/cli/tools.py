@@ -108,7 +108,7 @@ def print_tool_stats(console: Console, document: StatsDocument) -> None:
         console.print("", _number_table("tool", rows), sep="\n")
     unknown = document.get("unknown_tool_calls", 0)
     if unknown:
-        console.print(f"\n{unknown:,} more call{'s' if unknown > 1 else ''} named an unknown tool.")
+        console.print(f"\n{unknown:,} more call{'s' if unknown > 1 else ''} used an unknown tool name.")
     table = plain_table("tool", right=("times",))
     table.add_column("what", overflow="fold")
     for _, tool, figures in tools:
@@ -225,7 +225,7 @@ def call_tool(
     seen, aliases = asyncio.run(_call(servers, tool, exact, _parse_arguments(arguments or [])))
     _print_observation(seen)
     for alias in aliases:
-        line = f"To accept it, put into the recipe: servers: {{settings: {{{alias.server}: {{{alias}}}}}}}"
+        line = f"To accept this name, add to the recipe: servers: {{settings: {{{alias.server}: {{{alias}}}}}}}"
         Console(stderr=True, highlight=False).print(words(line), soft_wrap=True)
     if seen.fault is not None:
         raise typer.Exit(1)

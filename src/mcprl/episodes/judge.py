@@ -77,7 +77,7 @@ class GradeCache:
         except sqlite3.Error as error:
             raise BadValueError(
                 f"rewards.judge.cache: {self._path} cannot be used as a file of grades ({error})",
-                fix="name another file in a writable folder, or leave it out",
+                fix="set rewards.judge.cache to another file in a writable folder, or remove it",
             ) from error
 
 
@@ -258,7 +258,7 @@ def _headers(config: JudgeConfig, keys: Mapping[str, str]) -> dict[str, str]:
     key = keys.get(config.key_env, "").strip()
     if not key:
         raise MissingKeyError(
-            f"the judge needs a key, and {config.key_env} is not set",
+            f"the judge needs a key, but {config.key_env} is not set",
             fix=f"set {config.key_env}, or correct rewards.judge.key_env",
         )
     SECRETS.add(config.key_env, key)
@@ -272,7 +272,7 @@ def _refusal(url: str, response: httpx2.Response) -> JudgeError | ConfigurationE
     if status in (408, 429) or status >= 500:
         return JudgeError(what, fix="wait, or check the endpoint", retry_after_s=retry_after_s(response.headers))
     if status in (401, 403):
-        return BadValueError(what, fix="correct the key that rewards.judge.key_env names")
+        return BadValueError(what, fix="correct the key in the environment variable that rewards.judge.key_env gives")
     return BadValueError(what, fix="correct rewards.judge.url and rewards.judge.model")
 
 

@@ -352,7 +352,7 @@ class EpisodeRunner:
         fits = len(columns.token_ids) < most
         if task.must_fit and not fits:
             raise BadValueError(
-                f"the prompt of task {task.id} has {len(columns.token_ids)} tokens, model.context_tokens is {most}",
+                f"the prompt of task {task.id} has {len(columns.token_ids)} tokens, but model.context_tokens is {most}",
                 fix="raise model.context_tokens, or offer fewer tools",
             )
         return fits

@@ -97,12 +97,12 @@ class WorkerHandle:
         except TimeoutError as error:
             raise WorkersStartError(
                 f"worker {self._number} did not start within {_START_S:g} s",
-                fix="see whether the cluster has a free core for it (ray status), or lower workers.count",
+                fix="check whether the cluster has a free core for it (ray status), or lower workers.count",
             ) from error
         except self._ray.exceptions.RayError as error:
             raise WorkersStartError(
                 f"worker {self._number} did not start: {_first_line(error)}",
-                fix="see that every node has the mcprl and the Python of this one; Ray's logs say more",
+                fix="check that every node has the same mcprl and Python as this one; Ray's logs have the details",
             ) from error
         if failed is not None:
             raise failed
@@ -368,8 +368,8 @@ class WorkerPool:
             if min(self._failures) > _MAX_FAILURES:
                 self._fail(
                     WorkerLostError(
-                        f"no worker can be kept alive: each failed {_MAX_FAILURES} times with no episode ended in "
-                        f"between, the last time with {error.code} {error.what}",
+                        f"no worker can be kept alive: each failed {_MAX_FAILURES} times without finishing an episode "
+                        f"in between, the last time with {error.code} {error.what}",
                         fix=error.fix,
                     )
                 )
@@ -412,14 +412,14 @@ def make_shared_limits(config: RunConfig) -> SharedLimits:
     if config.servers.cassette_mode in ("record", "replay_else_live"):
         raise BadValueError(
             f"servers.cassette_mode is {config.servers.cassette_mode}, but Ray workers cannot share one cassette",
-            fix="record with workers.count 0; replay works with both",
+            fix="record with workers.count=0; replay works with and without workers",
         )
     return SharedLimits(limit_settings(config.servers))
 
 
 class RayWorkers:
-    """Runs episodes on Ray. Entering the context starts the workers. Leaving it stops them, and Ray if it was started
-    here.
+    """Runs episodes on Ray. Entering the context starts the workers. Leaving it stops them, and Ray if mcprl
+    started it.
 
     `toolbox` is the driver's own, for checking tasks and running demonstrations. Its stats are added to the workers'.
 
@@ -548,7 +548,7 @@ def _connect(config: RunConfig, folder: Path) -> bool:
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise WorkersStartError(
             f"Ray at {workers.address or 'this machine'} cannot be used: {_first_line(error)}",
-            fix="start the cluster (ray start --head), give its address as workers.address, or set it to null",
+            fix="start the cluster (ray start --head), set workers.address to its address, or set it to null",
         ) from error
     return True
 

@@ -113,7 +113,7 @@ async def evaluate(request: Request, watcher: Watcher, *, logs: Path) -> Played:
 def choose_tasks(tasks: Sequence[Task], sample: int | None, seed: int) -> tuple[Task, ...]:
     """Return all tasks, or a random sample of them that the seed determines, in their original order."""
     if not tasks:
-        raise BadValueError("there is no task to play", fix="name a file that has some with --tasks")
+        raise BadValueError("there is no task to play", fix="use --tasks to give a file with tasks")
     if sample is None or sample >= len(tasks):
         return tuple(tasks)
     drawn = random.Random(derive_seed(seed, "evaluation", "sample")).sample(range(len(tasks)), sample)
@@ -201,7 +201,7 @@ def make_request(  # noqa: PLR0913 - each is an option of `mcprl eval`
     Raises a ConfigurationError if arguments contradict each other.
     """
     if recipe is None and suite is None:
-        raise BadValueError("there is nothing to evaluate", fix="name a recipe, or a suite with --suite")
+        raise BadValueError("there is nothing to evaluate", fix="give a recipe, or a suite with --suite")
     if suite is not None and tasks is not None:
         raise BadValueError("a suite has its own tasks", fix="give --suite or --tasks, not both")
     named = None if suite is None else named_suite(suite)
@@ -225,7 +225,7 @@ def _task_suite(config: RunConfig, tasks: Path | None) -> Suite:
     if file is None:
         raise BadValueError(
             "the recipe has no tasks.validation",
-            fix=f"set it, or name a task file, such as --tasks {config.tasks.train}",
+            fix=f"set it, or give a task file, such as --tasks {config.tasks.train}",
         )
     return TaskSuite(file.stem if file.stem not in ("tasks", "validation") else config.name, load_tasks(file))
 

@@ -207,8 +207,8 @@ def outcome_of(task: Task, trajectory: Trajectory, judged: Judged) -> EpisodeOut
 def failure_of(goal: Goal, trajectory: Trajectory) -> FailureKind:
     """Return why an episode failed: the limit that ended it, or else the first thing that went wrong.
 
-    Reasons are checked in this order, because earlier ones cause later ones: no call was valid, an error was never
-    recovered, a required tool was not used, its arguments were wrong, the answer was wrong.
+    Reasons are checked in this order, because earlier ones cause later ones: no call was valid, the policy never
+    recovered from an error, a required tool was not used, its arguments were wrong, the answer was wrong.
     """
     if trajectory.stop in _ENDED_BY:
         return _ENDED_BY[trajectory.stop]

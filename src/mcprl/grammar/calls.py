@@ -398,7 +398,7 @@ def _joined(pieces: Sequence[Format]) -> list[Format]:
 def _unheld_schema(tool: str, unheld: Sequence[Unheld]) -> UnheldSchemaError:
     found = "; ".join(f"{each.keyword} at {each.path or 'the top'}: {each.why}" for each in unheld)
     return UnheldSchemaError(
-        f"tool {tool!r} has a schema that a grammar cannot hold: {found}",
+        f"tool {tool!r} has a schema that a grammar cannot express: {found}",
         fix=f"add {tool} to sampling.loose_tools (its arguments are still checked when it is called), or set "
         "sampling.constrain to off",
     )

@@ -260,7 +260,7 @@ def load_grammars(model: str) -> Grammars:
         config = cast("Any", AutoConfig.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
     except (OSError, ValueError) as error:
         raise BadValueError(
-            f"model.path is {model!r}, but no model can be loaded from there: {str(error).splitlines()[0]}",
+            f"model.path is {model!r}, but no model can be loaded from it: {str(error).splitlines()[0]}",
             fix="give the folder of a model (./…, ../… or /…), or its name on the hub",
         ) from error
     return Grammars(tokenizer, int(config.get_text_config().vocab_size))

@@ -329,13 +329,13 @@ def _tree(parts: Sequence[Part], findings: Findings) -> Pattern:
         try:
             another = read_pattern(pattern)
         except ValueError as error:
-            findings.add(part, "pattern", f"a grammar cannot hold {error}")
+            findings.add(part, "pattern", f"a grammar cannot express {error}")
             continue
         if is_too_large(another):
             findings.add(part, "pattern", f"a grammar counts {MAX_COUNT} characters at most")
             continue
         if tree != ANY_TEXT and another != ANY_TEXT:
-            findings.add(part, "pattern", "a grammar cannot hold two patterns at once")
+            findings.add(part, "pattern", "a grammar cannot express two patterns at once")
         tree = another if tree == ANY_TEXT else tree
     return tree
 

@@ -44,8 +44,8 @@ _KEYWORDS_OF_TYPES = {
 _TYPES = ("null", "boolean", "integer", *_KEYWORDS_OF_TYPES)
 
 _DEPENDENT = "a grammar cannot make one property depend on another"
-_UNEVALUATED = "it depends on which other schemas hold"
-_DYNAMIC = "what it leads to depends on the way there"
+_UNEVALUATED = "it depends on which other schemas match"
+_DYNAMIC = "its target depends on how it is reached"
 # Keywords that are never enforced. For each: the values that reject nothing, and why any other value is reported.
 _NEVER_HELD: Mapping[str, tuple[tuple[object, ...], str]] = {
     "not": ((), "a grammar cannot forbid what it admits elsewhere"),

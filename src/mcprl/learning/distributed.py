@@ -233,7 +233,7 @@ class DistributedLearner:
             await asyncio.wait_for(process.wait(), _BLAME_S)
         code = process.exit_code
         how = "closed its connection" if code is None else f"ended with exit code {code}"
-        killed = "it was killed, most often for lack of memory: lower learner.microbatch, or see "
+        killed = "it was killed, probably for lack of memory: lower learner.microbatch, or see "
         return LearnerLostError(
             f"process {rank} of {self._size} of the learner {how}; the end of its log: {process.log_tail()}",
             fix=f"{killed if code == -signal.SIGKILL else 'see '}{process.log}",
@@ -246,7 +246,7 @@ class DistributedLearner:
         await asyncio.gather(*(process.stop(grace_s=0.0) for process in self._processes))
 
 
-_INTERRUPTED = LearnerLostError("the run stopped waiting for them", fix="start the run again")
+_INTERRUPTED = LearnerLostError("the run stopped waiting for the learner's processes", fix="start the run again")
 
 
 def _with_folder(method: str, folder: Path) -> tuple[str, Path]:

@@ -168,12 +168,13 @@ def _load_base(config: RunConfig, device: torch.device) -> Any:
 def _four_bits() -> dict[str, Any]:
     if not torch.cuda.is_available():
         raise BadValueError(
-            "learner.tuning is lora_4bit, and there is no CUDA device: 4-bit weights need a GPU",
+            "learner.tuning is lora_4bit, but there is no CUDA device: 4-bit weights need a GPU",
             fix="set learner.tuning to lora",
         )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MissingExtraError(
-            "learner.tuning is lora_4bit, which needs bitsandbytes", fix="install mcprl[four-bit], or use tuning lora"
+            "learner.tuning is lora_4bit, which needs bitsandbytes",
+            fix="install mcprl[four-bit], or set learner.tuning to lora",
         )
     quantised = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -194,7 +195,7 @@ def _require_plain_head(base: Any, path: str) -> None:
     if bent:
         raise BadValueError(
             f"{path} changes its logits after the head ({', '.join(bent)}), which the learner does not reproduce",
-            fix="train a model without it",
+            fix="train a model that does not change its logits",
         )
 
 

@@ -101,7 +101,7 @@ class Optimisation:
         return float(norm)
 
     def make_undo(self) -> Callable[[], None]:
-        """Return a function that undoes all steps made from now on. It keeps a copy of the state on the CPU."""
+        """Return a function that undoes all later steps. It keeps a copy of the state on the CPU."""
         return partial(self.become, self.state().copied())
 
     def halve_rate(self) -> None:

@@ -198,7 +198,7 @@ def check_alignment(pack: Pack, examples: Sequence[Example]) -> float:
         own = [wanted for wanted, sampled in zip(example.scored, trajectory.sampled, strict=True) if sampled]
         if len(sampled_ids) != len(own):
             raise AlignmentError(
-                f"{example.name}: {len(own)} tokens are marked as sampled, the sampler returned {len(sampled_ids)}",
+                f"{example.name}: {len(own)} tokens are marked as sampled, but the sampler returned {len(sampled_ids)}",
                 fix=_REPORT,
             )
         returned.extend(token for token, wanted in zip(sampled_ids, own, strict=True) if wanted)
@@ -235,7 +235,7 @@ class Replayer:
             raise AlignmentError(
                 f"task {held.task_id}, member {held.member} was sampled under a grammar, and the learner has no "
                 "grammars to replay it with: it would score a distribution other than the one sampled from",
-                fix="make the learner with the grammars of the model: mcprl.grammar.masks.load_grammars",
+                fix="create the learner with the grammars of the model: mcprl.grammar.masks.load_grammars",
             )
         started = time.monotonic()
         parts: list[Tensor] = []

@@ -142,7 +142,9 @@ class Fsdp2Team(Team):
         names: set[str] = set(base._no_split_modules or ())
         layers = [module for module in base.modules() if type(module).__name__ in names]
         if not layers:
-            raise BadValueError(f"{path} does not name the layers to shard by", fix="use learner.processes 1")
+            raise BadValueError(
+                f"{path} does not declare its layers, by which it would be sharded", fix="set learner.processes to 1"
+            )
         for layer in layers:
             shard(layer, mesh=mesh)
         shard(policy, mesh=mesh)
@@ -211,7 +213,8 @@ class Zero3Team(Team):
     def __init__(self, rendezvous: Path) -> None:
         if importlib.util.find_spec("deepspeed") is None:
             raise MissingExtraError(
-                "learner.sharding is zero3, which needs DeepSpeed", fix="install mcprl[deepspeed], or use fsdp2"
+                "learner.sharding is zero3, which needs DeepSpeed",
+                fix="install mcprl[deepspeed], or set learner.sharding to fsdp2",
             )
         super().__init__(rendezvous)
         self._engine: Any = None

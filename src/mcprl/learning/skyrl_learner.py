@@ -262,7 +262,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         changed = [f"{name} was {value}" for name, value in before if value != self._settings()[name]]
         if changed:
             raise OtherStateError(
-                f"the state in {folder} was saved under other settings: {'; '.join(changed)}",
+                f"the state in {folder} was saved with other settings: {'; '.join(changed)}",
                 fix="resume with the settings that the run began with, or start a new run",
             )
         progress = _Progress(**saved["resume_point"])

@@ -113,8 +113,8 @@ def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
     saved = Origin(**content)
     if saved.described != origin.described:
         raise OtherStateError(
-            f"the state in {folder} was saved by {saved.described}, and is to be loaded by {origin.described}",
-            fix=f"resume with learner.processes {saved.processes} and learner.sharding {saved.sharding}",
+            f"the state in {folder} was saved by {saved.described}, but is to be loaded by {origin.described}",
+            fix=f"resume with learner.processes={saved.processes} and learner.sharding={saved.sharding}",
         )
     if rank > 0:
         facts = json.loads(origin.file(folder, rank, ".json").read_text(encoding="utf-8"))["facts"]
@@ -122,7 +122,7 @@ def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
 
 
 def require_fit(state: State, expected: Mapping[str, Tensor], saved: Origin, origin: Origin) -> None:
-    """Raise OtherStateError if a tensor is missing, unknown or has another shape.
+    """Raise OtherStateError if a tensor is missing, unknown or has the wrong shape.
 
     AdamW's moments may be missing: they do not exist before the first update.
     """

@@ -72,7 +72,7 @@ class Optimiser(Protocol):
         ...
 
     def make_undo(self) -> Callable[[], None]:
-        """Return a function that undoes all steps made from now on."""
+        """Return a function that undoes all later steps."""
         ...
 
     def halve_rate(self) -> None:
@@ -220,7 +220,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         if tally.steps_made:
             return None
         if tally.steps_over_cap:
-            return "every optimizer step was beyond algorithm.kl.cap"
+            return "every optimizer step was skipped, because the KL was above algorithm.kl.cap"
         return "all rewards are equal within every group: there is nothing to learn"
 
     def _too_little(self, tokens: float, share: float) -> str | None:
@@ -228,12 +228,13 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         least_tokens, least_share = algorithm.min_learnable_tokens, algorithm.min_learnable_share
         if tokens < least_tokens:
             return (
-                f"{tokens:.0f} tokens are learnable, algorithm.min_learnable_tokens is {least_tokens}; "
-                f"sampling.constrain {self._config.sampling.constrain} with masks {algorithm.masks} left no more"
+                f"{tokens:.0f} tokens are learnable, but algorithm.min_learnable_tokens is {least_tokens}; "
+                f"sampling.constrain={self._config.sampling.constrain} with masks={algorithm.masks} left no more"
             )
         if share < least_share:
             return (
-                f"{share:.0%} of the sampled tokens are learnable, algorithm.min_learnable_share is {least_share:.0%}"
+                f"{share:.0%} of the sampled tokens are learnable, but algorithm.min_learnable_share is "
+                f"{least_share:.0%}"
             )
         return None
 
@@ -242,8 +243,8 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         if self._non_finite_in_a_row >= _MAX_NON_FINITE_IN_A_ROW:
             raise NonFiniteError(
                 f"{self._non_finite_in_a_row} updates in a row hit NaN or Inf, the last one: {what}; "
-                "the weights are those from before them",
-                fix="look at the episodes named; lower learner.learning_rate, or use model.dtype float32",
+                "the weights are those from before these updates",
+                fix="look at the episodes in the message; lower learner.learning_rate, or set model.dtype to float32",
             )
         return what
 

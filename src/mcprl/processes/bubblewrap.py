@@ -22,7 +22,7 @@ def find_bubblewrap(sandbox: str, otherwise: str) -> str:
     path = shutil.which("bwrap")
     if path is None:
         raise SandboxMissingError(
-            f"bubblewrap is not installed (no bwrap on PATH), and {sandbox} is built with it",
+            f"bubblewrap is not installed (no bwrap on PATH), but {sandbox} needs it",
             fix=f"apt-get install bubblewrap, or {otherwise}",
         )
     return path

@@ -31,8 +31,8 @@ def require_linux() -> None:
     """Raise UnfitEngineError on a system on which no run is possible."""
     if sys.platform != "linux":
         raise UnfitEngineError(
-            f"this is {_SYSTEMS.get(sys.platform, sys.platform)}, and training needs Linux: its GPUs (MPS among them) "
-            "are not supported, and servers could outlive a run",
+            f"this is {_SYSTEMS.get(sys.platform, sys.platform)}, but training needs Linux: GPUs of other systems "
+            "(such as MPS) are not supported, and servers could outlive a run",
             fix="train on Linux: another machine, a container or, on Windows, WSL 2",
         )
 

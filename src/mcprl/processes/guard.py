@@ -161,7 +161,7 @@ def _in_limits(*, owner: str = "", child: str = "") -> str:
 
 
 def _marked(mark: str) -> list[int]:
-    """Processes with this mark of a child in their environment or limits; none if there is no /proc."""
+    """Return the processes that carry a child's mark in their environment or resource limits; none without /proc."""
     in_limits = re.compile(_in_limits(child=mark).encode(), re.MULTILINE)
     found: list[int] = []
     for name in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else []):

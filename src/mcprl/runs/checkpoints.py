@@ -91,7 +91,7 @@ def read_state(folder: Path) -> RunState:
         ) from error
     if state.format != _STATE_FORMAT:
         raise OtherStateError(
-            f"{folder / _FILE} has format {state.format}, this version of mcprl reads {_STATE_FORMAT}",
+            f"{folder / _FILE} has format {state.format}, but this version of mcprl reads {_STATE_FORMAT}",
             fix="resume with the version of mcprl that saved it",
         )
     return state
@@ -140,9 +140,9 @@ class Checkpoint:
 class Damaged:
     """A checkpoint that cannot be used, and why.
 
-    >>> damaged = Damaged(path=Path("checkpoints/step-00012"), why="policy.safetensors is not as it was written")
+    >>> damaged = Damaged(path=Path("step-00012"), why="policy.safetensors does not match its checksum")
     >>> f"{damaged.path.name}: {damaged.why}"
-    'step-00012: policy.safetensors is not as it was written'
+    'step-00012: policy.safetensors does not match its checksum'
     """
 
     path: Path
@@ -231,7 +231,7 @@ class Checkpoints:
     def retain(self, keep: int, also: Collection[int] = ()) -> list[int]:
         """Remove all checkpoints except the newest `keep` and those in `also`. Return the steps that were removed.
 
-        Also remove checkpoints of later steps than the last commit: they were damaged, so the run resumed from an
+        Also remove checkpoints of steps after the last commit: they were damaged, so the run resumed from an
         earlier one and will reach these steps again.
         """
         whole = [c.step for c in self.all() if self._committed is None or c.step <= self._committed]
@@ -287,7 +287,9 @@ def forecast(checkpoint_bytes: int, keep: int, free_bytes: int) -> str:
         f"({decimal(needed)}); {decimal(free_bytes)} are free"
     )
     if needed > free_bytes:
-        raise NoRoomError(line, fix="free space, set training.outputs to a larger disk, or lower keep_checkpoints")
+        raise NoRoomError(
+            line, fix="free space, set training.outputs to a larger disk, or lower training.keep_checkpoints"
+        )
     return line
 
 
@@ -331,17 +333,17 @@ def _read_manifest(folder: Path, step: int) -> dict[str, Any] | Damaged:
         # Compare bytes, to detect any change.
         whole = _manifest_bytes(content) == data
     except FileNotFoundError:
-        return Damaged(path=folder, why=f"has no {_MANIFEST}" if folder.exists() else "is not there")
+        return Damaged(path=folder, why=f"has no {_MANIFEST}" if folder.exists() else "does not exist")
     except OSError as error:
         return Damaged(path=folder, why=f"{_MANIFEST} cannot be read: {error.strerror}")
     except (ValueError, KeyError, AttributeError, TypeError):
         whole, content = False, {}
     if not whole:
-        return Damaged(path=folder, why=f"{_MANIFEST} is not as it was written")
+        return Damaged(path=folder, why=f"{_MANIFEST} does not match its checksum")
     if content["format"] != _FORMAT:
         return Damaged(path=folder, why=f"has format {content['format']}, but this mcprl reads format {_FORMAT}")
     if content["step"] != step:
-        return Damaged(path=folder, why=f"holds step {content['step']}: it was renamed or copied here")
+        return Damaged(path=folder, why=f"holds step {content['step']}: the folder was renamed or copied")
     return content
 
 
@@ -362,7 +364,7 @@ def _examine(folder: Path, step: int) -> Checkpoint | Damaged:
             if size != file["bytes"]:
                 return Damaged(path=folder, why=f"{name} has {size} bytes, but {file['bytes']} were written")
             if _digest(there[name]) != file["sha256"]:
-                return Damaged(path=folder, why=f"{name} is not as it was written")
+                return Damaged(path=folder, why=f"{name} does not match its checksum")
         return Checkpoint(step=step, path=folder, bytes=_size(folder))
     except OSError as error:
         return Damaged(path=folder, why=f"cannot be read: {error.strerror}")

@@ -339,7 +339,7 @@ def find_writable(outputs: Path) -> Path:
 
 
 def lock_holder(folder: Path) -> tuple[bool, int | None]:
-    """Whether a process has the run open, and its pid. Locks are shared, so that two readers do not see each other."""
+    """Return whether a process has the run open, and its pid. Readers share a lock, so one does not detect another."""
     for place in (folder, folder / "lock"):
         try:
             descriptor = os.open(place, os.O_RDONLY)

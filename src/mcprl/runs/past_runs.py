@@ -188,11 +188,12 @@ def find_runs(outputs: Path) -> list[PastRun]:
     """Return the runs in an output folder, last changed first."""
     if not outputs.is_dir():
         raise NoRunError(
-            f"there is no folder {outputs}", fix="give the output folder of your runs; mcprl train RECIPE creates one"
+            f"there is no folder {outputs}", fix="give the output folder of your runs; `mcprl train RECIPE` creates one"
         )
     if is_run(outputs):
         raise NoRunError(
-            f"{outputs} is a run, not a folder of runs", fix=f"mcprl runs show {outputs} shows it, or give its parent"
+            f"{outputs} is a run, not a folder of runs",
+            fix=f"`mcprl runs show {outputs}` shows it; or give its parent folder",
         )
     runs = [read_run(path) for path in outputs.iterdir() if is_run(path)]
     return sorted(runs, key=lambda run: (-run.changed, run.name))
@@ -205,7 +206,7 @@ def read_run(path: Path) -> PastRun:
         others = [other.name for other in parent.iterdir() if is_run(other)] if parent.is_dir() else []
         fact = f"the folder {path} is not a run" if path.is_dir() else f"there is no run {path}"
         raise NoRunError(
-            f"{fact}{did_you_mean(path.name, others)}", fix=f"mcprl runs list {parent} lists the runs there"
+            f"{fact}{did_you_mean(path.name, others)}", fix=f"`mcprl runs list {parent}` shows the runs in that folder"
         )
     read: dict[str, Any] = {}
     why, ended, reason = "", RunStatus.INTERRUPTED, _NO_RECORD

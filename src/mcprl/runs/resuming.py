@@ -50,18 +50,18 @@ _WITHOUT_EFFECT_ON_EPISODES = (
 # Settings that a resumed run cannot change, and why.
 _FIXED = {
     "name": "the folder and the trackers of the run use it",
-    "engine": "the other engine cannot read the checkpoint",
-    "model.dtype": "the checkpoint holds weights of the other type",
-    "learner.tuning": "the checkpoint holds other weights",
-    "learner.lora_rank": "the adapter in the checkpoint has the other rank",
-    "learner.lora_alpha": "the adapter in the checkpoint was trained at the other scale",
-    "learner.processes": "the checkpoint is sharded over that number of processes",
-    "learner.sharding": "the checkpoint is sharded in the other way",
+    "engine": "one engine cannot read the checkpoints of the other",
+    "model.dtype": "the checkpoint holds weights of the previous type",
+    "learner.tuning": "the checkpoint holds the weights of the previous tuning",
+    "learner.lora_rank": "the adapter in the checkpoint has the previous rank",
+    "learner.lora_alpha": "the adapter in the checkpoint was trained with the previous scale",
+    "learner.processes": "the checkpoint is sharded over the previous number of processes",
+    "learner.sharding": "the checkpoint is sharded in the previous way",
     "training.outputs": "the run stays in its folder",
-    "tasks.order": "the checkpoint holds the state of the other order",
+    "tasks.order": "the checkpoint holds the state of the previous order",
 }
 _FIXED_WITH_SKYRL = dict.fromkeys(
-    ("skyrl.url", "skyrl.backend", "skyrl.backend_config"), "the other server has the checkpoint"
+    ("skyrl.url", "skyrl.backend", "skyrl.backend_config"), "the previous server has the checkpoint"
 )
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 
@@ -135,12 +135,13 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
 
 
 def refuse_fixed_settings(before: Mapping[str, Any], now: RunConfig, *, steps_done: int) -> None:
-    """Raise OtherStateError if a checkpoint saved under the settings `before` cannot be resumed under `now`."""
+    """Raise OtherStateError if a checkpoint saved with the settings `before` cannot be resumed with `now`."""
     try:
         was = RunConfig.model_validate(before)
     except ValidationError as error:
         raise OtherStateError(
-            f"another version of mcprl started the run: setting {'.'.join(map(str, error.errors()[0]['loc']))} is gone",
+            f"another version of mcprl started the run: setting {'.'.join(map(str, error.errors()[0]['loc']))} no "
+            "longer exists",
             fix="resume with the version of mcprl that started the run",
         ) from error
     changed = changed_settings(before, now.model_dump(mode="json"))
@@ -253,7 +254,7 @@ class ResumePoint:
 def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_step: int | None = None) -> ResumePoint:
     """Inspect the folder of a run and verify its checkpoints. Changes nothing.
 
-    `from_step` selects an older checkpoint, to restart from there.
+    `from_step` selects an older checkpoint to restart from.
     """
     config = load_recipe(folder.config_file, list(overrides))
     checkpoints = Checkpoints(folder.checkpoints)
@@ -263,7 +264,7 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
     if checkpoint is None and broken:
         raise NoCheckpointError(
             f"all checkpoints in {folder.checkpoints} are damaged: {broken[0].path.name} {broken[0].why}",
-            fix="start a new run; or delete the folder checkpoints to restart this run from its first step",
+            fix="start a new run, or delete the checkpoints folder to restart this run from its first step",
         )
     step = 0 if checkpoint is None else checkpoint.step
     # Without a summary, the run stopped after its last checkpoint and only has to be finished.
@@ -322,7 +323,8 @@ def _chosen(checkpoints: Checkpoints, step: int) -> Checkpoint:
     there = [checkpoint.step for checkpoint in checkpoints.all()]
     if step not in there:
         raise NoCheckpointError(
-            f"there is no checkpoint of step {step}, but of {', '.join(map(str, there)) or 'none'}",
+            f"there is no checkpoint of step {step}; the run has those of steps: "
+            f"{', '.join(map(str, there)) or 'none'}",
             fix="give one of these; training.keep_checkpoints sets how many are kept",
         )
     found = checkpoints.verify(step)

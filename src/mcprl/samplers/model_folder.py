@@ -72,9 +72,10 @@ def adapter_settings(adapter: Path | None) -> list[str]:
 
 
 def check_base_model(adapter: Path | None, model: str) -> None:
-    """Raise BadValueError if the adapter is for another model than `model`, as far as can be told on this machine.
+    """Raise BadValueError if the adapter was trained for a model other than `model`, as far as this machine can tell.
 
-    A folder that is not here may have the same model: the machine that trained the adapter had it elsewhere.
+    If the adapter names a folder that does not exist here, it is accepted: the machine that trained it may have kept
+    the same model at another path.
     """
     base = None if adapter is None else _adapter_config(adapter).get("base_model_name_or_path")
     if base is None or base == model:
@@ -87,13 +88,13 @@ def check_base_model(adapter: Path | None, model: str) -> None:
     if differences:
         raise BadValueError(
             f"the adapter {adapter} was trained on {base}, but model.path is {model}: {'; '.join(differences[:3])}",
-            fix="take the config.yaml of the adapter's run as the recipe, or set model.path to the adapter's model",
+            fix="use the config.yaml of the adapter's run as the recipe, or set model.path to the adapter's model",
         )
 
 
 def _adapter_config(adapter: Path) -> dict[str, Any]:
     path = adapter / "adapter_config.json"
-    fix = "name the folder of a LoRA adapter, such as outputs/hello-cpu/adapter"
+    fix = "give the folder of a LoRA adapter, such as outputs/hello-cpu/adapter"
     try:
         config = json.loads(path.read_bytes())
         config["r"]

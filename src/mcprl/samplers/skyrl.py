@@ -21,7 +21,10 @@ class SkyrlSampler(AlwaysOpen):
 
     async def sample(self, request: SampleRequest) -> Completion:
         if request.temperature != 1.0 or request.stop or request.grammar is not None:
-            raise ValueError("this sampler supports only temperature 1 and stop ids; the configuration ensures it")
+            raise ValueError(
+                "this sampler supports only temperature 1 and stop ids; the check of the recipe should have refused "
+                "anything else"
+            )
         try:
             drawn, version = await self._engine.attempt(
                 lambda: self._engine.sample(

@@ -70,7 +70,9 @@ class TransformersSampler:
         try:
             model, found = read(location, dtype=dtype, output_loading_info=True)
         except RuntimeError as error:  # tensors whose shapes differ from the model's
-            raise SamplerLostError(f"{location} does not load: {error}", fix="restart with complete weights") from error
+            raise SamplerLostError(
+                f"{location} does not load: {error}", fix="restart the run with a complete model"
+            ) from error
         missing = sorted(found["missing_keys"])
         if missing:
             # transformers has initialized them randomly.
@@ -109,8 +111,8 @@ class TransformersSampler:
         differences = differing_settings(read(self._config.path).to_dict(), read(folder).to_dict())
         if differences:
             raise BadValueError(
-                f"{folder} has a different model than {self._config.path}: {'; '.join(differences)}",
-                fix="publish weights of the model that model.path names",
+                f"{folder} has a different model from {self._config.path}: {'; '.join(differences)}",
+                fix="publish weights of the model in model.path",
             )
 
     @torch.inference_mode()

@@ -100,8 +100,8 @@ async def check_whole_weights(server: VllmProcess, folder: Path | None, *, start
     differences = await _ask_workers(server, "compare_model_folder", folder=folder)
     if differences:
         raise BadValueError(
-            f"{folder} has a different model than {started_with}: {'; '.join(differences)}",
-            fix="publish weights of the model that model.path names",
+            f"{folder} has a different model from {started_with}: {'; '.join(differences)}",
+            fix="publish weights of the model in model.path",
         )
 
 
@@ -113,7 +113,7 @@ async def put_whole_weights(server: VllmProcess, weights: Weights) -> None:
         if objections:
             raise BadValueError(
                 f"vLLM cannot sample from {weights.model or weights.adapter}: {'; '.join(objections[:3])}",
-                fix="let the learner write all weights, and restart from the last checkpoint",
+                fix="make the learner write all weights, and restart from the last checkpoint",
             )
         await server.post("/update_weight_version", {"new_version": str(weights.version)})
         await server.post("/resume", {})
@@ -203,7 +203,7 @@ class VllmSampler:
         unfit = weights.adapter if self._learner.tuning == "full" else weights.model
         if unfit is not None:
             raise BadValueError(
-                f"vLLM was started for learner.tuning {self._learner.tuning} and cannot take the weights in {unfit}",
+                f"vLLM was started for learner.tuning={self._learner.tuning} and cannot load the weights in {unfit}",
                 fix="set learner.tuning to match the weights: lora for an adapter, full for a whole model",
             )
         async with self._publishing:

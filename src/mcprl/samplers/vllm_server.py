@@ -75,7 +75,7 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
     choice = answer["choices"][0]
     if answer["usage"]["prompt_tokens"] != len(request.prompt_ids):
         raise SamplerLostError(
-            f"vLLM read {answer['usage']['prompt_tokens']} prompt tokens of {len(request.prompt_ids)}",
+            f"vLLM read {answer['usage']['prompt_tokens']} of {len(request.prompt_ids)} prompt tokens",
             fix="set model.context_tokens to the model's limit",
         )
     if choice["logprobs"] is None:
@@ -83,7 +83,7 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
     entries = choice["logprobs"]["content"]
     ids = tuple(choice["token_ids"])
     if tuple(entry["token_id"] for entry in entries) != ids:
-        raise MissingLogprobError("vLLM's logprobs belong to other tokens than it returned", fix="use vLLM 0.32")
+        raise MissingLogprobError("vLLM's logprobs are not those of the tokens that it returned", fix="use vLLM 0.32")
     finish = choice["finish_reason"]
     if finish not in ("stop", "length"):
         raise SamplerLostError(f"vLLM aborted a turn ({finish})", fix="read its log")
@@ -96,8 +96,9 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
     ):
         # vLLM then allowed this token wherever a turn may end, so replaying the grammar would give other masks.
         raise InadmissibleTokenError(
-            f"vLLM ended a turn with token {ids[-1]}, which is none of the stops that it was given",
-            fix="give the model one end-of-text: in its tokenizer, its generation_config.json and model.renderer",
+            f"vLLM ended a turn with token {ids[-1]}, which is not one of the stop tokens that it was given",
+            fix="use the same end-of-text token in the model's tokenizer, in its generation_config.json and in "
+            "model.renderer",
         )
     return Completion(
         token_ids=ids,
@@ -116,7 +117,7 @@ def _reported_versions(choice: Any) -> tuple[int, ...]:
             versions += [number] * (span["end"] - span["start"])
     if len(versions) != len(choice["token_ids"]):
         raise SamplerLostError(
-            f"vLLM does not say by which weights each token was sampled: {choice['weight_versions']}",
+            f"vLLM does not report which weights sampled each token: {choice['weight_versions']}",
             fix="use vLLM 0.32",
         )
     return tuple(versions)
@@ -189,8 +190,8 @@ def _room_for(rank: int) -> int:
         if room >= rank:
             return room
     raise BadValueError(
-        f"learner.lora_rank is {rank}, and vLLM takes adapters of {_ADAPTER_RANKS[-1]} at most",
-        fix="lower learner.lora_rank, or, with model.dtype float32, set sampling.vllm.merge_adapters",
+        f"learner.lora_rank is {rank}, but vLLM accepts at most {_ADAPTER_RANKS[-1]}",
+        fix="lower learner.lora_rank, or, with model.dtype=float32, set sampling.vllm.merge_adapters",
     )
 
 
@@ -427,7 +428,9 @@ class SupervisedVllm:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._can_be_asked or self._over)
         if self._over:
-            lost = self._lost or SamplerLostError("vLLM is not restarted", fix="sample inside the `async with` block")
+            lost = self._lost or SamplerLostError(
+                "vLLM will not be restarted", fix="sample inside the `async with` block"
+            )
             raise SamplerLostError(lost.what, fix=lost.fix)
         return self.running
 
@@ -462,7 +465,7 @@ class SupervisedVllm:
         while self._restarts_in_a_row < self.MAX_RESTARTS:
             self._restarts_in_a_row += 1
             self.restarts += 1
-            _logger.warning("restarting vLLM, %d of %d", self._restarts_in_a_row, self.MAX_RESTARTS)
+            _logger.warning("restarting vLLM (attempt %d of %d)", self._restarts_in_a_row, self.MAX_RESTARTS)
             try:
                 async with contextlib.AsyncExitStack() as on_failure:
                     server = await self._start()

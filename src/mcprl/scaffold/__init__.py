@@ -1,6 +1,6 @@
-"""A project to begin with: an MCP server of one's own, tasks, a recipe and a test, copied from `template/`.
+"""A new project: an MCP server, tasks, a recipe and a test, copied from `template/`.
 
-The files there are what a user gets, as they stand: they run, are checked like all code here, and are not imported.
+The files in `template/` run as they are. They are checked like all code of mcprl, and are never imported.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
 FILES: Mapping[str, str] = {
     "server.py": "an MCP server: three tools, a state for each episode",
-    "servers.json": "which servers there are; add your own here",
+    "servers.json": "the list of servers; add your own to it",
     "make_tasks.py": "writes the task files",
     "tasks/train.jsonl": "12 tasks to learn from, each with its solution",
-    "tasks/validation.jsonl": "4 tasks to judge by",
+    "tasks/validation.jsonl": "4 tasks for evaluation",
     "recipe.yaml": "the run: model, tasks, servers, settings",
     "test_project.py": "plays all tasks without a model",
-    "README.md": "how to go on, and how to make it yours",
-    ".gitignore": "what git leaves alone",
+    "README.md": "next steps, and how to adapt the project",
+    ".gitignore": "what git ignores",
 }
-"""The files of a project, each with what it is for."""
+"""The files of a project, each with its purpose."""
 
 # Under its own name it would rule this repository, and what goes into the wheel.
 _NAMES_IN_TEMPLATE = {".gitignore": "gitignore"}
@@ -68,8 +68,8 @@ class Project:
         return (
             *(() if here else ((f"cd {shlex.quote(str(self.folder))}", ""),)),
             ("python -m unittest", "plays the solution of every task; no model"),
-            ("mcprl doctor recipe.yaml", "examines all of it before a step is spent; --fast: without the model"),
-            ("mcprl play --recipe recipe.yaml", "you in the place of the model"),
+            ("mcprl doctor recipe.yaml", "checks everything before the first step; --fast: without the model"),
+            ("mcprl play --recipe recipe.yaml", "lets you play a task yourself"),
             ("mcprl train recipe.yaml", f"trains an adapter, outputs/{self.name}/adapter"),
             ("mcprl dashboard", "shows the run in a browser, also while it trains"),
             (f"mcprl eval recipe.yaml --adapter outputs/{self.name}/adapter", "plays the validation tasks"),
@@ -107,12 +107,12 @@ def _require_empty(folder: Path) -> None:
     if held:
         shown = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
         raise BadValueError(
-            f"{folder} is not empty: it holds {shown}", fix="name a folder that is new or empty; nothing was written"
+            f"{folder} is not empty: it holds {shown}", fix="give a folder that is new or empty; nothing was written"
         )
 
 
 def _run_name(folder: Path) -> str:
-    """The folder's name, as far as a run may be called that."""
+    """The folder's name, reduced to the characters that a run's name may have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-") or _DEFAULT_NAME
 
 
@@ -122,12 +122,12 @@ def _in_yaml(text: str) -> str:
 
 
 def _model_location(model: str) -> str:
-    """As recipes write it: a name on the hub as it is; a folder, seen from here, by its whole path."""
+    """Return the value of model.path in a recipe: a name on the hub unchanged, or the absolute path of a folder."""
     if Path(model).is_dir():
         return str(Path(model).absolute())
     if not model.strip() or model.startswith((".", "/", "~")):
         raise BadValueError(
-            f"--model is {model!r}, and there is no such folder", fix="correct the path, or give a name on the hub"
+            f"--model is {model!r}, but there is no such folder", fix="correct the path, or give a name on the hub"
         )
     return model
 

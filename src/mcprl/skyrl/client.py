@@ -103,7 +103,7 @@ class SkyrlClient:
     async def connect(
         cls, url: str, *, key: str | None, hosted: bool, deadline_s: float, ended: Callable[[], Awaitable[object]]
     ) -> SkyrlClient:
-        """Open a session. `key` is the key of a server that was started here; otherwise TINKER_API_KEY is used."""
+        """Open a session. `key` is the key of a server that mcprl started; otherwise TINKER_API_KEY is used."""
         require_fit_sdk()
         os.environ.setdefault("TINKER_TELEMETRY", "0")
         key = key or os.environ.get("TINKER_API_KEY")
@@ -272,19 +272,20 @@ class SkyrlClient:
             return UnfitEngineError(f"{self._url} refused {what} ({told})", fix="check the key in TINKER_API_KEY")
         if "rank" in told and "must be between" in told:
             return UnfitEngineError(
-                f"{self._url} refused {what} ({told})", fix="lower learner.lora_rank, or raise max_lora_rank there"
+                f"{self._url} refused {what} ({told})",
+                fix="lower learner.lora_rank, or raise max_lora_rank on the server",
             )
         if "Maximum number of LoRA adapters" in told:
             return UnfitEngineError(
                 f"{self._url} has no room for another adapter ({told})",
-                fix="raise max_lora_adapters there, or end the runs that hold them",
+                fix="raise max_lora_adapters on the server, or end runs that have adapters on it",
             )
         return self._lost(what, told)
 
     def _lost(self, what: str, why: str) -> EngineLostError:
         return EngineLostError(
             f"the server at {self._url} failed at {what}: {why}",
-            fix="read the server's log (logs/skyrl.log in the run's folder, if it was started here)",
+            fix="read the server's log (logs/skyrl.log in the run's folder, if mcprl started the server)",
         )
 
 

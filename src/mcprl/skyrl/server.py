@@ -101,7 +101,7 @@ def _instructions_of_cpu() -> str:
 _BUSY_S = 30.0
 _SAMPLER_FOLDER = "sampler_weights"
 _PROBE = ".probe"
-_WITHDRAWN = json.dumps({"error": "The server that this was asked of has ended.", "status": "failed"})
+_WITHDRAWN = json.dumps({"error": "The server that received this request has ended.", "status": "failed"})
 
 
 class ServerState:
@@ -224,7 +224,7 @@ class ServerState:
         except sqlite3.Error as error:
             raise StorageError(
                 f"the database of SkyRL's server at {self.database} cannot be used: {error}",
-                fix="it must be of skyrl 0.3.0; if it is damaged, delete it and its checkpoints",
+                fix="it must be from skyrl 0.3.0; if it is damaged, delete it and its checkpoints",
             ) from error
 
 

@@ -118,12 +118,12 @@ def _decode(text: str, position: int, place: str, fix: str) -> tuple[Any, int]:
     except json.JSONDecodeError as error:
         raise TaskFileError(f"{place}: not JSON ({error.msg})", fix=fix) from error
     except _RefusedError as error:
-        raise TaskFileError(f"{place}: {error}", fix="correct it there") from error
+        raise TaskFileError(f"{place}: {error}", fix="correct the JSON at that place") from error
     except bounds.OverLimitError as error:
-        raise TaskFileError(f"{place}: it {error}", fix="correct it there") from error
+        raise TaskFileError(f"{place}: it {error}", fix="correct the JSON at that place") from error
     except ValueError as error:
         # Python's decoder rejects numbers with thousands of digits.
-        raise TaskFileError(f"{place}: a number too long", fix="correct it there") from error
+        raise TaskFileError(f"{place}: a number is too long", fix="correct the JSON at that place") from error
     return value, end
 
 
@@ -191,7 +191,7 @@ def read_task_file(path: Path) -> TaskFile:
     for row in read_rows(path):
         if entries and is_skyrl_row(row.value) != is_skyrl_row(entries[0].row.value):
             raise TaskFileError(
-                f"{row.place}: the file mixes SkyRL rows and tasks of mcprl's own form", fix="split the file"
+                f"{row.place}: the file mixes SkyRL rows and tasks in mcprl's own format", fix="split the file"
             )
         entries.append(_entry_of(row))
     if not entries:
@@ -225,7 +225,7 @@ def write_tasks(tasks: Iterable[Task], path: Path) -> None:
         unfinished.write_bytes("".join(f"{line}\n" for line in lines).encode())
         unfinished.replace(path)
     except OSError as error:
-        raise TaskFileError(f"cannot write {path}: {error.strerror}", fix="choose another place") from error
+        raise TaskFileError(f"cannot write {path}: {error.strerror}", fix="choose another path") from error
 
 
 def load_preamble(path: Path | None) -> tuple[Message, ...]:

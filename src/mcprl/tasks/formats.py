@@ -175,7 +175,7 @@ def _goal_of(spec: _RewardSpec) -> tuple[Goal, list[str]]:
     not_checked += _demands("reward_spec", spec)
     given: Any = spec.ground_truth
     if not isinstance(given, dict):
-        missing = "reward_spec.ground_truth" if given else "reward_spec.ground_truth: there is none"
+        missing = "reward_spec.ground_truth" if given else "reward_spec.ground_truth: it is missing"
         return Goal(answer=AnyText()), [*not_checked, missing]
     checked = _TruthRow.model_validate({"reward_spec": {"ground_truth": cast("dict[str, Any]", given)}})
     truth = checked.reward_spec.ground_truth
@@ -231,7 +231,7 @@ class NumberLine(_Line):
 
     number: float = Field(description="The correct number.")
     tolerance: float = Field(default=0.0, ge=0, description="Largest accepted difference.")
-    at_most: int | None = Field(default=4, ge=1, description="How many numbers it may contain; null: no limit.")
+    at_most: int | None = Field(default=4, ge=1, description="How many numbers the text may contain; null: no limit.")
 
 
 class AllLine(_Line):
@@ -242,7 +242,7 @@ class AllLine(_Line):
 
 
 class MatchesLine(_Line):
-    """It matches this regular expression: Rust's, without look-around and backreferences."""
+    """It matches this regular expression: Rust syntax, without look-around and backreferences."""
 
     matches: str = Field(min_length=1)
 
@@ -292,7 +292,7 @@ class CallLine(_Line):
 
 
 class StateLine(_Line):
-    """What must be true afterwards: this tool is called, and its text must meet all of `texts`."""
+    """What must be true after the episode: this tool is called, and its text must meet all of `texts`."""
 
     tool: _Words
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -332,14 +332,18 @@ class TaskLine(_Line):
     answer: _TextLine | None = Field(default=None, description="What the final answer must be.")
     calls: list[CallLine] = Field(default_factory=list[CallLine], description="Calls that the task needs.")
     in_any_order: bool = Field(default=False, description="Whether `calls` may come in any order.")
-    min_calls: int = Field(default=0, ge=0, description="How many calls must succeed in total.")
-    state: list[StateLine] = Field(default_factory=list[StateLine], description="What must be true afterwards.")
+    min_calls: int = Field(default=0, ge=0, description="Number of calls that must succeed in total.")
+    state: list[StateLine] = Field(default_factory=list[StateLine], description="What must be true after the episode.")
     rubric: _Words | None = Field(default=None, description="Instructions for a judge: what makes a good answer.")
     tools: list[str] | None = Field(default=None, description="Tools on offer; default: all tools of the servers.")
     difficulty: Difficulty = Field(default=Difficulty.MEDIUM, strict=False, description="easy, medium or hard.")
     max_turns: int | None = Field(default=None, ge=1, description="Turn limit; default: by difficulty.")
-    world: _Words | None = Field(default=None, description="Offline world of its answers, such as market-7.")
-    solution: SolutionLine | None = Field(default=None, description="A known solution, to check and to imitate.")
+    world: _Words | None = Field(
+        default=None, description="Offline world in which the answers are true, such as market-7."
+    )
+    solution: SolutionLine | None = Field(
+        default=None, description="A known solution, used to check the task and as an example to imitate."
+    )
 
     @model_validator(mode="after")
     def _checks_something(self) -> TaskLine:
@@ -437,7 +441,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 
 
 def first_problem(error: ValidationError) -> str:
-    """An unknown field, else the first problem: `calls.1.tool: it is missing`."""
+    """Return the first unknown field, or else the first problem: `calls.1.tool: it is missing`."""
     found = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")[0]
     parts = [str(part) for part in found["loc"] if not (str(part).startswith("<") and str(part).endswith(">"))]
     message = found["msg"].removeprefix("Value error, ")

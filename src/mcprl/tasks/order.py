@@ -106,8 +106,8 @@ class TaskOrder:
     def restore(self, state: Mapping[str, Any]) -> None:
         if state.get("order") != self._name:
             raise TaskFileError(
-                f"the saved run uses task order {state.get('order')!r}, this one {self._name!r}",
-                fix="set tasks.order as it was, or start a new run",
+                f"the saved run uses task order {state.get('order')!r}, but this one uses {self._name!r}",
+                fix="set tasks.order to its previous value, or start a new run",
             )
         if state.get("tasks") != self.state()["tasks"]:
             raise TaskFileError(
@@ -154,7 +154,7 @@ class Curriculum(TaskOrder):
             if task_id not in known:
                 raise ValueError(f"no task of the curriculum has the id {task_id!r}")
             if not outcomes:
-                raise ValueError(f"task {task_id!r} was noted without any episode")
+                raise ValueError(f"task {task_id!r} was recorded without any episode")
             succeeded, tried = self._counts.get(task_id, (0.0, 0.0))
             self._counts[task_id] = (KEPT * succeeded + sum(outcomes), KEPT * tried + len(outcomes))
 

@@ -309,7 +309,7 @@ def duplicates(entries: Sequence[TaskEntry]) -> Iterator[tuple[TaskEntry, str]]:
     for entry in entries:
         other = first.setdefault(normalised_question(entry.task), entry)
         if other is not entry:
-            yield entry, f"asks the same as {other.task.id} ({other.row.label})"
+            yield entry, f"asks the same question as {other.task.id} ({other.row.label})"
 
 
 def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
@@ -320,7 +320,7 @@ def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
         question = questions.get(normalised_question(entry.task))
         solution = solutions.get(_goal_and_solution(entry.task) or "")
         if question is not None:
-            yield entry, f"asks the same as {question.task.id} ({other.path.name}, {question.row.label})"
+            yield entry, f"asks the same question as {question.task.id} ({other.path.name}, {question.row.label})"
         elif solution is not None:
             yield entry, f"has the goal and solution of {solution.task.id} ({other.path.name}, {solution.row.label})"
 

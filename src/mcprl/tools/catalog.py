@@ -106,7 +106,7 @@ def compile_checks(server: str, tools: Sequence[Tool]) -> dict[str, ArgumentChec
     if len(tools) > MAX_TOOLS:
         raise ToolLimitError(
             f"server {server!r} offers {len(tools)} tools, more than {MAX_TOOLS}",
-            fix=f"name those that the tasks need in servers.settings.{server}.allow",
+            fix=f"list those that the tasks need in servers.settings.{server}.allow",
         )
     steps = Steps(_MAX_COMPILE_STEPS, f"read with all other tools of server {server!r}")
     return {tool.name: ArgumentCheck(tool.name, server, tool.parameters, steps) for tool in tools}

@@ -443,7 +443,7 @@ class ServerConnection:
 
     def state_lost(self) -> ServerLostError:
         """Return the error for an episode whose server died: the new process does not have the episode's state."""
-        return self._lost("died earlier in this episode, and the episode's state with it", delivered=False)
+        return self._lost("died earlier in this episode, and the episode's state was lost with it", delivered=False)
 
     def _busy(self, detail: str, *, delivered: bool, retry_after_s: float | None) -> ServerBusyError:
         return ServerBusyError(

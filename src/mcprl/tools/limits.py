@@ -77,7 +77,7 @@ class Budget:
     def _exceeded(self, spent: str, setting: str) -> BudgetExceededError:
         return BudgetExceededError(
             f"the next call would exceed the budget of server {self._server!r}: the run has used {spent}",
-            fix=f"raise servers.settings.{self._server}.budget.{setting}, or make a shorter run",
+            fix=f"raise servers.settings.{self._server}.budget.{setting}, or shorten the run",
         )
 
 

@@ -89,8 +89,8 @@ class PinnedTools:
             return
         shown = list(diff.lines[:_MAX_DIFF_LINES])
         if len(diff.lines) > len(shown):
-            shown.append(f"… and {len(diff.lines) - len(shown)} lines more")
-        what = f"the tools of server {self._server!r} are not those of {self._source}: {diff.summary()}"
+            shown.append(f"… and {len(diff.lines) - len(shown)} more lines")
+        what = f"the tools of server {self._server!r} differ from those of {self._source}: {diff.summary()}"
         raise ToolsChangedError(
             SECRETS.redact("\n".join([what, *shown, "The policy would get a prompt that was not reviewed"])),
             fix="review the change, then run `mcprl tools pin` and start again",
@@ -145,7 +145,7 @@ def read_pins(path: Path) -> Mapping[str, tuple[ToolDefinition, ...]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigFileError(
             f"the pin file {path} cannot be read: {error}",
-            fix="write it with `mcprl tools pin`, or leave servers.pins out",
+            fix="write it with `mcprl tools pin`, or remove servers.pins",
         ) from error
     try:
         document = _PinFile.model_validate_json(text)
@@ -157,7 +157,7 @@ def read_pins(path: Path) -> Mapping[str, tuple[ToolDefinition, ...]]:
         ) from error
     if document.mcprl_pins != _FORMAT:
         raise ConfigFileError(
-            f"{path} is a pin file of format {document.mcprl_pins}, this mcprl reads format {_FORMAT}",
+            f"{path} is a pin file of format {document.mcprl_pins}, but this mcprl reads format {_FORMAT}",
             fix="write it again with `mcprl tools pin`",
         )
     return {name: tuple(_checked(path, name, tool) for tool in entry.tools) for name, entry in document.servers.items()}

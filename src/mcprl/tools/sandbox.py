@@ -38,7 +38,7 @@ _BESIDE_BIN = ("bin", "lib", "lib64", "libexec", "ssl", "pyvenv.cfg")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _TMP_BYTES = 256 * 1024 * 1024
 _PROBE_S = 30.0
-_OTHERWISE = "remove `sandbox` for a server that you trust"
+_OTHERWISE = "remove `sandbox` if you trust the server"
 _SHEBANG_BYTES = 4096
 # For root, who owns the devices and could change their modes for the whole machine; bubblewrap can bind them only
 # writable or unusable. A read-only device can still be written to.
@@ -58,7 +58,7 @@ def sandbox_command(
 ) -> list[str]:
     """The command that runs `argv` in the sandbox of a server. It has to inherit `filter_fd`, an open `filter_file`.
 
-    `path` is the PATH of the server. Raises SandboxMissingError if there is no sandbox here, and
+    `path` is the PATH of the server. Raises SandboxMissingError if this machine cannot have a sandbox, and
     ServerFileError if a declared folder is missing, or if the server could write to its own program.
     """
     _probe()
@@ -72,13 +72,13 @@ def sandbox_command(
             raise ServerFileError(
                 f"server {server!r} may write to {folder}, which contains {inside}: its own program, or a folder that "
                 "it should only read",
-                fix=f"name a smaller folder in servers.settings.{server}.sandbox.write",
+                fix=f"give a smaller folder in servers.settings.{server}.sandbox.write",
             )
     modes |= dict.fromkeys(map(str, settings.write), "--bind")
     for shown in sorted(modes, key=lambda each: len(Path(each).parts)):  # a folder before what is inside it
         if not os.path.exists(shown):
             raise ServerFileError(
-                f"server {server!r} has {shown} in its sandbox, which does not exist",
+                f"the sandbox of server {server!r} lists {shown}, but that path does not exist",
                 fix=f"create it, or correct servers.settings.{server}.sandbox",
             )
         command += [modes[shown], shown, shown]
@@ -154,8 +154,9 @@ def filter_file() -> Generator[int]:
     machine = platform.machine()
     if sys.platform != "linux" or machine not in MACHINES:
         raise SandboxMissingError(
-            f"servers are sandboxed on Linux on {' and '.join(MACHINES)}, not on {sys.platform} {machine}",
-            fix=f"run them on such a machine, or {_OTHERWISE}",
+            f"the sandbox of a server needs Linux on {' or '.join(MACHINES)}, and this machine is {sys.platform} "
+            f"{machine}",
+            fix=f"run the servers on such a machine, or {_OTHERWISE}",
         )
     fd = os.memfd_create("filter")
     try:
@@ -206,6 +207,6 @@ def _probe() -> None:
         problem = str(error)
     if problem is not None:
         raise SandboxMissingError(
-            f"the sandbox of a server cannot be built here: {problem}",
+            f"the sandbox of a server cannot be built on this machine: {problem}",
             fix=f"{ALLOW_NAMESPACES}, or {_OTHERWISE}",
         )

@@ -89,9 +89,9 @@ class ServerSpec:
         if [self.command, self.url, self.make].count(None) != 2:
             raise ValueError(f"server {self.name!r} needs exactly one of command, url and make")
         if self.settings.start and self.url is None:
-            raise ValueError(f"server {self.name!r}: start belongs to a server reached by URL")
+            raise ValueError(f"server {self.name!r}: start applies only to a server reached by URL")
         if self.settings.sandbox is not None and self.command is None:
-            raise ValueError(f"server {self.name!r}: sandbox belongs to a server with a command")
+            raise ValueError(f"server {self.name!r}: sandbox applies only to a server with a command")
         if (self.url is not None and PORT in self.url) != any(PORT in word for word in self.settings.start):
             raise ValueError(f"server {self.name!r}: {PORT} belongs in both the url and start, or in neither")
         register_secrets(

@@ -174,7 +174,7 @@ class Toolbox:
             if spec.name not in pinned:
                 raise ToolsChangedError(
                     f"{self._pins} pins no tools of server {spec.name!r}{did_you_mean(spec.name, pinned)}",
-                    fix="review the server's tools, then run mcprl tools pin",
+                    fix="review the server's tools, then run `mcprl tools pin`",
                 )
         return pinned
 
@@ -257,7 +257,8 @@ def _check_replayed(config: ServersConfig, cassette: Cassette) -> None:
     for name in config.settings:
         if name not in known:
             raise ServerFileError(
-                f"servers.settings names {name!r}, but {config.cassette} has no such server{did_you_mean(name, known)}",
+                f"servers.settings has an entry for {name!r}, but {config.cassette} has no such "
+                f"server{did_you_mean(name, known)}",
                 fix="correct the name, or record that server",
             )
 
@@ -286,7 +287,7 @@ async def _compile(tools: Sequence[Tool], routes: Mapping[str, Route]) -> dict[s
     for tool in tools:
         for what in checks[tool.name].unenforced:
             _logger.warning(
-                "server %r: %s of tool %r is not enforced here, since it cannot be checked in linear time",
+                "server %r: %s of tool %r is not enforced by mcprl, since it cannot be checked in linear time",
                 tool.server,
                 shortened(what),
                 tool.name,
@@ -301,7 +302,7 @@ async def _compile_server(server: str, tools: Sequence[Tool], settings: ServerSe
     except TimeoutError:
         raise ServerStartError(
             f"the schemas of server {server!r} were not read within {settings.start_deadline_s:g} s",
-            fix=f"leave tools out with servers.settings.{server}.deny, or raise start_deadline_s there",
+            fix=f"leave tools out with servers.settings.{server}.deny, or raise its start_deadline_s",
         ) from None
 
 

@@ -135,7 +135,7 @@ class Delivery:
                 async with asyncio.timeout(flush_s):
                     await self._child.wait()
         except TimeoutError:
-            self._say(f"did not take everything in time{_REMEDY.get(self.kind, '')}")
+            self._say(f"did not accept all reports in time{_REMEDY.get(self.kind, '')}")
         finally:
             await self._end(self._child)
         self._dropped += self._unsendable
@@ -197,7 +197,7 @@ class Delivery:
         elif word["state"] == "delivered":
             self._delivered = True
         elif word["state"] == "trouble":
-            self._say(f"has trouble: {word['text']}{_REMEDY.get(self.kind, '')}")
+            self._say(f"reported a problem: {word['text']}{_REMEDY.get(self.kind, '')}")
         elif word["state"] == "failed":
             self._fail(word["text"])
 
@@ -224,7 +224,7 @@ class Delivery:
 _NAMES = {"wandb": "W&B", "weave": "Weave", "tensorboard": "TensorBoard", "opentelemetry": "OpenTelemetry"} | {
     "tracker": "your tracker"
 }
-_REMEDY = {"wandb": "; `wandb sync` sends the rest from the folder wandb of the run"}
+_REMEDY = {"wandb": "; `wandb sync` sends the rest from the run's wandb folder"}
 
 
 # Tracker → the module that it needs, from the extra of the same name.

@@ -100,7 +100,7 @@ class Shutdown:
             nonlocal timer
             if timer is not None:
                 _end_now(128 + number, "a second signal: ended at once")
-            why = f"the {self._deadline_s:g} s to stop in are over: ended at once"
+            why = f"the {self._deadline_s:g} s allowed for stopping are over: ended at once"
             timer = threading.Timer(_LAST_MOMENT * self._deadline_s, _end_now, (EXIT_STOPPED, why))
             timer.daemon = True
             timer.start()

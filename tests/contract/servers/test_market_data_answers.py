@@ -171,7 +171,7 @@ async def test_half_a_search_is_never_taken_for_the_whole(live, upstream, path):
         (401, "refused the key, or the key does not include this data (HTTP 401: "),
         (402, "refused the key, or the key does not include this data (HTTP 402: "),
         (403, "refused the key, or the key does not include this data (HTTP 403: "),
-        (404, "knows no /quote (HTTP 404: "),
+        (404, "does not have /quote (HTTP 404: "),
     ],
 )
 async def test_what_the_plan_or_the_api_does_not_have_is_infrastructure_and_named(live, upstream, status, told):
@@ -200,7 +200,7 @@ async def test_a_long_series_is_cut_in_the_text_which_says_so_and_whole_in_the_s
 @pytest.mark.usefixtures("upstream")
 async def test_a_part_of_a_series_is_never_taken_for_the_whole(live):
     arguments = {"ticker": "PART", "start_date": "2025-05-01", "end_date": "2025-05-02"}
-    assert "a part of the bars only" in (await failed(live, "polygon_get_aggs", arguments)).message
+    assert "only a part of the bars" in (await failed(live, "polygon_get_aggs", arguments)).message
 
 
 @only_of(POLYGON)

@@ -112,7 +112,7 @@ async def test_with_the_flag_a_message_is_posted_once_and_told_in_the_same_words
     (post,) = posts(upstream)
     assert post.path == "/chat.postMessage"
     assert post.body == {"channel": "C0DESK0003", "text": "VLKN < 214 & up 🚀"}
-    assert "messages go to Slack for real" in " ".join(logs_in(tmp_path).split())
+    assert "messages are posted to the real" in " ".join(logs_in(tmp_path).split())
 
 
 @TRANSPORTS

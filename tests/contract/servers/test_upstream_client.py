@@ -21,18 +21,18 @@ NEVER_ANSWERED = {Trouble.SILENT, Trouble.DRIPPING}
 TOLD = {
     Trouble.KEY_REFUSED: "refused the key",
     Trouble.FORBIDDEN: "refused the key",
-    Trouble.BUSY: "asked too often",
-    Trouble.BUSY_UNTIL: "asked too often",
-    Trouble.BUSY_UNSAID: "asked too often",
+    Trouble.BUSY: "called too often",
+    Trouble.BUSY_UNTIL: "called too often",
+    Trouble.BUSY_UNSAID: "called too often",
     Trouble.BROKEN: "failed (HTTP 500",
     Trouble.DOWN: "failed (HTTP 503",
-    Trouble.MOVED: "sent the request elsewhere (HTTP 302",
+    Trouble.MOVED: "redirected the request (HTTP 302",
     Trouble.SILENT: f"did not answer within {PATIENT_S:g} s",
     Trouble.DRIPPING: f"did not answer within {PATIENT_S:g} s",
-    Trouble.RESET: "could not be asked",
-    Trouble.TRUNCATED: "could not be asked",
-    Trouble.MALFORMED: "not JSON",
-    Trouble.NOT_A_NUMBER: "not JSON",
+    Trouble.RESET: "could not be reached",
+    Trouble.TRUNCATED: "could not be reached",
+    Trouble.MALFORMED: "did not answer with JSON",
+    Trouble.NOT_A_NUMBER: "did not answer with JSON",
     Trouble.HUGE: "more than 8388608 bytes",
 }
 
@@ -152,7 +152,7 @@ async def test_json_that_is_nested_too_deeply_is_infrastructure(served, upstream
     served.routes["GET /deep"] = deep
     assert isinstance(await upstream.get("/deep"), list)
     served.raw_body = b"[" * 1_000_000
-    with served.failing(Trouble.RAW), pytest.raises(MCPError, match="not JSON"):
+    with served.failing(Trouble.RAW), pytest.raises(MCPError, match="did not answer with JSON"):
         await upstream.get("/deep")
 
 
@@ -160,7 +160,7 @@ async def test_nobody_listening_is_infrastructure():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     client = Upstream("gone", f"http://127.0.0.1:{port}", params={"apikey": KEY}, deadline_s=PATIENT_S)
-    with pytest.raises(MCPError, match="could not be asked") as caught:
+    with pytest.raises(MCPError, match="could not be reached") as caught:
         await client.get("/thing")
     assert KEY not in caught.value.message
     await client.close()

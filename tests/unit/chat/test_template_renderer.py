@@ -201,7 +201,7 @@ GROWING = "{%% set n = namespace(x='aa') %%}{%% for i in range(99) %%}{%% set n.
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
             "of processor time to render",
         ),
-        ("{{ 9 ** 9999999999 }}", "a number too large"),
+        ("{{ 9 ** 9999999999 }}", "a number is too large"),
         ("{{ 'x' * 10 ** 10 }}", "longer than"),
         ("{{ 'x' | center(10 ** 10) }}", "longer than"),
         ("{{ 'x'.center(10 ** 10) }}", "longer than"),

@@ -154,7 +154,7 @@ def test_a_turn_ends_at_the_text_that_the_sampler_stops_at(chat_of):
     )
     assert chat.parse(prompt, ids, [FIND]).calls == (call,)
     assert writer.write_answer(prompt, "Lima.", [FIND])[-1] == chat.stop_token_ids[0]
-    with pytest.raises(BadValueError, match=r"sampling.stop ends it there"):
+    with pytest.raises(BadValueError, match=r"sampling.stop would end the turn"):
         writer.write_answer(prompt, "Lima.\nEnd of it.", [FIND])
 
 

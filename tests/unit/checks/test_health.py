@@ -64,7 +64,7 @@ PLANTED = [
         skipped="reward of t7/2 is nan",
     ),
     Planted("parity", BAD, [{"parity_logprob_mean_abs_error": 0.4}], "0.4 nats", "`mcprl parity RECIPE`"),
-    Planted("parity", BAD, [{"parity_outside_share": 0.5}], "sampler and learner disagree", "old_logprobs recomputed"),
+    Planted("parity", BAD, [{"parity_outside_share": 0.5}], "sampler and learner disagree", "old_logprobs=recomputed"),
     Planted(
         "parity",
         WARN,
@@ -74,7 +74,7 @@ PLANTED = [
         config={"algorithm": {"old_logprobs": "recomputed"}},
     ),
     Planted("parity", WARN, [{}], "computes in lower precision", "TF32", config={"model": {"dtype": "float32"}}),
-    Planted("parity", WARN, [{"parity_logprob_max_abs_error": 5.0}], "by 5 on one of them", "recomputed limits"),
+    Planted("parity", WARN, [{"parity_logprob_max_abs_error": 5.0}], "by 5 on one token", "recomputed limits"),
     Planted(
         "reference",
         BAD,
@@ -217,13 +217,15 @@ PLANTED = [
         "--from 4",
         config={"tasks": {"order": "curriculum"}},
     ),
-    Planted("collapse", BAD, after(4, valid_call_rate=0.0), "0% of calls are valid, after 95% at best", "--from 3"),
-    Planted("collapse", WARN, [{"reward": 0.7}] * 4 + [{"reward": 0.0}], "+0.00, after +0.70 at best", "--from 3"),
+    Planted("collapse", BAD, after(4, valid_call_rate=0.0), "0% of calls are valid, down from 95%", "--from 3"),
+    Planted(
+        "collapse", WARN, [{"reward": 0.7}] * 4 + [{"reward": 0.0}], "+0.00, down from a best of +0.70", "--from 3"
+    ),
     Planted(
         "collapse",
         WARN,
         [{"reward": 0.7}] * 4 + [{"reward": 0.0, "learning_rate": 1.0}],
-        "an update broke the policy",
+        "an update probably broke the policy",
         "(now 1): `mcprl resume RUN --from 3 --set learner.learning_rate=2e-05`",
         config={"learner": {"learning_rate": 1.0}},
     ),

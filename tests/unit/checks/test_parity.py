@@ -227,7 +227,7 @@ def test_shifted_tokens_are_reported_as_a_fault_of_mcprl(played, learner):
     assert 0.7 < report.alignment < 1.0
     assert report.verdict.severity is Severity.BAD
     assert f"only {report.alignment:.2%} of the tokens" in report.verdict.what
-    assert "a fault in mcprl" in report.verdict.fix
+    assert "a bug in mcprl" in report.verdict.fix
 
 
 def test_a_token_missing_from_the_trajectory_lowers_alignment(played, learner):
@@ -247,7 +247,7 @@ def test_rounding_is_usual_in_bfloat16_and_not_in_float32(played, rounded, recor
     assert "usual in bfloat16" in usual.verdict.what
     unusual = check(played.trajectories, scores, scores_at_1=at_1)
     assert unusual.verdict.severity is Severity.WARN
-    assert "as if one of the two rounded to less than float32" in unusual.verdict.what
+    assert "as if the sampler or the learner rounded to less than float32" in unusual.verdict.what
 
 
 def test_the_verdict_says_if_training_would_stop(played, rounded):
@@ -257,13 +257,13 @@ def test_the_verdict_says_if_training_would_stop(played, rounded):
     assert "usual in bfloat16" in report.verdict.what
     assert "training would stop" in report.verdict.what
     assert report.verdict.what.endswith("learner.max_parity_error is 0.001")
-    assert report.verdict.fix.startswith("raise that setting or set model.dtype to float32")
+    assert report.verdict.fix.startswith("raise learner.max_parity_error or set model.dtype to float32")
 
 
 def test_if_only_the_limit_is_too_strict_the_fix_is_to_raise_it(played, learner):
     report = check(played.trajectories, played.scores(learner), max_error=1e-9)
     assert report.verdict.severity is Severity.BAD
-    assert report.verdict.fix == "raise that setting"
+    assert report.verdict.fix == "raise learner.max_parity_error"
 
 
 def test_raising_the_limit_is_never_the_fix_for_a_real_fault(played, other_weights):

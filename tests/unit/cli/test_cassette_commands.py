@@ -82,7 +82,8 @@ def test_an_import_reports_what_went_in_what_did_not_and_why(run, log, tmp_path)
     assert "1 calls had different results at different times: the last result is replayed." in result.output
     assert "Treated as writes, by definition or name: send_message (1). --read PATTERN overrides." in result.output
     assert (
-        "Definitions inferred from the calls, better given with --tools: fmp_get_quote, send_message." in result.output
+        "Definitions inferred from the calls (--tools can provide the real ones): fmp_get_quote, send_message."
+        in result.output
     )
     assert "Argument aliases applied: 1. Texts with redacted secrets: 0." in result.output
     assert "unreadable: log.json, row 1, message 9: the call is not JSON" in result.output
@@ -187,7 +188,7 @@ def test_a_file_that_is_no_cassette_is_one_sentence_with_a_fix(mcprl, log):
     result = mcprl("cassette", "show", str(log))
     assert (result.returncode, result.stdout) == (2, "")
     assert (
-        result.stderr == f"mcprl: E-TOOL-009 {log} is not a cassette. Fix: name a file that mcprl recorded, "
+        result.stderr == f"mcprl: E-TOOL-009 {log} is not a cassette. Fix: give a file that mcprl recorded, "
         "or a new one. (mcprl explain E-TOOL-009)\n"
     )
 

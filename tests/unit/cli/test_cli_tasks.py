@@ -72,7 +72,7 @@ def test_a_file_is_checked_with_the_servers_limits_and_rewards_of_a_recipe(run, 
     assert code == 1
     assert "offers 'list_people', which no server lists" in printed
     assert "a turn for its calls and one for its answer, but may take 1 turn" in printed
-    with pytest.raises(BadValueError, match="--recipe and --servers both name servers"):
+    with pytest.raises(BadValueError, match="--recipe and --servers both specify servers"):
         run("validate", write(ZONE), "--recipe", recipe, "--servers", directory)
 
 
@@ -103,7 +103,7 @@ def test_drifted_calls_are_shown_with_their_places_and_with_settings_to_paste(ru
     assert "find_person has no argument 'who', lacks the argument 'name'  2 ×" in printed
     assert "line 1, message 2, 4" in printed
     assert "servers:\n  settings:\n    directory:\n      argument_aliases: {who: name}\n" in printed
-    assert "reward_spec.ground_truth: there is none" in printed
+    assert "reward_spec.ground_truth: it is missing" in printed
 
 
 @pytest.mark.process
@@ -112,7 +112,7 @@ def test_leaks_are_looked_for_in_every_other_file(run, write, directory):
     second = write(ZONE | {"id": "y", "prompt": "Another?", "answer": "z"}, name="second.jsonl")
     code, printed = run("validate", write(ZONE), "--servers", directory, "--against", first, "--against", second)
     assert code == 1
-    assert "asks the same as x (first.jsonl, line 1)" in printed
+    assert "asks the same question as x (first.jsonl, line 1)" in printed
     assert "second.jsonl" not in printed
 
 
@@ -154,7 +154,7 @@ def test_solutions_are_played_on_the_servers_and_one_that_earns_less_than_everyt
 def test_a_task_of_another_world_than_the_servers_is_not_played(run, write, directory):
     with pytest.raises(OtherWorldError, match="market-7"):
         run("validate", write(ZONE | {"world": "market-7"}), "--servers", directory, "--gold")
-    with pytest.raises(BadValueError, match="the world 'staging', which no server of mcprl has"):
+    with pytest.raises(BadValueError, match="the world 'staging', which none of mcprl's servers has"):
         run("validate", write(ZONE | {"world": "staging"}))
 
 
@@ -196,7 +196,7 @@ def test_generated_tasks_are_the_same_for_the_same_arguments_and_have_nothing_wr
 
 def test_a_folder_that_cannot_be_made_is_refused_by_name(run, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TaskFileError, match="cannot make the folder"):
+    with pytest.raises(TaskFileError, match="cannot create the folder"):
         run("generate", "--out", tmp_path / "file" / "inside", "--train", 1, "--validation", 1)
 
 

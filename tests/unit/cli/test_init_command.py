@@ -102,7 +102,7 @@ def test_a_project_in_the_folder_one_stands_in_needs_no_cd(here):
 def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(here):
     (here / "shop").mkdir()
     (here / "shop" / "notes.txt").write_text("mine")
-    with pytest.raises(BadValueError, match=r"shop is not empty: it holds notes\.txt\. Fix: name a folder that is new"):
+    with pytest.raises(BadValueError, match=r"shop is not empty: it holds notes\.txt\. Fix: give a folder that is new"):
         init("shop")
     assert files_in(here / "shop") == {"notes.txt"}
 

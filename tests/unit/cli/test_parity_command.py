@@ -77,7 +77,7 @@ def test_sampler_and_learner_agree_under_a_grammar_and_the_report_is_one_json_ob
     assert report["forced_tokens"] > 0
     assert report["logprob_max_abs_error"] <= 1e-3
     assert all(token["text"] for token in report["worst"])
-    assert "scoring them again" not in result.stderr
+    assert "scoring the sampled tokens again" not in result.stderr
 
 
 @torch.inference_mode()
@@ -100,6 +100,6 @@ def test_a_sampler_that_ignores_the_temperature_is_named_and_the_command_exits_w
     settings = (f"model.path={tiny_qwen3}", "sampling.constrain='off'", "sampling.max_tokens=8")
     result = parity(recipe, "--prompts", "2", *(word for setting in settings for word in ("--set", setting)))
     assert result.exit_code == 1, result.output
-    assert "scoring them again at temperature 1" in result.stderr
+    assert "scoring the sampled tokens again at temperature 1" in result.stderr
     assert "the sampler's logprobs ignore the temperature" in result.stdout
     assert "mean |Δlogprob|" in result.stdout

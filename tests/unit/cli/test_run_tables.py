@@ -112,7 +112,7 @@ def test_curves_of_several_runs_share_one_scale():
 def test_details_have_where_the_run_stands_and_what_to_do_next():
     found = [
         Checkpoint(step=2, path=Path("step-00002"), bytes=1_000_000),
-        Damaged(path=Path("step-00003"), why="policy.safetensors is not as it was written"),
+        Damaged(path=Path("step-00003"), why="policy.safetensors does not match its checksum"),
     ]
     text = shown(run_details(RUN, found, now=NOW))
     for part in (
@@ -126,7 +126,7 @@ def test_details_have_where_the_run_stands_and_what_to_do_next():
         "✓  KL per token, mean",
         "verdicts on step 3\nwarn clipping: the clip cuts off much. Try: slow down.",
         "✓  step-00002  1.0 MB  checksums verified",
-        "✗  step-00003          damaged: policy.safetensors is not as it was written",
+        "✗  step-00003          damaged: policy.safetensors does not match its checksum",
         "model.path      some/model",
         "checkpoints     3.0 MB",
         "Next: mcprl resume outputs/hello",

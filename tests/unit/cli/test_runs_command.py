@@ -95,7 +95,8 @@ def test_a_folder_of_the_same_name_that_is_no_run_does_not_hide_the_run(outputs)
 def test_a_run_is_json_for_a_script_with_its_checkpoints_verified(outputs):
     (outputs / "hello-cpu" / "checkpoints" / "step-00002" / "state.json").write_text("[]")
     run = strict_json(runs("show", "hello-cpu", "--json").stdout)
-    assert run["checkpoints"] == [{"name": "step-00002", "whole": False, "why": "state.json is not as it was written"}]
+    damaged = {"name": "step-00002", "whole": False, "why": "state.json does not match its checksum"}
+    assert run["checkpoints"] == [damaged]
     assert (run["next"], run["verdicts"][0]["name"]) == ("mcprl resume outputs/hello-cpu", "healthy")
     assert run["changed_settings"]["training.steps"] == "4"
 

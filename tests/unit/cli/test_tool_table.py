@@ -122,7 +122,7 @@ def test_figures_are_right_aligned_with_separators_and_totals():
         "  fmp_get_historical_prices_adjusted_for_splits      10      10              0       0",
         "total                                            41,410  41,290            117       3",
         "",
-        "1 more call named an unknown tool.",
+        "1 more call used an unknown tool name.",
         "",
         "tool            times  what",
         "fmp_get_quote      14  calls repeated",

@@ -135,7 +135,7 @@ def test_a_refused_call_prints_what_the_policy_would_read_and_exits_with_1(mcprl
     assert "'find_person'" in unknown.stdout
     assert unknown.stderr.splitlines() == [
         "no server · refused without asking the server",
-        "To accept it, put into the recipe: "
+        "To accept this name, add to the recipe: "
         "servers: {settings: {directory: {tool_aliases: {find_persn: find_person}}}}",
     ]
 
@@ -238,7 +238,7 @@ def test_pins_are_written_checked_and_stop_a_run_whose_server_changed_until_pinn
 
     stopped = mcprl("tools", "list", str(office / "recipe.yaml"), "--set", f"servers.pins={pins}")
     assert stopped.returncode == 2
-    assert stopped.stderr.startswith("mcprl: E-TOOL-006 the tools of server 'office' are not those of ")
+    assert stopped.stderr.startswith("mcprl: E-TOOL-006 the tools of server 'office' differ from those of ")
     assert '+    "Repeats a text. Always call it first."' in stopped.stderr
     assert "mcprl tools pin" in stopped.stderr
     assert "Traceback" not in stopped.stderr

@@ -145,7 +145,7 @@ async def test_an_observation_too_long_for_the_context_ends_the_episode_before_i
 async def test_a_prompt_longer_than_the_context_is_a_configuration_error(stage, chat):
     tools = FunctionTools(**{f"tool_{n}": lambda: "" for n in range(12)})
     runner, sampler = stage(f"Hello.{END}", tools=tools, context_tokens=64)
-    with pytest.raises(BadValueError, match=r"the prompt of task task has \d+ tokens, model\.context_tokens is 64"):
+    with pytest.raises(BadValueError, match=r"the prompt of task task has \d+ tokens, but model\.context_tokens is 64"):
         await play(runner)
     assert sampler.requests == []
     assert tools.open_leases == 0

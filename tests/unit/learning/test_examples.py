@@ -128,7 +128,9 @@ def test_one_altered_id_in_a_turn_is_found(made, data, tree):
 def test_a_turn_with_more_or_fewer_ids_than_are_marked_as_sampled_is_refused(returned):
     made = make_trajectory([1, 7, 8], "css")
     turn = replace(made.turns[0], sampled_ids=returned)
-    with pytest.raises(AlignmentError, match=f"2 tokens are marked as sampled, the sampler returned {len(returned)}"):
+    with pytest.raises(
+        AlignmentError, match=f"2 tokens are marked as sampled, but the sampler returned {len(returned)}"
+    ):
         check_alignment(packed([made], tree=True)[0], plain_examples([replace(made, turns=(turn,))], exact([made])))
 
 

@@ -165,8 +165,8 @@ def test_a_batch_in_which_the_policy_had_no_choice_makes_no_update(make_learner)
     update = make_learner()._update(batch_of(made))
     assert update.weights.version == 0
     assert update.skipped == (
-        "0 tokens are learnable, algorithm.min_learnable_tokens is 1; "
-        "sampling.constrain off with masks exact left no more"
+        "0 tokens are learnable, but algorithm.min_learnable_tokens is 1; sampling.constrain=off with masks=exact "
+        "left no more"
     )
 
 

@@ -261,7 +261,7 @@ async def test_a_state_of_other_processes_is_refused_in_words(model, tmp_path):
     told = json.loads((state / "learner-0-of-1.json").read_text()) | {"processes": 2, "sharding": "zero3"}
     (state / "learner-0-of-1.json").unlink()
     (state / "learner-0-of-2.json").write_text(json.dumps(told))
-    with pytest.raises(OtherStateError, match="saved by 2 processes with zero3, and is to be loaded by one process"):
+    with pytest.raises(OtherStateError, match="saved by 2 processes with zero3, but is to be loaded by one process"):
         await learner.load_state(state)
     (state / "learner-0-of-2.json").unlink()
     with pytest.raises(OtherStateError, match="has no state of a learner"):

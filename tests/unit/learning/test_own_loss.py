@@ -44,7 +44,7 @@ async def test_the_users_loss_makes_the_same_update_as_ours(tmp_path):
         ("return 0.0", "returned float for 5 tokens"),
         ("return -advantage_N", "has no gradient"),
         ("return torch.log(logprob_N - logprob_N) * advantage_N", "is not finite for ratios"),
-        ("return -(logprob_N - logprob_N.mean()) * advantage_N", "packs would not add up"),
+        ("return -(logprob_N - logprob_N.mean()) * advantage_N", "separate packs cannot be added up"),
         ("return undefined", r"losses\.py:4: NameError"),
     ],
 )

@@ -208,7 +208,7 @@ def test_any_interleaving_of_episodes_equals_episodes_alone(actions):
 
 
 def test_an_offline_world_cannot_be_posted_to_for_real():
-    with pytest.raises(BadValueError, match="leave out --post-for-real"):
+    with pytest.raises(BadValueError, match="omit --post-for-real"):
         make_server(world=SEED, post_for_real=True)
 
 

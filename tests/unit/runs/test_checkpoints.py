@@ -157,15 +157,18 @@ def save_beside(checkpoints: Checkpoints, step: int) -> Path:
     [
         (lambda path: (path / "state.json").unlink(), "state.json is missing"),
         (lambda path: (path / "manifest.json").unlink(), "has no manifest.json"),
-        (lambda path: (path / "manifest.json").write_text("[1]"), "manifest.json is not as it was written"),
-        (lambda path: (path / "manifest.json").write_text('{"sha256": ""}'), "manifest.json is not as it was written"),
+        (lambda path: (path / "manifest.json").write_text("[1]"), "manifest.json does not match its checksum"),
+        (
+            lambda path: (path / "manifest.json").write_text('{"sha256": ""}'),
+            "manifest.json does not match its checksum",
+        ),
         (lambda path: (path / "learner" / "more").write_text(""), "learner/more is not in its manifest"),
         (lambda path: (path / "state.json").write_text("{}"), "state.json has 2 bytes, but 23 were written"),
         (
             lambda path: flip(path / "learner" / "policy.safetensors", 999),
-            "learner/policy.safetensors is not as it was",
+            "learner/policy.safetensors does not match its checksum",
         ),
-        (lambda path: path.rename(path.with_name("step-00003")), "holds step 2: it was renamed or copied here"),
+        (lambda path: path.rename(path.with_name("step-00003")), "holds step 2: the folder was renamed or copied"),
     ],
 )
 def test_damage_is_named_and_the_one_before_is_taken(checkpoints, damage, why):

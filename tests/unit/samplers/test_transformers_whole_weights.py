@@ -97,7 +97,7 @@ async def test_another_model_is_refused_and_the_old_one_sampled_from_still(sampl
     before = await sampler.sample(REQUEST)
     settings = json.loads((spoilt / "config.json").read_text())
     (spoilt / "config.json").write_text(json.dumps(settings | {"num_key_value_heads": 1}))
-    with pytest.raises(BadValueError, match=r"spoilt has a different model than .*num_key_value_heads is 1 instead of"):
+    with pytest.raises(BadValueError, match=r"spoilt has a different model from .*num_key_value_heads is 1 instead of"):
         await sampler.publish(Weights(version=1, model=spoilt))
     (spoilt / "model.safetensors").unlink()
     with pytest.raises(BadValueError, match=r"it has no \*\.safetensors"):

@@ -150,7 +150,7 @@ async def test_leaving_while_a_server_is_being_started_ends_it_and_all_who_wait(
         while await stand_in.started.get() == 1:
             pass
         await sampler.__aexit__(None, None, None)
-        with pytest.raises(SamplerLostError, match="not restarted"):
+        with pytest.raises(SamplerLostError, match="will not be restarted"):
             await turn
     assert stand_in.starts == 2
 

@@ -31,7 +31,7 @@ from mcprl.samplers.vllm_server import BASE_NAME, read_completion
 @pytest.mark.parametrize(("learner", "kind"), [(LORA, "model"), (FULL, "adapter")])
 async def test_weights_of_the_other_kind_are_refused(tmp_path, learner, kind):
     sampler = make_sampler(tmp_path, learner=learner)
-    with pytest.raises(BadValueError, match=rf"learner\.tuning {learner.tuning} and cannot take .*v1.*Fix: set"):
+    with pytest.raises(BadValueError, match=rf"learner\.tuning={learner.tuning} and cannot load .*v1.*Fix: set"):
         await sampler.publish(Weights(version=1, **{kind: tmp_path / "v1"}))
 
 
@@ -102,7 +102,7 @@ async def test_where_all_weights_are_trained_the_server_says_which_version_sampl
 @pytest.mark.parametrize("spans", [[], [("7", 0, 1)], [("7", 1, 2)], [("7", 0, 3)], [("7", 0, 1), ("8", 0, 2)]])
 async def test_a_turn_whose_tokens_have_no_version_or_several_is_refused(spans):
     said = [{"version": version, "start": start, "end": end} for version, start, end in spans]
-    with pytest.raises(SamplerLostError, match="does not say by which weights"):
+    with pytest.raises(SamplerLostError, match="does not report which weights"):
         read_completion(altered(weight_versions=said), REQUEST, None)
 
 
@@ -112,7 +112,7 @@ async def test_another_model_is_refused_before_the_server_comes_to_rest(tmp_path
         return whole_weights_answer(path, body, compare_model_folder=["hidden_size is 32 instead of 64"])
 
     async with answering(tmp_path, answer, FULL) as (sampler, seen):
-        with pytest.raises(BadValueError, match=r"a different model than some/model: hidden_size is 32 instead of 64"):
+        with pytest.raises(BadValueError, match=r"a different model from some/model: hidden_size is 32 instead of 64"):
             await sampler.publish(whole)
         assert len(seen) == 1
         assert (await sampler.sample(REQUEST)).token_ids == (7, 8)

@@ -347,7 +347,7 @@ def test_a_new_server_does_not_do_what_was_asked_of_the_one_before(kept):
     kept.state.begin()
     assert kept.column("SELECT request_id FROM futures WHERE status = 'PENDING'") == []
     assert [json.loads(str(data))["error"] for data in kept.column("SELECT result_data FROM futures")] == [
-        "The server that this was asked of has ended."
+        "The server that received this request has ended."
     ]
     assert kept.column("SELECT max(request_id) FROM futures") == [3]
     assert kept.column("SELECT status FROM models") == ["unloaded"]

@@ -124,5 +124,5 @@ def test_a_template_that_writes_results_differently_from_the_family_is_refused(t
 def test_a_template_that_leaves_the_system_message_out_is_refused(chats, monkeypatch):
     wording = Wording(chats["chatml"])
     monkeypatch.setattr(chats["chatml"].tokenizer, "chat_template", "{{ messages[-1].content }}")
-    with pytest.raises(BadValueError, match="chat template cannot write"):
+    with pytest.raises(BadValueError, match="chat template cannot render"):
         wording.conversation([SYSTEM, USER], TOOLS)

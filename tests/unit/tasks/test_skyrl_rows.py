@@ -139,8 +139,8 @@ def test_copies_of_one_row_stay_tasks_of_their_own(read):
         ({"ground_truth": {"final_state": {"done": True}, "expected_outcome": None, "rules": []}}, ["….final_state"]),
         ({"ground_truth": {}, "weight": 2}, ["reward_spec.weight"]),
         ({"ground_truth": "72"}, ["reward_spec.ground_truth"]),
-        ({}, ["reward_spec.ground_truth: there is none"]),
-        (None, ["reward_spec.ground_truth: there is none"]),
+        ({}, ["reward_spec.ground_truth: it is missing"]),
+        (None, ["reward_spec.ground_truth: it is missing"]),
         ({"ground_truth": {"success_criteria": {"error_recovery_demonstrated": False}}}, []),
     ],
 )

@@ -204,7 +204,7 @@ def test_any_prompt_survives_the_file_even_with_odd_line_separators(tmp_path_fac
         ('{"id": "b", "prompt": "\\ud83d", "answer": "y"}', "a lone surrogate"),
         (
             '{"id": "b", "prompt": "x", "env_class": "e", "reward_spec": {}}',
-            "the file mixes SkyRL rows and tasks of mcprl's own form",
+            "the file mixes SkyRL rows and tasks in mcprl's own format",
         ),
         (
             '{"id": "b", "prompt": "x", "solution": {"awnser": ""}}',
@@ -213,7 +213,7 @@ def test_any_prompt_survives_the_file_even_with_odd_line_separators(tmp_path_fac
         ('{"id": "b", "prompt": "x", "answer": {"matches": "' + "a" * 5000 + '"}}', "more than 4096 characters"),
         ('{"id": "b", "prompt": ' + "[" * 101 + "]" * 101 + "}", "it is nested more than 100 deep"),
         ('{"id": "b", "prompt": ' + "[" * 100_000, "it is nested more than 100 deep"),
-        ('{"id": "b", "prompt": ' + "9" * 5000 + "}", "a number too long"),
+        ('{"id": "b", "prompt": ' + "9" * 5000 + "}", "a number is too long"),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number_and_the_field(write, line, words):

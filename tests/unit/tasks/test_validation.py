@@ -151,7 +151,7 @@ def test_questions_are_compared_without_case_spacing_and_typography(one, other, 
 def test_a_duplicate_question_is_found_with_the_row_of_the_first():
     assert problems(task("a", "Hi?"), task("b"), task("c", "Hey?"), kind=ProblemKind.DUPLICATE) == []
     assert problems(task("a", "Hi?"), task("b"), task("c", "HI"), kind=ProblemKind.DUPLICATE) == [
-        ("line 3", "asks the same as a (line 1)")
+        ("line 3", "asks the same question as a (line 1)")
     ]
 
 
@@ -162,7 +162,7 @@ def test_a_task_that_another_file_has_too_leaks_by_its_question_or_its_solution_
     other = file_of(task("x", "Same?"), task("y", **solved("3")), task("z"), task("w"), name="validation.jsonl")
     mine = [task("a", "same"), task("b", **solved("3")), task("c", **solved("4")), task("z", "Another?"), task("d")]
     assert problems(*mine, kind=ProblemKind.LEAK, against=(other,)) == [
-        ("line 1", "asks the same as x (validation.jsonl, line 1)"),
+        ("line 1", "asks the same question as x (validation.jsonl, line 1)"),
         ("line 2", "has the goal and solution of y (validation.jsonl, line 2)"),
     ]
 
@@ -227,7 +227,7 @@ def test_all_ten_questions_of_the_users_processed_file_are_also_in_the_validatio
     asked = [json.loads((DATA / f"{name}.json").read_text()) for name in ("processed-train", "recorded-validation")]
     train, held_out = ([row["prompt"][0]["content"] for row in rows] for rows in asked)
     assert sum(question in held_out for question in train) == 10
-    assert sum(problem.text.startswith("asks the same as") for problem in leaked) == 10
+    assert sum(problem.text.startswith("asks the same question as") for problem in leaked) == 10
     # The two recorded files share no question, but 26 ids.
     shared = validate(read["recorded-train"], SHIPPED_TOOLS, against=[read["recorded-validation"]]).problems
     leaked = [problem.text for problem in shared if problem.kind is ProblemKind.LEAK]

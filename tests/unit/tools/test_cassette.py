@@ -324,7 +324,7 @@ def test_a_cassette_of_another_layout_is_refused_with_a_fix(path, cassette):
     database = sqlite3.connect(path)
     database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(CassetteError, match="has layout 99, this mcprl reads layout 1") as caught:
+    with pytest.raises(CassetteError, match="has layout 99, but this mcprl reads layout 1") as caught:
         Cassette.open(path, writable=True)
     assert "import it again" in caught.value.fix
 
@@ -353,7 +353,7 @@ def change(path, statements):
 def test_a_cassette_with_other_tables_views_or_triggers_is_refused(path, statements, writable):
     Cassette.open(path, writable=True).close()
     change(path, statements)
-    with pytest.raises(CassetteError, match="other tables than a cassette"):
+    with pytest.raises(CassetteError, match="does not have the tables of a cassette"):
         Cassette.open(path, writable=writable)
 
 

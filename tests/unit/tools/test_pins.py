@@ -62,7 +62,9 @@ def test_the_first_listing_is_remembered_and_the_same_tools_pass_in_any_order():
 def test_a_server_that_changes_a_tool_on_its_second_start_is_an_error():
     pinned = PinnedTools("directory")
     pinned.check([FIND, LIST])
-    with pytest.raises(ToolsChangedError, match="'directory' are not those of the start of the run: changed 'find_per"):
+    with pytest.raises(
+        ToolsChangedError, match="'directory' differ from those of the start of the run: changed 'find_per"
+    ):
         pinned.check([replace(FIND, description="City of a colleague."), LIST])
     assert pinned.definitions == (FIND, LIST)
 
@@ -88,7 +90,7 @@ def test_the_error_names_what_was_added_removed_and_changed_with_a_diff_and_the_
     error = changed([FIND, LIST], listed, source="pins.json")
     first, *rest = str(error).splitlines()
     assert first == (
-        "E-TOOL-006 the tools of server 'directory' are not those of pins.json: "
+        "E-TOOL-006 the tools of server 'directory' differ from those of pins.json: "
         "changed 'find_person'; added 'list_all'; removed 'list_people'"
     )
     assert rest[:2] == ["--- find_person, pinned", "+++ find_person, listed"]
@@ -126,7 +128,7 @@ def test_a_long_diff_is_cut_and_says_by_how_much():
     lines = str(error).splitlines()
     assert len(lines) == 43
     assert lines[41].startswith("… and ")
-    assert lines[41].endswith(" lines more")
+    assert lines[41].endswith(" more lines")
 
 
 def test_characters_that_a_reviewer_cannot_see_are_written_out():
@@ -210,7 +212,7 @@ def test_another_version_of_a_server_with_the_same_tools_is_no_change(tmp_path):
         (lambda text: text.replace("City and", "Ignore all and"), "'find_person' of server 'directory' does not match"),
         (lambda text: text.replace('"read_only": true', '"read_only": false'), "does not match its sha256"),
         (lambda text: text[: len(text) // 2], "is not a pin file: the file"),
-        (lambda text: text.replace('"mcprl_pins": 1', '"mcprl_pins": 2'), "format 2, this mcprl reads format 1"),
+        (lambda text: text.replace('"mcprl_pins": 1', '"mcprl_pins": 2'), "format 2, but this mcprl reads format 1"),
         (lambda text: text.replace('"version"', '"versoin"'), "servers.directory.version: Field required"),
         (lambda _: "[]", "is not a pin file"),
     ],

@@ -207,7 +207,7 @@ async def test_an_unenforced_pattern_is_logged_with_server_and_tool(tmp_path, ca
     with caplog.at_level(logging.WARNING):
         async with Toolbox([spec(tool)], log_dir=tmp_path):
             pass
-    assert "server 'foreign': the pattern '^(?!x)' of tool 'mail' is not enforced here" in caplog.text
+    assert "server 'foreign': the pattern '^(?!x)' of tool 'mail' is not enforced by mcprl" in caplog.text
 
 
 # ---- mutated schemas

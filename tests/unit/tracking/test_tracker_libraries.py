@@ -215,7 +215,7 @@ async def test_what_wandb_gives_up_is_told_and_never_called_delivered(tmp_path, 
     outcomes = await tell(folder, listener, wandb={"project": "e/p"})
     assert outcomes["wandb"].state == "incomplete"
     for start in given_up:
-        assert any(text.startswith(f"W&B has trouble: {start}") for text in outcomes["wandb"].said), start
+        assert any(text.startswith(f"W&B reported a problem: {start}") for text in outcomes["wandb"].said), start
     assert len(listener.said) == 1
     assert "`wandb sync` sends the rest" in listener.said[0]
 
@@ -228,7 +228,7 @@ async def test_what_weave_gives_up_is_told_and_never_called_delivered(tmp_path, 
     folder, listener = make_folder(tmp_path), Listener()
     outcomes = await tell(folder, listener, weave={"project": "e/p"})
     assert outcomes["weave"].state == "incomplete"
-    assert outcomes["weave"].said[0].startswith("Weave has trouble: e/p: Error sending batch of")
+    assert outcomes["weave"].said[0].startswith("Weave reported a problem: e/p: Error sending batch of")
     assert len(listener.said) == 1
 
 

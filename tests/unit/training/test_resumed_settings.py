@@ -225,7 +225,7 @@ def test_a_run_with_settings_of_another_version_is_refused(tmp_path):
     config = small_run(tmp_path, "critic")
     settings = config.model_dump(mode="json")
     older = settings | {"training": settings["training"] | {"pipeline": "sync"}}
-    with pytest.raises(OtherStateError, match=r"training\.pipeline is gone"):
+    with pytest.raises(OtherStateError, match=r"training\.pipeline no longer exists"):
         refuse_fixed_settings(older, config, steps_done=1)
 
 
@@ -365,7 +365,10 @@ class TestARealRun:
                 RunFolder.open(run)
             with pytest.raises(OtherStateError, match=r"leave learner\.lora_rank as before"):
                 find_resume_point(folder, ["learner.lora_rank=64"])
-            with pytest.raises(NoCheckpointError, match=r"no checkpoint of step 7, but of 1\. Fix: give one of these"):
+            with pytest.raises(
+                NoCheckpointError,
+                match=r"no checkpoint of step 7; the run has those of steps: 1\. Fix: give one of these",
+            ):
                 find_resume_point(folder, from_step=7)
         with RunFolder.open(run) as folder:
             assert find_resume_point(folder, from_step=1).step == 1

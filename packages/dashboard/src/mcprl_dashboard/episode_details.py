@@ -36,7 +36,7 @@ class TokenNoteFiles:
         steps = self.steps()
         wanted = (steps[-1] if steps else None) if step is None else step
         if wanted not in steps:
-            raise Refusal(404, "no-ratios", "no update of that step is recorded", "choose one of the steps there are")
+            raise Refusal(404, "no-ratios", "no update of that step is recorded", "choose one of the recorded steps")
         reach = max(_LEAST_REACH, _REACH_IN_CLIPS * max(clip_low, clip_high))
         lowest, highest = max(0.0, 1.0 - reach), 1.0 + reach
         width = (highest - lowest) / _BINS
@@ -182,7 +182,7 @@ def _stored(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
     stored = run.index.stored(key)
     if stored is None:
         what = f"step {key.step + 1} has no episode {key.member} of that task"  # people count steps from 1
-        raise Refusal(404, "no-episode", what, "choose one of the table of episodes")
+        raise Refusal(404, "no-episode", what, "choose one from the table of episodes")
     return stored
 
 

@@ -46,7 +46,7 @@ class TaskPrompts:
             self._refresh()
             task = self._tasks.get(task_id)
             if task is None:
-                return None, self._why or f"the task file {self._task_file} has no task of this id"
+                return None, self._why or f"the task file {self._task_file} has no task with this id"
             return {
                 "preamble": list(self._preamble),
                 "prompt": list(task.prompt),
@@ -124,7 +124,7 @@ def find_tokenizer(model: str) -> Path:
         raise Refusal(
             404,
             "no-tokenizer",
-            f"there is no tokenizer.json of the model {model} on this machine",
+            f"this machine has no tokenizer.json of the model {model}",
             "restore the model's folder",
         )
     return found
@@ -317,7 +317,7 @@ class RunList:
         if not folder.is_dir():
             raise NoRunError(
                 f"there is no folder {folder}",
-                fix="give the folder of a run or of your runs; mcprl train RECIPE starts the first one",
+                fix="give the folder of a run or of all your runs; `mcprl train RECIPE` starts a run",
             )
         self._folder = folder
         self._open: dict[str, OpenRun] = {}
@@ -342,7 +342,7 @@ class RunList:
         for path in self._paths():
             if path.resolve().name == run_id:
                 return self._opened(path)
-        raise Refusal(404, "no-run", f"there is no run {run_id[:100]!r} here", "choose one from the list of runs")
+        raise Refusal(404, "no-run", f"the dashboard has no run {run_id[:100]!r}", "choose one from the list of runs")
 
     def cards(self) -> list[dict[str, Any]]:
         """Return the list of runs, last changed first."""

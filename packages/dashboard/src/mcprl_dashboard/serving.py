@@ -35,7 +35,7 @@ def serve(folder: Path, *, port: int = 0, open_browser: bool = True) -> None:
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(port))
         address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}/?token={token}"
-        print(f"mcprl dashboard: {folder} at {address}  (Ctrl-C ends it)", flush=True)
+        print(f"mcprl dashboard: {folder} at {address}  (Ctrl-C stops it)", flush=True)
         if open_browser and _has_display():
             # Other users can read the command line of the browser, but not this file.
             page = stack.enter_context(private_folder()) / "dashboard.html"

@@ -84,6 +84,6 @@ def closed() -> Refusal:
     return Refusal(
         503,
         "closed",
-        "the episodes of this run are shown no more: the dashboard ends, or the run was removed",
-        "start mcprl dashboard again, or choose another run",
+        "the episodes of this run are no longer available: the dashboard is closing, or the run was removed",
+        "start `mcprl dashboard` again, or choose another run",
     )

@@ -147,7 +147,7 @@ class Broadcast:
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncGenerator[asyncio.Queue[Event]]:
-        """Yield a queue that gets all events from now on."""
+        """Yield a queue that receives all later events."""
         queue: asyncio.Queue[Event] = asyncio.Queue(_MAX_WAITING)
         if not self._listeners:
             look = await asyncio.to_thread(self._make_look)
@@ -210,7 +210,7 @@ async def event_stream(
 
 @dataclass(slots=True)
 class _Followed:
-    """A line file, and the names of its event and entries."""
+    """A file with one record per line, and the names of its event and its entries."""
 
     event: str
     entries_name: str

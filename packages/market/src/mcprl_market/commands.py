@@ -12,7 +12,7 @@ from mcprl.cli.serve import Http, Port, serve_by_name
 __all__ = ["fmp", "generate", "polygon", "python", "slack", "tavily"]
 
 _World = Annotated[
-    int | None, typer.Option("--world", metavar="SEED", help="Serve the offline world of this seed: no key needed.")
+    int | None, typer.Option("--world", metavar="SEED", help="Serve the offline world with this seed; needs no key.")
 ]
 
 
@@ -46,7 +46,7 @@ def slack(
 def python(
     world: Annotated[
         int | None,
-        typer.Option("--world", metavar="SEED", help="Seed in the server's version; no other effect."),
+        typer.Option("--world", metavar="SEED", help="Seed to include in the server's version; has no other effect."),
     ] = None,
     engine: Annotated[
         Literal["sandbox", "monty"],
@@ -64,9 +64,11 @@ def python(
 
 def generate(
     out: Annotated[Path, typer.Option("--out", help="Folder for train.jsonl and validation.jsonl.")],
-    world: Annotated[int, typer.Option("--world", metavar="SEED", help="Offline world that the tasks are about.")] = 7,
-    train: Annotated[int, typer.Option("--train", min=1, help="Tasks to train on.")] = 400,
-    validation: Annotated[int, typer.Option("--validation", min=1, help="Tasks to validate on.")] = 100,
+    world: Annotated[
+        int, typer.Option("--world", metavar="SEED", help="Seed of the offline world that the tasks are about.")
+    ] = 7,
+    train: Annotated[int, typer.Option("--train", min=1, help="Number of tasks to train on.")] = 400,
+    validation: Annotated[int, typer.Option("--validation", min=1, help="Number of tasks to validate on.")] = 100,
     difficulty: Annotated[
         Literal["easy", "medium", "hard"] | None,
         typer.Option("--difficulty", help="Make tasks of this difficulty only."),
@@ -76,9 +78,12 @@ def generate(
         typer.Option("--family", metavar="NAME", help="Make tasks of this family only; may be given several times."),
     ] = None,
     distractors: Annotated[
-        int, typer.Option("--distractors", min=0, help="Tools on offer besides those a task needs.")
+        int, typer.Option("--distractors", min=0, help="Number of tools to offer besides those that a task needs.")
     ] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Another seed gives other questions about the same world.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", help="Seed of the questions; another seed asks other questions about the same world."),
+    ] = 0,
 ) -> None:
     """Make tasks about an offline world, each with its solution. The same arguments give the same files."""
     from rich.console import Console
@@ -91,7 +96,7 @@ def generate(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TaskFileError(f"cannot make the folder {out}: {error.strerror}", fix="choose another folder") from error
+        raise TaskFileError(f"cannot create the folder {out}: {error.strerror}", fix="choose another folder") from error
     with Console(stderr=True, highlight=False).status("making tasks …"):
         splits = make_tasks(
             world,

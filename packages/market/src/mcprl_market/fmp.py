@@ -110,7 +110,7 @@ class LiveFmp:
             found = await self._upstream.get(path, params)
         except UpstreamRefusal as refusal:
             if refusal.status == _NOT_FOUND:
-                raise upstream_fault(_NAME, f"knows no {path} (HTTP 404: {refusal.text})") from None
+                raise upstream_fault(_NAME, f"does not have {path} (HTTP 404: {refusal.text})") from None
             raise ToolError(f"The request was refused: {refusal.text}") from None
         message: Any = cast("dict[str, Any]", found).get("Error Message") if isinstance(found, dict) else None
         if isinstance(message, str):

@@ -85,7 +85,7 @@ class LivePolygon:
         if found is None or "results" not in found:
             return ()
         if "next_url" in found:
-            raise upstream_fault(_NAME, "answered with a part of the bars only")
+            raise upstream_fault(_NAME, "answered with only a part of the bars")
         return tuple(_bar(ticker, bar) for bar in found.objects("results"))
 
     async def previous_close(self, ticker: str) -> Bar | None:

@@ -105,7 +105,7 @@ def checked_answer(method: str, answer: Any) -> JsonFields:
     if code in _REFUSALS:
         raise refusal(code)
     if code in _BUSY:
-        raise upstream_fault(NAME, f"is asked too often ({method}: {code})", UNSAID_WAIT_S)
+        raise upstream_fault(NAME, f"is called too often ({method}: {code})", UNSAID_WAIT_S)
     if code in _TOKEN_ERRORS.split():
         needed = f", needs {fields.text('needed')}" if "needed" in fields else ""
         raise upstream_fault(NAME, f"refused the token ({method}: {code}{needed})")
@@ -388,9 +388,7 @@ def make_server(*, world: int | None = None, post_for_real: bool = False) -> MCP
     if world is None:
         return _make_live_server(post_for_real)
     if post_for_real:
-        raise BadValueError(
-            "an offline world has no real Slack to post to", fix="leave out --post-for-real, or leave out --world"
-        )
+        raise BadValueError("an offline world has no real Slack to post to", fix="omit --post-for-real or --world")
     workspaces = EpisodeStates(lambda: OfflineChat(open_workspace(world)))
     server = offline_server("slack", open_market(world).name)
     _add_tools(server, _Tools(workspaces.of), episodic=_ALL_TOOLS, is_live=False)
@@ -402,7 +400,7 @@ def _make_live_server(post_for_real: bool) -> MCPServer:
     live = LiveChat(upstream)
     server = live_server("slack", upstream)
     if post_for_real:
-        _log.warning("messages go to Slack for real, for everyone to see")
+        _log.warning("messages are posted to the real Slack workspace, where everyone can see them")
         _add_tools(server, _Tools(lambda _: live), episodic=frozenset(), is_live=True)
     else:
         _log.info("Slack is only read; messages stay in their episode (--post-for-real sends them)")

@@ -129,7 +129,7 @@ class Upstream:
         except (TimeoutError, httpx2.TimeoutException):
             raise upstream_fault(self.name, f"did not answer within {self._deadline_s:g} s") from None
         except (httpx2.RequestError, httpx2.InvalidURL) as error:
-            raise upstream_fault(self.name, f"could not be asked ({type(error).__name__}: {error})") from None
+            raise upstream_fault(self.name, f"could not be reached ({type(error).__name__}: {error})") from None
         if response.status_code != 200:
             self._fail(response, _text(content))
         return self._decoded(content)
@@ -158,10 +158,12 @@ class Upstream:
         wait_s = retry_after_s(response.headers)
         if status == 429:
             raise upstream_fault(
-                self.name, f"is asked too often ({detail})", UNSAID_WAIT_S if wait_s is None else wait_s
+                self.name, f"is called too often ({detail})", UNSAID_WAIT_S if wait_s is None else wait_s
             )
         if response.is_redirect:
-            raise upstream_fault(self.name, f"sent the request elsewhere ({detail}), which would take the key along")
+            raise upstream_fault(
+                self.name, f"redirected the request ({detail}); following the redirect would pass the key on"
+            )
         # Asking for a retry promises that the first call did nothing. Only a read can promise that.
         raise upstream_fault(self.name, f"failed ({detail})", wait_s if response.request.method == "GET" else None)
 
@@ -169,7 +171,7 @@ class Upstream:
         try:
             return json.loads(content, parse_constant=_no_number)
         except (ValueError, RecursionError):
-            raise upstream_fault(self.name, f"answered with what is not JSON: {_text(content)}") from None
+            raise upstream_fault(self.name, f"did not answer with JSON: {_text(content)}") from None
 
 
 def upstream_fault(name: str, what: str, retry_after_s: float | None = None) -> MCPError:
@@ -179,7 +181,7 @@ def upstream_fault(name: str, what: str, retry_after_s: float | None = None) -> 
 
 
 def required_key(server: str, variable: str) -> str:
-    """Return the key in an environment variable, and redact it from now on. Raises if it is missing."""
+    """Return the key in an environment variable, and register it as a secret. Raises if it is missing."""
     key = os.environ.get(variable, "").strip()
     if not key:
         raise MissingKeyError(
@@ -218,7 +220,7 @@ class JsonFields:
 
     JsonFields("fmp", "quote", {"symbol": "VLKN", "price": 213.88}).number("price")   # 213.88
     JsonFields("fmp", "quote", {"symbol": "VLKN"}).number("price")
-    # MCPError: fmp: the upstream answered in another shape: quote.price should be a number and is missing
+    # MCPError: fmp: the upstream answered in an unexpected form: quote.price should be a number, but is missing
     """
 
     def __init__(self, upstream: str, where: str, value: Any) -> None:
@@ -253,7 +255,7 @@ class JsonFields:
         try:
             return float(found)
         except OverflowError:
-            raise self.wrong(name, "a number of a sensible size") from None
+            raise self.wrong(name, "a number that fits a 64-bit float") from None
 
     def whole(self, name: str) -> int:
         return self._needed(name, "a whole number", self.maybe_whole(name))
@@ -310,4 +312,4 @@ def json_objects(upstream: str, where: str, value: Any) -> list[JsonFields]:
 
 def _wrong(upstream: str, where: str, expected: str, found: Any) -> MCPError:
     kind = "missing" if found is None else f"{type(found).__name__} {SECRETS.redact(str(found))[:40]!r}"
-    return upstream_fault(upstream, f"answered in another shape: {where} should be {expected} and is {kind}")
+    return upstream_fault(upstream, f"answered in an unexpected form: {where} should be {expected}, but is {kind}")

@@ -71,7 +71,7 @@ class McpTextEnv(BaseTextEnv):
         if env_config:
             raise BadValueError(
                 f"SkyRL's configuration has settings for this environment: {', '.join(map(str, env_config))}",
-                fix="remove them; mcprl_skyrl_gym.register names the recipe and its overrides",
+                fix="remove them; pass the recipe and its overrides to mcprl_skyrl_gym.register",
             )
         self._task = task_of_extras(extras)
         self._strict = strict
@@ -149,7 +149,8 @@ class McpTextEnv(BaseTextEnv):
         """Raise if SkyRL's turn limit is lower than the recipe's. Environments enforce the limit, not SkyRL."""
         if isinstance(given, int) and given < self.max_turns:
             raise BadValueError(
-                f"generator.max_turns is {given}, but the recipe gives task {self._task.id} {self.max_turns} turns",
+                f"generator.max_turns is {given}, but the recipe allows {self.max_turns} turns for task "
+                f"{self._task.id}",
                 fix=f"set generator.max_turns to {self.max_turns} or more, or lower episodes.max_turns in the recipe",
             )
 

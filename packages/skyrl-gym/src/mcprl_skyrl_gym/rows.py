@@ -65,7 +65,7 @@ def write_dataset(config: RunConfig, path: Path, *, tasks: Path | None = None) -
     """
     if path.suffix != ".parquet":
         raise BadValueError(
-            f"{path} does not end in .parquet, by which SkyRL knows the format", fix=f"name it {path.stem}.parquet"
+            f"{path} does not end in .parquet, from which SkyRL infers the format", fix=f"name it {path.stem}.parquet"
         )
     loaded = load_tasks(tasks or config.tasks.train)
     require_scorable(loaded, config.rewards)
@@ -75,5 +75,5 @@ def write_dataset(config: RunConfig, path: Path, *, tasks: Path | None = None) -
     try:
         write_file(path, sink.getvalue().to_pybytes())
     except OSError as error:
-        raise TaskFileError(f"cannot write {path}: {error.strerror}", fix="choose another place") from error
+        raise TaskFileError(f"cannot write {path}: {error.strerror}", fix="choose another path") from error
     return len(rows)

@@ -115,7 +115,7 @@ class Wording:
             if wanted.startswith(self._template(found) or place):
                 return found
         raise BadValueError(
-            f"the tokenizer's chat template cannot write what model.renderer {self._chat.family} writes",
+            f"the tokenizer's chat template cannot render what model.renderer={self._chat.family} renders",
             fix=_FIX,
         )
 
@@ -152,7 +152,7 @@ class Wording:
             if base and whole and whole.startswith(base) and whole.removeprefix(base).strip() in wanted:
                 return by_user
         raise BadValueError(
-            f"the tokenizer's chat template shows tool results differently from model.renderer {self._chat.family}",
+            f"the tokenizer's chat template shows tool results differently from model.renderer={self._chat.family}",
             fix=_FIX,
         )
 
@@ -263,7 +263,7 @@ class LiveEpisode:
         return EpisodeDeadlineError(
             f"an episode of task {self._task.id} took longer than {deadline_s:g} s, "
             f"{self._age_s() - self._played_s:.3g} s of it waiting for one answer",
-            fix="find out what is so slow, a tool server or the trainer's engine, or raise episodes.deadline_s",
+            fix="find out whether a tool server or the trainer's engine is slow, or raise episodes.deadline_s",
         )
 
     def _age_s(self) -> float:
@@ -326,7 +326,7 @@ def load_config(key: StageKey) -> RunConfig:
         if holds:
             raise BadValueError(
                 f"{key.recipe} asks for {what}, which SkyRL's trainer does not support",
-                fix=f"change the recipe, or give the override {override}",
+                fix=f"change the recipe, or use the override {override}",
             )
     return config
 

@@ -92,7 +92,7 @@ def require_fit(cfg: Any) -> None:
     """Raise BadValueError if SkyRL's configuration would cut episodes short or rewrite them."""
     generator = cfg.generator
     for holds, what, fix in (
-        (generator.batched, "generator.batched plays one turn only", "generator.batched=false"),
+        (generator.batched, "with generator.batched, an episode has only one turn", "generator.batched=false"),
         (
             not generator.use_conversation_multi_turn,
             "without generator.use_conversation_multi_turn, results are put into the policy's own message",
@@ -105,7 +105,7 @@ def require_fit(cfg: Any) -> None:
         ),
         (
             generator.vision_language_generator,
-            "generator.vision_language_generator is for images, and results are texts",
+            "generator.vision_language_generator is for images, but tool results are text",
             "generator.vision_language_generator=false",
         ),
     ):
@@ -125,7 +125,7 @@ def require_same_prompt(extras: Mapping[str, Any], stage: Stage, generator_cfg: 
     )
     if tuple(rendered) != stage.prompt_ids(task):
         raise BadValueError(
-            f"SkyRL renders the prompt of task {task.id} to other tokens than mcprl does",
+            f"SkyRL and mcprl render the prompt of task {task.id} to different tokens",
             fix="set trainer.policy.model.path to the recipe's model.path, and enable_thinking in "
             "generator.chat_template_kwargs to its model.thinking",
         )

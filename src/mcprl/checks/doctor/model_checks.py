@@ -96,14 +96,14 @@ def _weight_bytes(folder: Path) -> int:
         raise BadValueError(error.what, fix=_AGAIN) from error
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise BadValueError(
-            f"{folder} has no tokenizer: none of {', '.join(_TOKENIZERS)} is there",
-            fix="copy the tokenizer's files of the same model into the folder",
+            f"{folder} has no tokenizer: it contains none of {', '.join(_TOKENIZERS)}",
+            fix="copy the tokenizer files of the same model into the folder",
         )
     file = folder / "tokenizer.json"
     if file.is_file():
         written = file.read_bytes().strip()  # not parsed, because that takes a second for a large vocabulary
         if not (written.startswith(b"{") and written.endswith(b"}") and b'"added_tokens"' in written):
-            raise BadValueError(f"{file} is not a tokenizer, or was cut off", fix=_AGAIN)
+            raise BadValueError(f"{file} is not a tokenizer, or is truncated", fix=_AGAIN)
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
@@ -122,10 +122,11 @@ async def check_template(examination: Examination) -> AsyncIterator[Finding]:
         return
     yield warning(
         "template",
-        f"{chat.family}: rendering a conversation again gives other tokens than continuing it turn by turn; training "
-        "is not affected, since it never renders again, but a server that does shows the policy unfamiliar prompts",
-        fix="serve the trained model with a client that continues conversations token by token, or try model.renderer "
-        "template or chatml",
+        f"{chat.family}: rendering a conversation again and continuing it turn by turn give different tokens; "
+        "training is not affected, since it never renders again, but an inference server that does would "
+        "show the policy unfamiliar prompts",
+        fix="serve the trained model with a client that continues conversations token by token, or try "
+        "model.renderer=template or model.renderer=chatml",
     )
 
 
@@ -239,7 +240,7 @@ def _counter(examination: Examination) -> tuple[Count, str]:
             from tokenizers import Tokenizer
 
             tokenizer = Tokenizer.from_file(str(file))
-            return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids), "by their texts alone"
+            return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids), "without the chat template"
     return lambda text: len(text) // _CHARACTERS_PER_TOKEN, f"at {_CHARACTERS_PER_TOKEN} characters per token"
 
 

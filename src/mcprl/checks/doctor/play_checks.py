@@ -163,9 +163,10 @@ def foretell_learnable(config: RunConfig, trajectories: Sequence[Trajectory]) ->
         return None
     what = (
         f"a step of {episodes} such episodes has about {expected:,.0f} learnable tokens, {share:.0%} of those sampled; "
-        f"with algorithm.min_learnable_tokens {least:,} and min_learnable_share {least_share:.0%} updates are skipped"
+        f"algorithm.min_learnable_tokens is {least:,} and min_learnable_share is {least_share:.0%}, so updates would "
+        "be skipped"
     )
-    fix = "lower that setting, or raise training.tasks_per_step"
+    fix = "lower these settings, or raise training.tasks_per_step"
     # Too few, even if all episodes were as long as the longest one in the sample.
     if episodes * max(counts) < least:
         return wrong("learnable tokens", what, fix, code=BadValueError.code)
@@ -199,7 +200,7 @@ def judge_groups(
     caused = [t.task_id for group in groups for t in group.trajectories if t.stop is StopReason.CAUSED_FAULT]
     found = [f"lost turns coincide with {correlation}" for correlation in ledger.correlations()]
     if caused:
-        crashed = f"{len(caused)} episodes crashed their tool server, and again when repeated (task {caused[0]})"
+        crashed = f"{len(caused)} episodes crashed their tool server, and did so again when repeated (task {caused[0]})"
         found.insert(0, crashed)
     if found:
         fix = "make the tool reject such a call instead of failing: otherwise the policy can learn to exploit it"
@@ -224,7 +225,7 @@ def _valid_calls(config: RunConfig, calls: float, rate: float, *, has_solutions:
     if may_set(config, "sampling.constrain", "act"):
         ways.append("set sampling.constrain to act, which allows valid calls only")
     ways.append("show calls in tasks.preamble")
-    return warning("valid calls", f"{what}: there would be little to learn from", fix=one_of(ways))
+    return warning("valid calls", f"{what}: the model would have little to learn from", fix=one_of(ways))
 
 
 def _imitate(has_solutions: bool) -> str:
@@ -240,11 +241,12 @@ def _rewards(config: RunConfig, groups: Sequence[Group], *, dead: int, has_solut
     ways = ["raise episodes.group_size"]
     if may_set(config, "sampling.temperature", temperature * 1.2):
         ways.append(f"raise sampling.temperature (now {temperature:g})")
-    ways.append(f"take easier tasks{'' if config.tasks.order == 'curriculum' else ' (tasks.order curriculum)'}")
+    ways.append(f"use easier tasks{'' if config.tasks.order == 'curriculum' else ' (tasks.order=curriculum)'}")
     ways += [] if config.algorithm.warm_start.weight > 0 else [_imitate(has_solutions)]
     return warning(
         "rewards",
-        f"{figures} have zero variance: all their episodes earned the same, so nothing would be learned from them",
+        f"{figures} have zero variance: all their episodes earned the same reward, so nothing would be learned from "
+        "them",
         fix=one_of([*ways, refill(config)]),
     )
 
@@ -252,9 +254,9 @@ def _rewards(config: RunConfig, groups: Sequence[Group], *, dead: int, has_solut
 def _answers(config: RunConfig, groups: Sequence[Group]) -> Finding:
     asked = [t for group in groups if group.task.goal.answer is not None for t in group.trajectories]
     if not asked:
-        return fine("answers", "no task of the sample asks for one")
+        return fine("answers", "no task in the sample asks for an answer")
     unanswered = [t for t in asked if t.stop is not StopReason.ANSWERED]
-    figures = f"{len(unanswered)} of {len(asked)} episodes ended without one"
+    figures = f"{len(unanswered)} of {len(asked)} episodes ended without an answer"
     if len(unanswered) < len(asked):
         return fine("answers", figures)
     stops = Counter(t.stop for t in unanswered)

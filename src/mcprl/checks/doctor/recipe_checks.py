@@ -58,8 +58,8 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
     if turn >= room:
         yield wrong(
             "limits",
-            f"sampling.max_tokens is {turn} and model.context_tokens {room}: one turn could fill the whole context and "
-            "leave no room for the prompt",
+            f"sampling.max_tokens is {turn} and model.context_tokens is {room}: one turn could fill the whole context "
+            "and leave no room for the prompt",
             fix=f"lower sampling.max_tokens to about {max(1, room // 8)}, or raise model.context_tokens",
         )
 
@@ -76,7 +76,7 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _other_problems(error: ConfigurationError) -> Iterator[Finding]:
-    """The wrong settings that the error itself does not report: it has all unknown keys, or else the first problem."""
+    """The wrong settings that the error itself omits: it reports all unknown keys, or else only the first problem."""
     if not isinstance(error.__cause__, ValidationError):
         return
     found = error.__cause__.errors()
@@ -105,7 +105,7 @@ def needed_libraries(config: RunConfig) -> Iterator[Library]:
     """Yield the libraries that a recipe needs beyond the base install."""
     learner, constrain = config.learner, config.sampling.constrain
     for module, extra in (("renderers", "chat"), ("transformers", "chat"), ("torch", "torch"), ("peft", "torch")):
-        yield Library(module, extra, "every training renders chats and computes tensors")
+        yield Library(module, extra, "every training run renders chats and computes tensors")
     if constrain != "off":
         yield Library("xgrammar", "torch", f"sampling.constrain is {constrain}", "set sampling.constrain to off")
     if config.engine == "skyrl":
@@ -158,7 +158,7 @@ async def check_installed(examination: Examination) -> AsyncIterator[Finding]:
         what = f"{library.because}, which needs {library.module}, but {library.module} is not installed"
         fix = f"pip install 'mcprl[{library.extra}]'" + (f", or {library.instead}" if library.instead else "")
         if library.on_gpus and not gpu_memories():
-            yield warning("installed", f"this machine: {what}; nor is there a GPU to use it on", fix)
+            yield warning("installed", f"this machine: {what}; it also has no GPU to use it on", fix)
         else:
             yield wrong("installed", what, fix, code=MissingExtraError.code)
     python = config.skyrl.python
@@ -187,13 +187,13 @@ async def check_gpus(examination: Examination) -> AsyncIterator[Finding]:
     config = examination.config.value
     gpus, wanted = len(gpu_memories()), needed_gpus(config)
     if wanted <= gpus:
-        yield fine("GPUs", f"{gpus or 'none'} here, {wanted or 'none'} needed")
+        yield fine("GPUs", f"{gpus or 'none'} found, {wanted or 'none'} needed")
         return
-    setting = "learner.tuning lora_4bit" if config.learner.processes == 1 else f"learner.processes {wanted}"
+    setting = "learner.tuning=lora_4bit" if config.learner.processes == 1 else f"learner.processes={wanted}"
     yield warning(
         "GPUs",
         f"this machine has {gpus or 'no'} GPU{'s' if gpus != 1 else ''}, but {setting} needs {wanted}; the recipe "
         "may be right for another machine",
         fix=f"run it on a machine with {wanted} GPU{'s' if wanted != 1 else ''}, or set learner.processes to 1 and "
-        "learner.tuning to lora to try it here",
+        "learner.tuning to lora to try it on this machine",
     )

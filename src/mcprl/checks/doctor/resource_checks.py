@@ -87,7 +87,7 @@ async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
     """Compare the memory that the run needs (measured, or by the model's size) with the machine's memory."""
     config = examination.config.value
     if config.engine == "skyrl" and config.skyrl.url is not None:
-        yield fine("memory", f"not needed here: the model is on the server at {config.skyrl.url}")
+        yield fine("memory", f"not checked: the model is on the server at {config.skyrl.url}")
         return
     gpus = gpu_memories()
     size = model_size(_model_folder(examination))
@@ -98,7 +98,7 @@ async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
         yield _gpu_memory(config, needs, gpus)
     elif config.learner.processes > 1:
         share = _bytes(needs["learner"] / config.learner.processes)
-        yield fine("memory", f"not compared, since there is no GPU here; the learner takes about {share} per GPU")
+        yield fine("memory", f"not compared, since this machine has no GPU; the learner takes about {share} per GPU")
     else:
         yield _main_memory(needs, examination.memory_bytes)
 
@@ -111,7 +111,7 @@ def _main_memory(needs: Mapping[str, float], seen: Mapping[str, int]) -> Finding
         if "sampler" in seen and "learner" in seen
         else "weights, moments and cache, without activations"
     )
-    figures = f"about {_bytes(needed)} needed ({basis}), {_bytes(machine.total)} here"
+    figures = f"about {_bytes(needed)} needed ({basis}), this machine has {_bytes(machine.total)}"
     if needed > machine.total:
         fix = "use a smaller model, lower sampling.vllm.cpu_cache_gib, or set learner.tuning to lora"
         return wrong("memory", figures, fix)
@@ -124,7 +124,7 @@ def _main_memory(needs: Mapping[str, float], seen: Mapping[str, int]) -> Finding
 def _gpu_memory(config: RunConfig, needs: Mapping[str, float], gpus: tuple[int, ...]) -> Finding:
     fraction = config.sampling.vllm.memory_fraction if config.engine == "vllm" else 0.0
     share, room = needs["learner"] / config.learner.processes, gpus[0] * (1 - fraction)
-    figures = f"the learner takes about {_bytes(share)} per GPU; vLLM leaves {_bytes(room)} of the first"
+    figures = f"the learner takes about {_bytes(share)} per GPU; vLLM leaves {_bytes(room)} of the first GPU"
     if share > room:
         fix = "lower sampling.vllm.memory_fraction, raise learner.processes, or set learner.tuning to lora"
         return wrong("memory", figures, fix)
@@ -167,7 +167,7 @@ async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
         yield warning(
             "trackers",
             f"{setting}: no answer at {addresses[setting]}; the run would continue without it",
-            fix="start it, correct its address, or remove it (W&B with WANDB_MODE=offline uploads later)",
+            fix="start it, correct its address, or remove it (with WANDB_MODE=offline, W&B can upload later)",
         )
     if "tracking.wandb" in addresses and not keys.get("WANDB_API_KEY") and not (Path.home() / ".netrc").is_file():
         yield warning("trackers", "tracking.wandb is online, but there is no key for it", fix="run `wandb login`")

@@ -153,7 +153,7 @@ async def _started(
         yield warning(
             name,
             f"{host}:{port} answers without a key, so {who} can call its tools",
-            fix="make it require a key and send that in 'headers' (mcprl's own servers do if MCPRL_SERVER_TOKEN is "
+            fix="make it require a key, and send the key in 'headers' (mcprl's own servers do if MCPRL_SERVER_TOKEN is "
             "set), or start it with 'command'",
         )
     unenforced = [(tool.name, what) for tool in box.catalog for what in box.catalog.check(tool.name).unenforced]
@@ -162,8 +162,8 @@ async def _started(
         more = f", and {len(unenforced) - 1} more" if len(unenforced) > 1 else ""
         yield warning(
             name,
-            f"{_short(what)} of {tool}{more} is not enforced here, since it cannot be checked in linear time",
-            fix="nothing, if the server checks its arguments itself; otherwise exclude the tool with deny",
+            f"{_short(what)} of {tool}{more} is not enforced by mcprl, since it cannot be checked in linear time",
+            fix="no action is needed if the server checks its arguments itself; otherwise exclude the tool with deny",
         )
 
 
@@ -247,14 +247,14 @@ def judge_text(check: str, seen: Observation) -> Finding | None:
         return warning(
             check,
             f"{seen.tool} returned {sample}: the policy reads text, and there is none",
-            fix=f"let {seen.tool} return its result as text, or exclude it with servers.settings.{seen.server}.deny",
+            fix=f"make {seen.tool} return its result as text, or exclude it with servers.settings.{seen.server}.deny",
         )
     if _ERROR.match(shown) is not None:
         return warning(
             check,
             f"{seen.tool} returned an error as a success: {_short(shown)}",
-            fix=f"fix what it reports; and so that such a result counts as a failed call, set servers.settings."
-            f"{seen.server}.errors to [{{match: '{_ERROR.pattern}'}}]",
+            fix="fix the reported error; to count such results as failed calls, set "
+            f"servers.settings.{seen.server}.errors to [{{match: '{_ERROR.pattern}'}}]",
         )
     return None
 

@@ -143,7 +143,7 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
     if found[ProblemKind.UNKNOWN_TOOL]:
         yield wrong(
             "tasks and tools",
-            said(ProblemKind.UNKNOWN_TOOL, "name a tool that no server lists"),
+            said(ProblemKind.UNKNOWN_TOOL, "use a tool that no server lists"),
             fix=f"correct the name in the task, or add a server that offers it{look}",
             code=UnknownToolError.code,
         )
@@ -155,8 +155,8 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
             + look,
         )
     if found[ProblemKind.DUPLICATE]:
-        duplicates = said(ProblemKind.DUPLICATE, "ask the same as another task")
-        yield warning("duplicates", duplicates, fix=f"keep one of each{look}")
+        duplicates = said(ProblemKind.DUPLICATE, "ask the same question as another task")
+        yield warning("duplicates", duplicates, fix=f"keep one task for each question{look}")
     drift = [call for call in report.drift if not _is_fixed(call, config.servers.settings)]
     if drift:
         yield _drift(drift)
@@ -190,13 +190,13 @@ async def check_preamble(examination: Examination) -> AsyncIterator[Finding]:
         examples = [f"{word!r}{did_you_mean(word, tools)}" for word in misnamed]
         yield warning(
             "names in prompts",
-            f"the preamble or a prompt names a tool that no server lists: {_some(examples)}",
+            f"the preamble or a prompt mentions a tool that no server lists: {_some(examples)}",
             fix="write the name as the server lists it",
         )
 
 
 def _misnamed(messages: Iterable[Message], tools: Mapping[str, Tool]) -> list[str]:
-    """Words that look like a tool's name and are neither that nor an argument's, in the order of their first use."""
+    """Words that look like a tool's name but are not the name of a tool or an argument, in order of first use."""
     known = {*tools, *(name for tool in tools.values() for name in tool.parameters.get("properties", {}))}
     said = dict.fromkeys(word for message in messages for word in _IDENTIFIER.findall(message["content"]))
     return [word for word in said if word not in known and difflib.get_close_matches(word, tools, 1, _ALIKE)]
@@ -236,7 +236,10 @@ async def check_worlds(examination: Examination) -> AsyncIterator[Finding]:
     worlds = sorted({task.world for task in tasks if task.world is not None})
     for box in examination.toolboxes.value.values():
         require_worlds(list(_tasks_of(box, tasks)), box)
-    yield fine("worlds", f"the servers serve {', '.join(worlds)}, as the tasks need" if worlds else "no task needs one")
+    yield fine(
+        "worlds",
+        f"the servers serve {', '.join(worlds)}, as the tasks need" if worlds else "no task needs an offline world",
+    )
 
 
 def _tasks_of(toolbox: Toolbox, tasks: Iterable[Task]) -> Iterator[Task]:

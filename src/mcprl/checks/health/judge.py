@@ -34,7 +34,7 @@ _REMEMBERED = ("reward", "valid_call_rate", "explained_variance", "value_loss")
 
 
 class Health:
-    """Judges the steps of a run, one after the other. `has_solutions`: some task has one that can be imitated."""
+    """Judges the steps of a run, one after the other. `has_solutions`: some task has a solution to imitate."""
 
     def __init__(self, config: RunConfig, *, has_solutions: bool = True) -> None:
         self._config = config
@@ -82,7 +82,7 @@ class Health:
         _note_candidate(view, of_update)
         found = [verdict for name in RULES if (verdict := of_weights.get(name) or of_update.get(name)) is not None]
         if not found:
-            return (Verdict(severity=Severity.OK, name="healthy", what="healthy: no rule found anything", fix=""),)
+            return (Verdict(severity=Severity.OK, name="healthy", what="healthy: no rule found a problem", fix=""),)
         return tuple(sorted(found, key=lambda verdict: GRAVEST_FIRST.index(verdict.severity)))
 
     def state(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Health:
         return asdict(self._past)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, as if its steps had been judged here."""
+        """Continue from a saved state, as if this object had judged its steps."""
         self._past = Past(**asdict(Past(**state)))  # asdict copies, so the caller's state does not change
 
 

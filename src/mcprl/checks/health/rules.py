@@ -95,14 +95,14 @@ def dead_groups(view: StepView) -> Verdict | None:
         ways.append("raise sampling.temperature towards 1")
     elif success is not None and success >= _MOSTLY_SOLVED and not earns_little:
         cause = "every member solves most of these tasks"
-        ways.append(f"train on harder tasks{'' if curriculum else ' (tasks.order curriculum picks them)'}")
+        ways.append(f"train on harder tasks{'' if curriculum else ' (tasks.order=curriculum picks them)'}")
     elif success is None or success < _MOSTLY_FAILED or earns_little:
         cause = "every member fails most of these tasks in the same way"
         if may_set(config, "sampling.temperature", config.sampling.temperature * 1.2):
             ways.append("raise sampling.temperature")
         ways += [
             "raise episodes.group_size",
-            f"train on easier tasks{'' if curriculum else ' (tasks.order curriculum)'}",
+            f"train on easier tasks{'' if curriculum else ' (tasks.order=curriculum)'}",
         ]
     else:
         cause = "some tasks are always solved, others never"
@@ -168,14 +168,14 @@ def unanswered(view: StepView) -> Verdict | None:
 
 
 def room_for(cut: str, config: RunConfig) -> str:
-    """How episodes get to their answer before the limit that cuts them."""
+    """Suggest how episodes can reach an answer before the limit that cuts them."""
     if cut == "stop_context_limit":
         return (
             f"raise model.context_tokens (now {config.model.context_tokens}), or shorten long results "
             "(max_result_bytes in servers.settings)"
         )
     if cut == "stop_turn_limit":
-        easier = ", or train on easier tasks first (tasks.order curriculum)"
+        easier = ", or train on easier tasks first (tasks.order=curriculum)"
         return f"raise episodes.max_turns{'' if config.tasks.order == 'curriculum' else easier}"
     ways = [f"raise sampling.max_tokens (now {config.sampling.max_tokens})"]
     if may_set(config, "sampling.constrain", "act"):
@@ -196,7 +196,7 @@ def lost_episodes(view: StepView) -> Verdict | None:
         severity=severity,
         what=f"{lost / (lost + kept):.0%} of episodes were lost to infrastructure faults and run again: "
         f"mostly ({codes[most] / lost:.0%}) to {most}",
-        fix=f"see `mcprl explain {most}` for the cause and its fix, and the logs of the run for the place",
+        fix=f"see `mcprl explain {most}` for the cause and its fix, and the logs of the run for where it happened",
     )
 
 
@@ -205,7 +205,9 @@ def caused_faults(view: StepView) -> Verdict | None:
     share = view.now("stop_caused_fault") or 0.0
     found: list[str] = []
     if share > 0:
-        found.append(f"{share:.0%} of episodes crashed their tool server, again when repeated, and count as failed")
+        found.append(
+            f"{share:.0%} of episodes crashed their tool server, did so again when repeated, and count as failed"
+        )
     if view.lost_with:
         found.append(f"lost turns coincide with {', '.join(map(str, view.lost_with))}")
     if not found:
@@ -276,7 +278,7 @@ def reference_kl(view: StepView) -> Verdict | None:
         return None
     if severity is Severity.BAD:
         fix = roll_back(view, view.past.healthy_step)
-        fix += "" if settings.cap else "; algorithm.kl.cap 3.0 stops such updates automatically"
+        fix += "" if settings.cap else "; algorithm.kl.cap=3.0 stops such updates automatically"
     else:
         fix = f"raise algorithm.kl.coefficient (now {settings.coefficient:g}), or {gentler(view.config)}"
     what = (
@@ -290,7 +292,9 @@ def kl_cap(view: StepView) -> Verdict | None:
     stopped = view.now("optimiser_steps_over_cap")
     if not stopped or view.was_skipped:
         return None
-    what = f"{stopped:.0f} optimiser steps were skipped: the policy was beyond algorithm.kl.cap from its reference"
+    what = (
+        f"{stopped:.0f} optimiser steps were skipped: the policy was further than algorithm.kl.cap from its reference"
+    )
     return warn(what, at_cap(view.config))
 
 

@@ -52,7 +52,7 @@ def not_a_number(view: StepView) -> Verdict | None:
     float32 = "" if view.config.model.dtype == "float32" else ", or set model.dtype to float32"
     return bad(
         f"NaN or Inf in {', '.join(names) or 'the update'}{again}{because}: usually logits or gradients that overflow",
-        f"{gentler(view.config)}{float32}; look at the rewards of the episodes named",
+        f"{gentler(view.config)}{float32}; look at the rewards of these episodes",
     )
 
 
@@ -76,7 +76,7 @@ def skipped(view: StepView) -> Verdict | None:
     elif view.now("optimiser_steps") == 0.0 and not view.now("optimiser_steps_over_cap"):
         fix = f"raise training.tasks_per_step or episodes.group_size, or {refill(view.config)}"
     else:
-        fix = "nothing, unless it happens again; then act on the reason given"
+        fix = "no action is needed unless it happens again; then act on the reason given"
     return Verdict(severity=Severity.BAD if times >= _SKIPS_BAD else Severity.WARN, what=what, fix=fix)
 
 
@@ -93,7 +93,7 @@ def parity(view: StepView) -> Verdict | None:
             severity=Severity.WARN if corrected else Severity.BAD,
             what=f"{what}, more than rounding explains: they have different weights or see different contexts",
             fix="run `mcprl parity RECIPE`, which shows the first tokens that differ"
-            + ("" if corrected else "; algorithm.old_logprobs recomputed corrects for a difference in precision"),
+            + ("" if corrected else "; algorithm.old_logprobs=recomputed corrects for a difference in precision"),
         )
     if view.config.model.dtype == "float32" and (error > EXACT_MEAN or largest > EXACT_MAX):
         return warn(
@@ -103,9 +103,9 @@ def parity(view: StepView) -> Verdict | None:
         )
     if largest > OUTLIER:
         return warn(
-            f"{what}, but by {largest:.2g} on one of them: a rare token, or a different choice of experts",
+            f"{what}, but by {largest:.2g} on one token: a rare token, or a different choice of experts",
             "run `mcprl parity RECIPE`, which shows the worst tokens"
-            + ("" if corrected else "; algorithm.old_logprobs recomputed limits the weight of such a token"),
+            + ("" if corrected else "; algorithm.old_logprobs=recomputed limits the weight of such a token"),
         )
     return None
 
@@ -271,11 +271,13 @@ def collapse(view: StepView) -> Verdict | None:
     """Report that an update broke the policy. If the drop is large, one step is enough to tell."""
     fix = roll_back(view, view.past.healthy_step)
     if (calls := _fallen_from(view, "valid_call_rate")) is not None:
-        return bad(f"{calls[0]:.0%} of calls are valid, after {calls[1]:.0%} at best: an update broke the policy", fix)
+        return bad(f"{calls[0]:.0%} of calls are valid, down from {calls[1]:.0%}: an update broke the policy", fix)
     if (reward := _fallen_from(view, "reward")) is not None and reward_collapse(view) is None:
         now, best = reward
         return warn(
-            f"the reward of this step is {now:+.2f}, after {best:+.2f} at best: an update broke the policy", fix
+            f"the reward of this step is {now:+.2f}, down from a best of {best:+.2f}: an update probably broke the "
+            "policy",
+            fix,
         )
     return None
 

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-REPORT = "stop, and report this with the recipe: it is a fault in mcprl"
+REPORT = "stop, and report this with the recipe: it is a bug in mcprl"
 
 WINDOW = 20  # steps: enough for a median that one odd step does not move, few enough to follow a run
 
@@ -175,7 +175,9 @@ def roll_back(view: StepView, step: int | None, why: str = "the last healthy one
     if healthy and in_force is not None and healthy < in_force / 2:
         rate = healthy
     if step is None:
-        return f"start again with learner.learning_rate {rate:.2g} (now {setting:.2g}): no checkpoint is known good"
+        return (
+            f"start again with learner.learning_rate={rate:.2g} (now {setting:.2g}): no checkpoint is known to be good"
+        )
     return (
         f"go back to step {step}, {why}, with a lower learning rate (now {setting:.2g}): "
         f"`mcprl resume RUN --from {step} --set learner.learning_rate={rate:.2g}`"

@@ -70,7 +70,7 @@ def _check_sum(trajectory: Trajectory) -> None:
     if both_finite and not math.isclose(total, trajectory.reward, rel_tol=1e-9, abs_tol=1e-9):
         raise ValueError(
             f"trajectory {trajectory.task_id}/{trajectory.member}: the rewards of its turns add up to {total:g}, "
-            f"and its reward is {trajectory.reward:g}"
+            f"but its reward is {trajectory.reward:g}"
         )
 
 
@@ -103,7 +103,9 @@ def gae(reward_S: Tensor, value_S: Tensor, *, gamma: float, lam: float) -> tuple
     the task. If the value at the limit were added, running into the limit would pay more than a wrong answer.
     """
     if reward_S.ndim != 1 or reward_S.shape != value_S.shape:
-        raise ValueError(f"rewards {tuple(reward_S.shape)} and values {tuple(value_S.shape)} are not of the same steps")
+        raise ValueError(
+            f"rewards {tuple(reward_S.shape)} and values {tuple(value_S.shape)} do not cover the same steps"
+        )
     rewards, values = floats(reward_S), floats(value_S)
     advantages: list[float] = []
     advantage = next_value = 0.0

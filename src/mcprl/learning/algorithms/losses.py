@@ -66,7 +66,7 @@ def next_coefficient(coefficient: float, kl: float, *, target: float, horizon: i
     It rises if the measured divergence `kl` is above `target` and falls if it is below.
     """
     if math.isnan(kl):
-        raise ValueError("the KL coefficient cannot be steered by a divergence of NaN")
+        raise ValueError("the KL coefficient cannot be adapted to a KL of NaN")
     off_target = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * (1.0 + off_target / horizon)
 

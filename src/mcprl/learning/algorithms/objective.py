@@ -181,8 +181,8 @@ def _own_loss(
 def require_sound_loss(algorithm: AlgorithmConfig) -> None:
     """Raise if the user's loss fails on two short sequences.
 
-    Its values and gradients must be finite, and those of a sequence must not depend on the other one: else the same
-    batch would have another loss if it were packed differently.
+    Its values and gradients must be finite, and those of a sequence must not depend on the other one: otherwise the
+    loss of a batch would depend on how it is packed.
     """
     old_N = torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0])
     advantage_N = torch.tensor([1.0, 1.0, 1.0, -0.5, -0.5])
@@ -206,7 +206,7 @@ def require_sound_loss(algorithm: AlgorithmConfig) -> None:
     for whole_N, parts in zip(together, zip(*apart, strict=True), strict=True):
         if not torch.allclose(whole_N, torch.cat(parts), atol=1e-6):
             raise UserCodeError(
-                f"{algorithm.loss} gives a token another loss if another sequence is in the batch, so packs would not "
-                "add up",
+                f"with {algorithm.loss}, a token's loss depends on other sequences in the batch, so the losses of "
+                "separate packs cannot be added up",
                 fix="combine tokens within a sequence only; sequence_N tells them apart",
             )

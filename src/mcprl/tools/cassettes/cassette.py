@@ -225,12 +225,13 @@ class Cassette:
             raise _no_cassette(self.path)
         if layout != _LAYOUT:
             raise CassetteError(
-                f"cassette {self.path} has layout {layout}, this mcprl reads layout {_LAYOUT}",
+                f"cassette {self.path} has layout {layout}, but this mcprl reads layout {_LAYOUT}",
                 fix="record or import it again, or use the mcprl that wrote it",
             )
         if {(name, sql) for name, sql in self._run("SELECT name, sql FROM sqlite_master")} != _SCHEMA:
             raise CassetteError(
-                f"{self.path} has other tables than a cassette", fix="do not use it: record or import the calls again"
+                f"{self.path} does not have the tables of a cassette",
+                fix="do not use it: record or import the calls again",
             )
 
     def _is_empty(self) -> bool:
@@ -273,7 +274,7 @@ class Cassette:
         except sqlite3.Error as error:
             raise _unusable(self.path, error) from error
         except UnicodeDecodeError as error:  # a text of the file, or SQLite's message that quotes one
-            raise _damaged(self.path, "it has a text that is not UTF-8") from error
+            raise _damaged(self.path, "it contains text that is not UTF-8") from error
 
     def _takes_too_long(self) -> bool:
         """Asked between the steps of a statement: a damaged file may lead SQLite in circles."""
@@ -324,7 +325,7 @@ def _clean(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _no_cassette(path: Path) -> CassetteError:
-    return CassetteError(f"{path} is not a cassette", fix="name a file that mcprl recorded, or a new one")
+    return CassetteError(f"{path} is not a cassette", fix="give a file that mcprl recorded, or a new one")
 
 
 def _damaged(path: Path, why: str) -> CassetteError:
@@ -342,5 +343,6 @@ def _unusable(path: Path, error: sqlite3.Error) -> CassetteError:
     if name == "SQLITE_TOOBIG":
         return _damaged(path, f"it has a value of more than {MAX_CASSETTE_VALUE_BYTES} bytes")
     return CassetteError(
-        f"cassette {path} cannot be used: {error}", fix="check its permissions, the free space and who else uses it"
+        f"cassette {path} cannot be used: {error}",
+        fix="check its permissions, the free space and whether another process uses it",
     )

@@ -178,7 +178,7 @@ _INFERRED = "Inferred from recorded calls"
 def infer_definition(name: str, calls: Sequence[Mapping[str, Any]], aliases: Mapping[str, str]) -> ToolDefinition:
     """Return a definition that all calls match. An argument has the types seen, and is required if every call has it.
 
-    If calls use both an alias and its target, the less frequent name is left out as a mistake.
+    If calls use both an alias and its target, the less frequent name is assumed to be a mistake and dropped.
 
     infer_definition("quote", [{"symbol": "A"}, {"symbol": "B", "limit": 2}], {}).parameters == {
         "type": "object", "required": ["symbol"],

@@ -203,7 +203,7 @@ def _rows(path: Path, found: Recordings) -> Iterator[tuple[Place, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CassetteError(f"{path} cannot be read: {error}", fix="name files of recorded conversations") from error
+        raise CassetteError(f"{path} cannot be read: {error}", fix="give files of recorded conversations") from error
     try:
         whole: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -233,7 +233,7 @@ def _lines(path: Path, text: str, as_a_whole: Exception, found: Recordings) -> I
         rows += 1
         yield place, row
     if not rows:
-        fix = "name files of recorded conversations: a JSON list of rows, or one row per line"
+        fix = "give files of recorded conversations: a JSON list of rows, or one row per line"
         raise CassetteError(f"{path} is not JSON: {as_a_whole}", fix=fix)
     found.unreadable.extend(broken)
 

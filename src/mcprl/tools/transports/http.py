@@ -353,7 +353,7 @@ class _UnfailingClient(httpx2.AsyncClient):
         if message is None:
             message = status_outcome(response.status_code, response.headers, body)
         elif not isinstance(message, TransportOutcome):
-            message = broken("what came is not the answer to this request", body)
+            message = broken("the response is not the answer to this request", body)
         return error_response(request, exchange.request_id, message)
 
     def _read_failure(
@@ -452,7 +452,7 @@ class _UnfailingClient(httpx2.AsyncClient):
             elif response.is_error:
                 _logger.warning("server %r: a notification was refused: HTTP %d", self._name, response.status_code)
             return
-        _logger.warning("server %r: a notification was not received within %g s", self._name, _NOTIFY_S)
+        _logger.warning("server %r: it did not accept a notification within %g s", self._name, _NOTIFY_S)
 
     async def _say_goodbye(self, request: httpx2.Request) -> httpx2.Response:
         with anyio.move_on_after(_GOODBYE_S):

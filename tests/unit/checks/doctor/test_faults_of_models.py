@@ -114,7 +114,7 @@ def test_groups_whose_rewards_are_all_equal_are_found(played):
 def test_episodes_that_never_answer_are_found(played):
     found = only(played, "answers")
     assert found.severity is Severity.WARN
-    assert "4 of 4 episodes ended without one (cut by length)" in found.measured
+    assert "4 of 4 episodes ended without an answer (cut by length)" in found.measured
     assert "raise sampling.max_tokens (now 4)" in found.fix
 
 
@@ -234,7 +234,7 @@ def test_episodes_that_crashed_their_server_are_found_with_their_task(patient):
     caused = [trajectory(n, -0.1, seen(0.01), stop=StopReason.CAUSED_FAULT) for n in range(2)]
     found = judged(patient, *caused)["caused faults"]
     assert found.severity is Severity.WARN
-    assert "2 episodes crashed their tool server, and again when repeated (task ana)" in found.measured
+    assert "2 episodes crashed their tool server, and did so again when repeated (task ana)" in found.measured
 
 
 @pytest.mark.parametrize(("least", "severity"), [(7, None), (11, Severity.WARN), (13, Severity.BAD)])

@@ -88,7 +88,7 @@ def unknown_setting(patient, monkeypatch):
     patient.set("sampling.temprature", 0.7)
 
 
-@fault("recipe", BAD, "recipe.yaml:1", "correct the YAML there", "E-CONF-001")
+@fault("recipe", BAD, "recipe.yaml:1", "correct the YAML at that line", "E-CONF-001")
 def bad_yaml(patient, monkeypatch):
     patient.files["recipe.yaml"] = "name: [small"
 
@@ -110,13 +110,13 @@ def turn_as_long_as_the_context(patient, monkeypatch):
     patient.set("sampling.max_tokens", 512)
 
 
-@fault("code", BAD, "losses.py:1: SyntaxError", "correct the code there", "E-CODE-001")
+@fault("code", BAD, "losses.py:1: SyntaxError", "correct the code at that place", "E-CODE-001")
 def own_loss_that_is_not_python(patient, monkeypatch):
     patient.files["losses.py"] = "def own(logprob_N, *others, **clips)\n    return logprob_N\n"
     patient.set("algorithm.loss", "losses.py:own")
 
 
-@fault("code", BAD, "tracking.tracker names", "correct the path", "E-CODE-001")
+@fault("code", BAD, "tracking.tracker refers to", "correct the path", "E-CODE-001")
 def own_tracker_in_a_missing_file(patient, monkeypatch):
     patient.set("tracking.tracker", "gone.py:Mine")
 
@@ -133,7 +133,7 @@ def missing_vllm(patient, monkeypatch):
     hide_modules(monkeypatch, "vllm")
 
 
-@fault("installed", BAD, "this is macOS, and training needs Linux", "train on Linux", "E-ENG-001")
+@fault("installed", BAD, "this is macOS, but training needs Linux", "train on Linux", "E-ENG-001")
 def machine_of_apple(patient, monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
 
@@ -151,7 +151,7 @@ def four_bits_without_their_library_on_a_machine_without_a_gpu(patient, monkeypa
     hide_modules(monkeypatch, "bitsandbytes")
 
 
-@fault("GPUs", WARN, "this machine has no GPUs, but learner.processes 4 needs 4", "a machine with 4 GPUs")
+@fault("GPUs", WARN, "this machine has no GPUs, but learner.processes=4 needs 4", "a machine with 4 GPUs")
 def more_processes_than_gpus(patient, monkeypatch):
     patient.set("learner.processes", 4)
 
@@ -370,12 +370,12 @@ def recorded_call_that_drifted(patient, monkeypatch):
     patient.set("tasks.train", "train.json")
 
 
-@fault("duplicates", WARN, "twice asks the same as ana", "keep one of each")
+@fault("duplicates", WARN, "twice asks the same question as ana", "keep one task for each question")
 def question_that_stands_twice(patient, monkeypatch):
     patient.tasks.append(task("twice", "Ana"))
 
 
-@fault("leaks", BAD, "ana asks the same as judged (validation.jsonl", "mcprl tasks validate")
+@fault("leaks", BAD, "ana asks the same question as judged (validation.jsonl", "mcprl tasks validate")
 def validation_task_in_training(patient, monkeypatch):
     patient.files["validation.jsonl"] = json.dumps(task("judged", "Ana"))
 
@@ -450,12 +450,12 @@ def model_that_was_cut_off(patient, monkeypatch):
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
 
 
-@fault("model", BAD, "has no tokenizer", "copy the tokenizer's files", "E-CONF-003")
+@fault("model", BAD, "has no tokenizer", "copy the tokenizer files", "E-CONF-003")
 def model_without_a_tokenizer(patient, monkeypatch):
     (copied_model(patient) / "tokenizer.json").unlink()
 
 
-@fault("model", BAD, "tokenizer.json is not a tokenizer, or was cut off", "copy the whole model again", "E-CONF-003")
+@fault("model", BAD, "tokenizer.json is not a tokenizer, or is truncated", "copy the whole model again", "E-CONF-003")
 def tokenizer_that_was_cut_off(patient, monkeypatch):
     (copied_model(patient) / "tokenizer.json").write_text('{"model": {')
 
@@ -497,7 +497,9 @@ def tracker_without_a_key(patient, monkeypatch):
     monkeypatch.setenv("HOME", str(patient.folder))
 
 
-@fault("server shown", WARN, "answers without a key, so every user of this machine can call", "send that in 'headers'")
+@fault(
+    "server shown", WARN, "answers without a key, so every user of this machine can call", "send the key in 'headers'"
+)
 def server_that_answers_anyone(patient, monkeypatch):
     async def opened(examination: Any, spec: Any) -> Any:
         return (SimpleNamespace(catalog=(), restarts=0), None, 0.0) if spec.url else await opens(examination, spec)

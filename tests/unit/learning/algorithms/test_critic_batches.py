@@ -136,7 +136,7 @@ def test_an_episode_without_learnable_tokens_has_no_advantages():
 
 
 def test_turns_that_do_not_add_up_to_the_reward_are_refused():
-    with pytest.raises(ValueError, match=r"task/1: the rewards of its turns add up to 1, and its reward is 3"):
+    with pytest.raises(ValueError, match=r"task/1: the rewards of its turns add up to 1, but its reward is 3"):
         made(OTHER, make_episode("cs", (1.0,), reward=3.0))
 
 

@@ -69,5 +69,5 @@ def test_over_its_horizon_a_coefficient_moves_by_about_a_fifth():
 
 
 def test_a_divergence_that_is_no_number_does_not_poison_the_coefficient():
-    with pytest.raises(ValueError, match="cannot be steered by a divergence of NaN"):
+    with pytest.raises(ValueError, match="cannot be adapted to a KL of NaN"):
         next_coefficient(0.05, math.nan, target=0.4, horizon=10)

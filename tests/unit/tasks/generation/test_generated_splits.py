@@ -67,9 +67,9 @@ def test_families_can_be_chosen():
 @pytest.mark.parametrize(
     ("difficulties", "families", "says"),
     [
-        ((Difficulty.EASY,), ("prices",), "no family prices of tasks that are easy"),
-        ((Difficulty.HARD,), ("price",), "no family price of tasks that are hard"),
-        ((Difficulty.EASY, Difficulty.HARD), ("price",), "none of the chosen families has tasks that are hard"),
+        ((Difficulty.EASY,), ("prices",), "no family of easy tasks is called prices"),
+        ((Difficulty.HARD,), ("price",), "no family of hard tasks is called price"),
+        ((Difficulty.EASY, Difficulty.HARD), ("price",), "none of the chosen families has hard tasks"),
     ],
 )
 def test_families_that_cannot_be_had_are_refused(difficulties, families, says):

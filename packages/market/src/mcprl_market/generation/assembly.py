@@ -106,15 +106,15 @@ def _choose(names: Collection[str] | None, difficulties: Collection[Difficulty])
     unknown = sorted(set(names or ()) - set(possible))
     if unknown:
         raise BadValueError(
-            f"there is no family {unknown[0]} of tasks that are {' or '.join(difficulties)}",
+            f"no family of {' or '.join(difficulties)} tasks is called {unknown[0]}",
             fix=f"choose from {', '.join(sorted(possible))}",
         )
     chosen = tuple(family for name, family in possible.items() if names is None or name in names)
     without = [level for level in difficulties if all(family.difficulty is not level for family in chosen)]
     if without:
         raise BadValueError(
-            f"none of the chosen families has tasks that are {without[0]}",
-            fix="choose a difficulty that the selected families have",
+            f"none of the chosen families has {without[0]} tasks",
+            fix="choose a difficulty that the chosen families have",
         )
     return chosen
 

@@ -111,7 +111,7 @@ class Material:
         return self.market.gainers(count) if side == "gainer" else self.market.losers(count)
 
     def mover(self, side: str, rank: int) -> Quote | None:
-        """Return the stock at a rank of the list, from 1; None if the list is shorter."""
+        """Return the stock at a 1-based rank in the list, or None if the list is shorter."""
         movers = self.movers(side, rank)
         return movers[-1] if len(movers) == rank else None
 

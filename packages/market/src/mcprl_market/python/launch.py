@@ -27,7 +27,7 @@ from mcprl_market.python.seccomp import make_filter
 __all__ = ["Isolation", "Kind", "Launch", "choose_launch", "framed", "likely_isolation"]
 
 
-_UNSAFE = "start the server with allow_unsafe for code that you trust"
+_UNSAFE = "start the server with allow_unsafe if you trust the code"
 _FIRST_USER = 0x70000000
 _NUM_USERS = 0x0FFFFFFF
 _ENVIRONMENT = {
@@ -69,7 +69,8 @@ def find_usable_bubblewrap() -> str:
     """The path of `bwrap`. Raises SandboxMissingError if this machine cannot have a sandbox."""
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         raise SandboxMissingError(
-            f"the Python sandbox runs on Linux on {' and '.join(MACHINES)}, not on {sys.platform} {platform.machine()}",
+            f"the Python sandbox needs Linux on {' or '.join(MACHINES)}, and this machine is {sys.platform} "
+            f"{platform.machine()}",
             fix=f"serve Python from such a machine, or {_UNSAFE}",
         )
     if not Path("/proc/sys/kernel/seccomp").exists():
@@ -246,7 +247,8 @@ def _probe(launch: Launch) -> None:
     if not is_ready:
         lines = said.decode(errors="replace").strip().splitlines()
         raise SandboxMissingError(
-            f"the Python sandbox cannot be built here: {lines[-1] if lines else 'a worker did not become ready'}",
+            "the Python sandbox cannot be built on this machine: "
+            f"{lines[-1] if lines else 'a worker did not become ready'}",
             fix=f"{ALLOW_NAMESPACES}, or {_UNSAFE}",
         )
 

@@ -90,7 +90,7 @@ class MontyEngine:
             return _raised(f"{type(error).__name__}: {error}", printed)
         stdout, stderr = printed.text("stdout"), printed.text("stderr")
         outcome = outcome_of_report(report, program, self._limits, stdout=stdout, stderr=stderr)
-        assert outcome is not None, "our own report has the form of one"
+        assert outcome is not None, "a report that this module wrote is always valid"
         return outcome
 
     async def _value_of(self, step: Step, names: dict[str, Any], printed: _Printed) -> Any:

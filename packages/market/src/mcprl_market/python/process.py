@@ -164,7 +164,7 @@ class WorkerProcess:
             for fd in (*ours, program_write, self._info):
                 os.close(fd)
             raise SandboxLostError(
-                f"a worker of the Python sandbox does not start: {error}", fix="check that bubblewrap is installed"
+                f"a worker of the Python sandbox did not start: {error}", fix="check that bubblewrap is installed"
             ) from error
         finally:
             for fd in (*theirs, program_read):
@@ -234,9 +234,9 @@ class WorkerProcess:
         report = self._report()
         if self._launch.is_sandboxed and report is None and broken is None and self._status is not None:
             if self._status < 0:
-                raise self._lost(f"was ended from outside (status {self._status})")
+                raise self._lost(f"was killed from outside (status {self._status})")
             if self._status == KILLED_STATUS and _oom_kills() > oom_kills:
-                raise self._lost("was killed because memory ran out outside of it")
+                raise self._lost("was killed because the machine ran out of memory")
         for inlet in (self._stdout, self._stderr):
             inlet.read_what_is_there()
         if broken is None and (self._stdout.is_over or self._stderr.is_over):

@@ -82,7 +82,7 @@ def read_call(text: str) -> ToolCall:
     arguments: dict[str, Any] = dict(zip(names, map(ast.literal_eval, call.args), strict=False))
     for keyword in call.keywords:
         if keyword.arg is None:
-            raise ValueError(f"{text!r} hides its arguments")
+            raise ValueError(f"{text!r} passes arguments with **")
         arguments[keyword.arg] = ast.literal_eval(keyword.value)
     return ToolCall(name=call.func.id, arguments=arguments)
 
