@@ -22,6 +22,7 @@ from mcprl.episodes.demonstrations import Demonstrator
 from mcprl.episodes.environment import require_grammar, require_tools, require_worlds
 from mcprl.episodes.judge import Judge
 from mcprl.episodes.loop import EpisodeRunner
+from mcprl.episodes.reward_functions import RewardFunctions
 from mcprl.episodes.rewards import require_scorable
 from mcprl.errors import MissingExtraError
 from mcprl.grammar.masks import Grammars, TurnGrammars, load_grammars
@@ -55,7 +56,12 @@ class PlayerKit:
 
 @asynccontextmanager
 async def open_kit(
-    config: RunConfig, toolbox: Toolbox, *, tasks: Sequence[Task] = (), tell: Callable[[str], None] | None = None
+    config: RunConfig,
+    toolbox: Toolbox,
+    *,
+    logs: Path,
+    tasks: Sequence[Task] = (),
+    tell: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[PlayerKit]:
     """Open the kit of `config` over an open toolbox. Raises if a tool that `tasks` offer has no grammar.
 
@@ -71,9 +77,17 @@ async def open_kit(
             if tell is not None:
                 tell("compiling the grammar of the tools")
             grammars, turn_grammars = await asyncio.to_thread(_make_grammars, config, chat, tasks, toolbox.catalog)
-        judge = None
+        judge, functions, keys = None, None, load_keys(config.servers.env_file)
         if config.rewards.judge is not None:
-            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
+            judge = await stack.enter_async_context(Judge(config.rewards.judge, keys))
+        if config.rewards.functions:
+            toolbox.catalog.require(
+                [tool for function in config.rewards.functions.values() for tool in function.probes],
+                wanted_by="rewards.functions",
+            )
+            functions = await stack.enter_async_context(
+                RewardFunctions(config.rewards.functions, environment=keys, log=logs / "rewards.log")
+            )
 
         def make_runner(sampler: Sampler) -> EpisodeRunner:
             return EpisodeRunner(
@@ -83,13 +97,20 @@ async def open_kit(
                 leases=toolbox,
                 preamble=preamble,
                 judge=judge,
+                functions=functions,
                 grammars=turn_grammars,
             )
 
         demonstrator = None
         if config.algorithm.warm_start.weight > 0:
             demonstrator = Demonstrator(
-                config, chat=chat, leases=toolbox, preamble=preamble, grammars=turn_grammars, judge=judge
+                config,
+                chat=chat,
+                leases=toolbox,
+                preamble=preamble,
+                grammars=turn_grammars,
+                judge=judge,
+                functions=functions,
             )
         yield PlayerKit(chat=chat, grammars=grammars, runner=make_runner, demonstrator=demonstrator)
 
@@ -205,7 +226,7 @@ async def open_stage(
         toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs, limits=limits))
         require_tools(tasks, toolbox.catalog)
         require_worlds(tasks, toolbox)
-        kit = await stack.enter_async_context(open_kit(config, toolbox, tasks=tasks, tell=watcher.stage))
+        kit = await stack.enter_async_context(open_kit(config, toolbox, logs=logs, tasks=tasks, tell=watcher.stage))
         engine = None
         if config.engine == "skyrl":
             watcher.stage(f"starting SkyRL ({config.skyrl.url or config.skyrl.backend})")
