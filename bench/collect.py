@@ -217,7 +217,13 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
         toolbox = await stack.enter_async_context(Toolbox([spec], log_dir=folder))
         # For whole weights, because only such a server can be told to empty its prefix cache.
         learner = LearnerConfig(tuning="full")
-        sampler = VllmSampler(config.model, config.sampling, learner, log=folder / "vllm.log")
+        sampler = VllmSampler(
+            config.model,
+            config.sampling,
+            learner,
+            turn_deadline_s=config.episodes.deadline_s,
+            log=folder / "vllm.log",
+        )
         await stack.enter_async_context(sampler)
         say("vLLM runs")
         recorder: Any = Recorder(sampler)

@@ -47,7 +47,7 @@ async def tokens_per_s(model: str, adapter: Path, log: Path, *, merged: bool, ba
     sampling = SamplingConfig(vllm=VllmConfig(max_sequences=TURNS, merge_adapters=merged))
     config = ModelConfig(path=model, dtype="float32", context_tokens=1024)
     rates: list[float] = []
-    async with VllmSampler(config, sampling, LearnerConfig(lora_rank=RANK), log=log) as sampler:
+    async with VllmSampler(config, sampling, LearnerConfig(lora_rank=RANK), turn_deadline_s=600.0, log=log) as sampler:
         started = time.monotonic()
         await sampler.publish(Weights(version=1, adapter=adapter))
         publish_s = time.monotonic() - started

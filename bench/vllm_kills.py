@@ -50,6 +50,7 @@ class Killer:
         self.replaced_s: list[float] = []
         self._finished = 0
         self._killed_at: float | None = None
+        self._killed: int | None = None  # the server that was, or whose engine was
 
     def stage(self, text: str) -> None:
         say(text)
@@ -58,33 +59,37 @@ class Killer:
         if isinstance(outcome, LostEpisode):
             self.attempts_lost += 1
             return
+        server = self._server()
+        if server is None or server.pid == self._killed:
+            return  # the turns of this episode were sampled before the kill
         if self._killed_at is not None:
             self.replaced_s.append(time.monotonic() - self._killed_at)
             self._killed_at = None
         self._finished += 1
         if self._finished >= EPISODES_BETWEEN and self.engine_kills + self.server_kills < self.kills:
-            self._kill()
+            self._kill(server)
 
     def step_finished(self, step: int, metrics: Any, verdicts: Any) -> None:
         say(f"step {step + 1}: {self.engine_kills} kills of the engine, {self.server_kills} of the server")
 
-    def _kill(self) -> None:
-        """Kill one of the two processes, if both are alive: episodes also finish after a kill."""
+    def _server(self) -> psutil.Process | None:
+        """vLLM's process, None while there is none."""
         assert self.sampler is not None
         try:
-            server = psutil.Process(self.sampler.pid)
-            engines = [p for p in server.children(recursive=True) if any("EngineCore" in word for word in p.cmdline())]
-        except (SamplerLostError, psutil.NoSuchProcess, psutil.ZombieProcess):
-            return
-        if not engines:
-            return
+            return psutil.Process(self.sampler.pid)
+        except (SamplerLostError, psutil.NoSuchProcess):
+            return None
+
+    def _kill(self, server: psutil.Process) -> None:
+        """Kill one of the two processes."""
+        engines = [p for p in server.children(recursive=True) if any("EngineCore" in word for word in p.cmdline())]
         if (self.engine_kills + self.server_kills) % 3 == 2:
             self.server_kills += 1
             os.kill(server.pid, signal.SIGKILL)
         else:
             self.engine_kills += 1
             os.kill(engines[0].pid, signal.SIGKILL)
-        self._killed_at = time.monotonic()
+        self._killed_at, self._killed = time.monotonic(), server.pid
         self._finished = 0
         say(f"{self.engine_kills} kills of the engine, {self.server_kills} of the server")
 
@@ -94,7 +99,7 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
     settings = small_run(folder, "critic", engine="vllm").model_dump(mode="json")
     settings["sampling"]["vllm"]["merge_adapters"] = True
     per_step = settings["training"]["tasks_per_step"] * settings["episodes"]["group_size"]
-    steps = settings["training"]["steps"] = killer.kills * EPISODES_BETWEEN // per_step + 2
+    steps = settings["training"]["steps"] = killer.kills + 2  # at most one kill per step
     config = RunConfig.model_validate(settings)
     run, failure = await _trained(config, killer)
     played = 0 if run is None else int(run.summary.as_dict()["groups_complete"]) * config.episodes.group_size

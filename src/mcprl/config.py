@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from mcprl.bounds import MAX_NUMBER, MIN_NUMBER, why_no_pattern
 from mcprl.errors import MissingExtraError
 from mcprl.records import Difficulty, Task
 
@@ -43,6 +44,7 @@ __all__ = [
     "RewardsConfig",
     "RunConfig",
     "SamplingConfig",
+    "SandboxSettings",
     "ServerSettings",
     "ServersConfig",
     "SkyrlConfig",
@@ -57,7 +59,7 @@ __all__ = [
 ]
 
 
-# Files of a package of mcprl's own: `mcprl:market/train.jsonl` is in mcprl_market/data.
+# Prefix of files in mcprl's own packages: `mcprl:market/train.jsonl` is in mcprl_market/data.
 _SHIPPED = "mcprl:"
 
 
@@ -86,8 +88,23 @@ def _shipped(value: str) -> Path:
 
 
 def _model_location(value: object, info: ValidationInfo) -> object:
-    if isinstance(value, str) and value.startswith((".", "/")):
+    if not isinstance(value, str):
+        return value
+    if value.startswith((".", "/")):
         return str(_relative_to_file(value, info))
+    if value.startswith("~") or value.count("/") > 1:
+        raise ValueError("is neither a folder, which begins with ./, ../ or /, nor a name on the hub (owner/name)")
+    if Path(str(_relative_to_file(value, info))).is_dir():
+        raise ValueError(f"is a name on the hub, but there is a folder of that name: write ./{value} for the folder")
+    return value
+
+
+def _no_float16(value: object) -> object:
+    if value in ("float16", "fp16", "half"):
+        raise ValueError(
+            "float16 overflows above 65,504 and rounds small gradients to 0, and there is no loss scaling here: use "
+            "bfloat16, or float32 on a GPU without bfloat16"
+        )
     return value
 
 
@@ -97,14 +114,29 @@ _REFERENCE = r".+\.py:[A-Za-z_][A-Za-z0-9_]*"
 OwnFunction = Annotated[str, BeforeValidator(_own_function), Field(pattern=f"^{_REFERENCE}$")]
 
 
+def _is_usual(number: float) -> bool:
+    return number == 0 or MIN_NUMBER <= abs(number) <= MAX_NUMBER
+
+
 class Section(BaseModel):
-    """A part of the configuration: no unknown keys, nothing changed later, no NaN."""
+    """A section of the configuration. It is immutable, and does not accept unknown keys or NaN."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @field_validator("*")
+    @classmethod
+    def _is_bounded(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, int | float) and info.field_name != "seed" and not _is_usual(value):
+            raise ValueError(f"a number must be 0, or from {MIN_NUMBER:g} to {MAX_NUMBER:,.0f}")
+        given: object = value  # keeps the type of `value` plain
+        items = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
+        if any(isinstance(item, str | Path) and "\0" in str(item) for item in items):
+            raise ValueError("there is a null character in it")
+        return value
+
 
 class SkyrlConfig(Section):
-    """The server of the Tinker API that engine skyrl uses: SkyRL's, started here or on a cluster, or a hosted one."""
+    """The Tinker API server of engine skyrl: a SkyRL server, started by the run or on a cluster, or a hosted one."""
 
     url: str | None = Field(default=None, description="Address of a running server; null: mcprl starts one here.")
     backend: Literal["jax", "fsdp", "megatron", "hosted"] = Field(
@@ -122,7 +154,7 @@ class SkyrlConfig(Section):
 
 
 class WorkersConfig(Section):
-    """Who plays the episodes: this process, or Ray workers, each with its own tool servers."""
+    """Where episodes run: in this process, or in Ray workers, each with its own tool servers."""
 
     count: int = Field(
         default=0, ge=0, description="Ray workers, at one core each; 0: this process plays all episodes, without Ray."
@@ -131,7 +163,7 @@ class WorkersConfig(Section):
 
 
 def lacking_in_skyrl(config: RunConfig) -> str | None:
-    """The settings of a run that the Tinker API cannot serve, and what to do instead; None if it serves all."""
+    """Describe the settings that the Tinker API does not support, and what to do instead. None if it supports all."""
     sampling, algorithm, learner, backend = config.sampling, config.algorithm, config.learner, config.skyrl.backend
     refusals = (
         (algorithm.has_critic, "a value head (algorithm.advantages gae): take grpo, dr_grpo or rloo"),
@@ -166,7 +198,7 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
         ),
     )
     found = [what for holds, what in refusals if holds]
-    return None if not found else "engine skyrl has no " + "; and no ".join(found)
+    return None if not found else "engine skyrl does not support " + "; nor ".join(found)
 
 
 class TasksConfig(Section):
@@ -191,7 +223,7 @@ _MAX_TURNS = {Difficulty.EASY: 5, Difficulty.MEDIUM: 8, Difficulty.HARD: 10}
 
 
 def _with_default_turns(value: object) -> object:
-    # A difficulty left out keeps its limit: a task of it must not fail in the middle of a run.
+    # A difficulty that is left out keeps its default limit, so that its tasks do not fail in the middle of a run.
     return {**_MAX_TURNS, **cast("dict[Any, Any]", value)} if isinstance(value, dict) else value
 
 
@@ -209,7 +241,7 @@ class EpisodesConfig(Section):
     )
 
     def turn_limit(self, task: Task) -> int:
-        """Turns that an episode of a task may take after each message of the user."""
+        """Return how many turns an episode of a task may take after each user message."""
         return task.max_turns or self.max_turns[task.difficulty]
 
 
@@ -239,7 +271,7 @@ class RewardFunctionConfig(Section):
 
 
 class RewardsConfig(Section):
-    """Weights of the parts of a reward. Parts that a task does not check are left out, the others are averaged.
+    """Weights of the parts of a reward, which is the weighted mean of the parts that a task checks, minus penalties.
 
     A part with weight 0 is still measured and logged. Rewards are clipped to [−1, 1].
     """
@@ -288,7 +320,7 @@ class LearnerConfig(Section):
     warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up of the learning rate.")
     weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of AdamW.")
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="Norm to clip gradients to; null: no clipping.")
-    lora_rank: int = Field(default=16, ge=1, description="Rank of the adapter.")
+    lora_rank: int = Field(default=16, ge=1, le=8192, description="Rank of the adapter.")
     lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
     microbatch: int = Field(default=4, ge=1, description="Trajectories per forward pass.")
     share_prefix: bool = Field(default=True, description="Compute the prefix that trajectories in a pass share once.")
@@ -300,7 +332,7 @@ class LearnerConfig(Section):
         default="fsdp2", description="How several processes shard the weights: torch's FSDP2 or DeepSpeed's ZeRO-3."
     )
     max_parity_error: float = Field(
-        default=0.2,  # bfloat16 gives 0.01 to 0.06 with nothing wrong, float32 below 1e-5
+        default=0.2,  # normal values: 0.01 to 0.06 with bfloat16, below 1e-5 with float32
         gt=0,
         description="Largest mean |Δlogprob| per token between sampler and learner before an update; above it the run "
         "stops. Use 1e-4 with float32.",
@@ -349,7 +381,7 @@ class KlConfig(Section):
 
     @property
     def in_reward(self) -> bool:
-        """Whether the penalty is taken off the reward, and not added to the loss: k1 has no gradient there."""
+        """Whether the penalty is subtracted from the reward. As a loss, k1 would have no gradient."""
         return self.estimator == "k1"
 
     @property
@@ -389,7 +421,7 @@ class CriticConfig(Section):
 
 
 class WarmStartConfig(Section):
-    """Imitation of the solutions in the task file beside reinforcement learning, fading out."""
+    """Imitation of the solutions in the task file in addition to reinforcement learning. Its weight decreases to 0."""
 
     weight: float = Field(default=0.0, ge=0, description="Weight of the imitation loss in the first step.")
     steps: int = Field(default=10, ge=1, description="Steps over which that weight falls linearly to 0.")
@@ -411,7 +443,7 @@ def _known_loss(value: str) -> str:
 
 
 class AlgorithmConfig(Section):
-    """The objective: the advantage of each token, and the loss that it enters."""
+    """The objective: how advantages and the loss are computed."""
 
     advantages: Literal["grpo", "dr_grpo", "rloo", "gae"] = Field(
         default="grpo",
@@ -504,7 +536,7 @@ class ModelConfig(Section):
         default=None,
         description="Whether the model thinks before it answers, for families with such a switch; null: their default.",
     )
-    dtype: Literal["float32", "bfloat16"] = Field(
+    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_no_float16)] = Field(
         default="bfloat16", description="Data type of sampler and learner. With float32 their logprobs agree."
     )
     context_tokens: int = Field(default=4096, ge=64, description="Longest conversation in tokens.")
@@ -523,7 +555,7 @@ class VllmConfig(Section):
     )
 
 
-# Other trainers allow these; their ratios then belong to another distribution than the one sampled from.
+# Other trainers allow these settings. Their ratios are then wrong, because tokens come from another distribution.
 NOT_REPRODUCIBLE = frozenset(
     ("top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty")
 ) | frozenset(("frequency_penalty", "min_tokens", "logit_bias", "bad_words"))
@@ -578,7 +610,7 @@ class RateSettings(Section):
 
 
 class BudgetSettings(Section):
-    """How much a run may use a server. The call that would exceed the budget is not made, and the run stops."""
+    """How much a run may use a server. A call that would exceed the budget is not made, and the run stops."""
 
     calls: int | None = Field(default=None, ge=0, description="Calls per run; null: no limit.")
     usd: float | None = Field(default=None, ge=0, description="US dollars per run; null: no limit.")
@@ -594,7 +626,10 @@ class BudgetSettings(Section):
 class ErrorRule(Section):
     """Recognizes an error in the text of a result, even if the server reports success."""
 
-    match: str = Field(description="Regular expression to search for in the text of the result.")
+    match: str = Field(
+        description="Regular expression to search for in the first 2,048 characters of the result: Rust's, without "
+        "look-around and backreferences."
+    )
     fault: Literal["policy", "infrastructure"] = Field(
         default="policy",
         description="policy: the result is shown as an error; infrastructure: the call has failed and may be retried.",
@@ -603,10 +638,27 @@ class ErrorRule(Section):
     @field_validator("match")
     @classmethod
     def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"is not a regular expression: {error}") from error
+        problem = why_no_pattern(value)
+        if problem is not None:
+            raise ValueError(problem)
+        return value
+
+
+class SandboxSettings(Section):
+    """Runs a server's command in a bubblewrap sandbox. `true`: it sees its own program and no other file of yours, no
+    network and no variables except its own `env`; `null`: it runs like any other program of yours."""
+
+    read: tuple[FilePath, ...] = Field(default=(), description="Files and folders that the server may read.")
+    write: tuple[FilePath, ...] = Field(default=(), description="Folders that the server may read and write.")
+    network: bool = Field(
+        default=False, description="Whether the server may use the network, including the ports of this machine."
+    )
+
+    @field_validator("read", "write")
+    @classmethod
+    def _not_everything(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        if Path("/") in value:
+            raise ValueError("may not be /, which is every file of this machine")
         return value
 
 
@@ -651,6 +703,12 @@ class ServerSettings(Section):
     errors: tuple[ErrorRule, ...] = Field(
         default=(), description="Rules that find errors in results; the first match counts."
     )
+    sandbox: SandboxSettings | None = None
+
+    @field_validator("sandbox", mode="before")
+    @classmethod
+    def _true_or_false(cls, value: object) -> object:
+        return (SandboxSettings() if value else None) if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _replicas_are_shared(self) -> ServerSettings:
@@ -726,7 +784,7 @@ class OpenTelemetryConfig(Section):
 
 
 class TrackingConfig(Section):
-    """Trackers of a run, besides its own folder. A tracker that is down neither slows nor stops the run."""
+    """Trackers of a run, in addition to its folder. A tracker that is down neither slows nor stops the run."""
 
     tensorboard: bool = Field(default=False, description="Write TensorBoard files into the run's folder.")
     tracker: OwnFunction | None = Field(
@@ -824,16 +882,16 @@ class RunConfig(Section):
         return self
 
     def to_yaml(self) -> str:
-        """The resolved configuration, every default written out."""
+        """Return the resolved configuration as YAML, including all defaults."""
         return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes each text so that it is read back as it was."""
+    """Writes each string so that reading it returns the same string."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    # YAML counts these as line breaks, which only double quotes keep.
+    # YAML treats these characters as line breaks, which only double quotes preserve.
     style = '"' if any(character in value for character in "\x85\u2028\u2029") else None
     return cast("Any", dumper).represent_scalar("tag:yaml.org,2002:str", value, style=style)
 

@@ -8,6 +8,7 @@ text, or a text that is only `{"function_call": …}`. An answer is the text of 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -16,9 +17,10 @@ from mcprl.files import canonical_json, is_unicode
 
 __all__ = ["WrittenAnswer", "WrittenCall", "answers_in", "calls_in", "is_answer", "text_of"]
 
-_CALL = ("<tool_call>", "</tool_call>")
-_RESPONSE = ("<tool_response>", "</tool_response>")
-_THOUGHT = ("<think>", "</think>")
+# Tags of thoughts inside a call belong to the call. An unclosed thought includes the rest of the text.
+_THOUGHTS = re.compile(r"\s*(?:<think>.*?(?:</think>|\Z)\s*)*", re.DOTALL)
+_CALL = re.compile(r"<think>.*?(?:</think>|\Z)|<tool_call>(?P<body>.*?)(?P<end></tool_call>|\Z)", re.DOTALL)
+_RESPONSE = re.compile(r"<tool_response>(?P<body>.*?)(?P<end></tool_response>|\Z)", re.DOTALL)
 _RESULT = "Function result:"
 _ANSWER_ROLES = frozenset({"tool", "function"})
 # Keys of the object around an answer. An object with any other key is itself the answer.
@@ -55,7 +57,7 @@ class WrittenAnswer:
 def is_answer(message: Mapping[str, Any]) -> bool:
     """Whether a message has answers of tools."""
     role = message.get("role")
-    return role in _ANSWER_ROLES or (role == "user" and text_of(message).lstrip().startswith(_RESPONSE[0]))
+    return role in _ANSWER_ROLES or (role == "user" and text_of(message).lstrip().startswith("<tool_response>"))
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -70,7 +72,7 @@ def calls_in(message: Mapping[str, Any]) -> list[WrittenCall]:
         return [_call_of(entry) for entry in cast("list[Any]", entries)]
     if message.get("function_call") is not None:
         return [_call_of(message["function_call"])]
-    text = _without_thoughts(text_of(message)).strip()
+    text = _THOUGHTS.sub("", text_of(message), count=1).strip()
     if text.startswith("{") and '"function_call"' in text:
         return _function_call(text)
     return [_call_in(block) for block in _blocks(text, _CALL)]
@@ -86,37 +88,18 @@ def answers_in(message: Mapping[str, Any]) -> list[WrittenAnswer]:
         "id": answer_id if isinstance(answer_id, str) else None,
     }
     stripped = text.strip()
-    if stripped.startswith(_RESPONSE[0]):
+    if stripped.startswith("<tool_response>"):
         return [_answer_of(block, known) for block in _blocks(stripped, _RESPONSE)]
     if stripped.startswith(_RESULT):
         return [_answer_of(stripped.removeprefix(_RESULT), known)]
     return [WrittenAnswer(text=text, failed=message.get("is_error") is True, **known)]
 
 
-def _blocks(text: str, tags: tuple[str, str]) -> Iterator[str | None]:
+def _blocks(text: str, tagged: re.Pattern[str]) -> Iterator[str | None]:
     """The text between each pair of tags; None for a tag that is never closed."""
-    opening, closing = tags
-    place = 0
-    while (opened := text.find(opening, place)) >= 0:
-        body = opened + len(opening)
-        closed = text.find(closing, body)
-        if closed < 0:
-            yield None
-            return
-        yield text[body:closed]
-        place = closed + len(closing)
-
-
-def _without_thoughts(text: str) -> str:
-    """The text without its thoughts. An unclosed thought includes the rest of the text."""
-    kept: list[str] = []
-    place = 0
-    while (opened := text.find(_THOUGHT[0], place)) >= 0:
-        kept.append(text[place:opened])
-        closed = text.find(_THOUGHT[1], opened)
-        place = closed + len(_THOUGHT[1]) if closed >= 0 else len(text)
-    kept.append(text[place:])
-    return "".join(kept)
+    for found in tagged.finditer(text):
+        if found["body"] is not None:
+            yield found["body"] if found["end"] else None
 
 
 def _call_in(block: str | None) -> WrittenCall:

@@ -21,7 +21,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── BudgetExceededError      E-TOOL-008   the next call would exceed a server's budget
     │   ├── CassetteError            E-TOOL-009   a cassette cannot be read or written
     │   ├── ToolLimitError           E-LIMIT-001  a server lists or describes more than mcprl reads
-    │   ├── SandboxMissingError      E-SAND-001   the sandbox that runs a policy's code cannot be built here
+    │   ├── SandboxMissingError      E-SAND-001   the sandbox of a policy's code or of a server cannot be built here
     │   ├── UnbridgeableError        E-CHAT-001   the chat template cannot continue a conversation token by token
     │   ├── UnheldSchemaError        E-CHAT-002   a grammar cannot express a tool's schema
     │   ├── NoCallSyntaxError        E-CHAT-003   how the model's family writes calls is not known
@@ -229,9 +229,9 @@ class MissingExtraError(ConfigurationError, code="E-CONF-004"):
     """The configuration asks for a part of mcprl whose libraries are not installed.
 
     Causes: the recipe asks for an engine, a sharding or a trainer that the base installation leaves out; the command
-    runs in another environment than the one installed into.
+    runs in another environment than the one installed into; a package that adds a command cannot be imported.
     Fix: install the extra that the message names into the environment that runs mcprl, or choose the alternative that
-    it names.
+    it names; reinstall or remove a package that is broken.
     Example: learner.sharding is zero3, which needs DeepSpeed. Fix: install mcprl[deepspeed], or use fsdp2.
     """
 
@@ -380,11 +380,11 @@ class ToolLimitError(ConfigurationError, code="E-LIMIT-001"):
 
 
 class SandboxMissingError(ConfigurationError, code="E-SAND-001"):
-    """The machine lacks what the sandbox needs: bubblewrap, namespaces, seccomp, or a known processor.
+    """The machine lacks what a sandbox needs: bubblewrap, namespaces, seccomp, or a known processor.
 
     Causes: bubblewrap is not installed; a container or kernel that forbids user namespaces; a system other than Linux.
-    Fix: install bubblewrap and let it make namespaces, as the message explains; allow_unsafe runs code that you trust
-    without a sandbox.
+    Fix: install bubblewrap and let it make namespaces, as the message explains. Without a sandbox, allow_unsafe runs
+    code that you trust, and a server that you trust needs no `sandbox`.
     Example: bubblewrap is not installed (no bwrap on PATH), and the Python sandbox is built with it. Fix: apt-get
     install bubblewrap, or start the server with allow_unsafe for code that you trust.
     """

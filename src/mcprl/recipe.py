@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,8 +15,9 @@ from typing import Annotated, Any, Literal, cast, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
+from pydantic_core import ErrorDetails, to_jsonable_python
 
+from mcprl.bounds import MAX_RECIPE_BYTES, read_text, read_yaml
 from mcprl.config import NOT_REPRODUCIBLE, RunConfig
 from mcprl.errors import BadValueError, ConfigFileError, ConfigurationError, UnknownKeyError
 
@@ -154,6 +156,9 @@ CHANGED_SETTINGS = {
 }
 
 
+_MAX_KEYS_TOLD = 20
+
+
 # The origin of each value: its path in the configuration → "file:line" or "--set key=value".
 _Places = dict[tuple[str, ...], str]
 
@@ -161,9 +166,9 @@ _Places = dict[tuple[str, ...], str]
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe and apply overrides such as `training.steps=3`. Raises a ConfigurationError that names the line."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        text = read_text(path, MAX_RECIPE_BYTES)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise ConfigFileError(
             f"cannot read {path}: {reason}", fix="give the path of a recipe, such as recipes/hello-cpu.yaml"
         ) from error
@@ -179,9 +184,8 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def _parse_yaml(text: str, source: str, places: _Places) -> dict[str, Any]:
     try:
-        node = cast("yaml.Node | None", yaml.compose(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]
-        data: object = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError is a date such as 2026-99-99
+        node, data = read_yaml(text)
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}" if mark is not None else source
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -222,8 +226,8 @@ def _apply_override(data: dict[str, Any], override: str, places: _Places) -> Non
         target[section] = inner
         target = cast("dict[str, Any]", inner)
     try:
-        target[path[-1]] = yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError) as error:
+        target[path[-1]] = read_yaml(value)[1]
+    except yaml.YAMLError as error:
         raise BadValueError(f"--set {override}: the value is not YAML", fix="quote the value") from error
     for replaced in [place for place in places if place[: len(path)] == path]:
         del places[replaced]
@@ -232,33 +236,43 @@ def _apply_override(data: dict[str, Any], override: str, places: _Places) -> Non
 
 
 def _explain(error: ValidationError, path: Path, places: _Places) -> ConfigurationError:
-    """The first problem, with file and line. Unknown keys come first, since they cause the others."""
-    first, *others = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    location = first["loc"]
+    """Every unknown key with its line, since they cause other problems; without any, the first problem."""
+    found = error.errors()
+    unknown = [each for each in found if each["type"] == "extra_forbidden"]
+    told = [_problem(each, path, places) for each in unknown[:_MAX_KEYS_TOLD] or found[:1]]
+    rest = len(found) - len(told)
+    more = f" (and {rest} more)" if rest else ""
+    fixes = [each.fix for each in told]
+    if len(told) > 1:
+        fixes = [f"{'.'.join(map(str, each['loc']))}: {fix}" for each, fix in zip(unknown, fixes, strict=False)]
+    return type(told[0])("\n".join(each.what for each in told) + more, fix="; ".join(fixes))
+
+
+def _problem(found: ErrorDetails, path: Path, places: _Places) -> ConfigurationError:
+    location = found["loc"]
     dotted = ".".join(str(part) for part in location)
     place = _place_of(location, places) or str(path)
-    more = f" (and {len(others)} more)" if others else ""
-    if first["type"] == "extra_forbidden" and location[0] == "sampling" and location[-1] in NOT_REPRODUCIBLE:
+    if found["type"] == "extra_forbidden" and location[0] == "sampling" and location[-1] in NOT_REPRODUCIBLE:
         return BadValueError(
             f"{place}: {dotted!r} is refused: the learner cannot reproduce the resulting distribution, so every "
-            f"ratio would be wrong{more}",
+            "ratio would be wrong",
             fix="delete it; the learner reproduces sampling.temperature and sampling.constrain",
         )
-    if first["type"] == "extra_forbidden" and (key := _key_of(location)) in CHANGED_SETTINGS:
-        return UnknownKeyError(f"{place}: {dotted!r} was a setting of mcprl 0.1.0{more}", fix=CHANGED_SETTINGS[key])
-    if first["type"] == "extra_forbidden":
+    if found["type"] == "extra_forbidden" and (key := _key_of(location)) in CHANGED_SETTINGS:
+        return UnknownKeyError(f"{place}: {dotted!r} was a setting of mcprl 0.1.0", fix=CHANGED_SETTINGS[key])
+    if found["type"] == "extra_forbidden":
         suggestion = _closest_setting(location)
         hint = f" (did you mean {suggestion!r}?)" if suggestion else ""
         return UnknownKeyError(
-            f"{place}: unknown key {dotted!r}{hint}{more}",
+            f"{place}: unknown key {dotted!r}{hint}",
             fix=f"rename it to {suggestion!r}" if suggestion else "delete it, or see `mcprl config explain`",
         )
-    if first["type"] == "missing":
-        return BadValueError(f"{place}: {dotted!r} is missing{more}", fix=f"add {dotted!r}")
-    reason = first["msg"].removeprefix("Value error, ")
-    subject = f"{dotted!r} is {first['input']!r}: {reason}" if location else reason
+    if found["type"] == "missing":
+        return BadValueError(f"{place}: {dotted!r} is missing", fix=f"add {dotted!r}")
+    reason = found["msg"].removeprefix("Value error, ")
+    subject = f"{dotted!r} is {reprlib.repr(found['input'])}: {reason}" if location else reason
     explain = f"mcprl config explain {_documented_path(location)}".rstrip()
-    return BadValueError(f"{place}: {subject}{more}", fix=f"correct it; `{explain}` describes it")
+    return BadValueError(f"{place}: {subject}", fix=f"correct it; `{explain}` describes it")
 
 
 def _place_of(location: tuple[str | int, ...], places: _Places) -> str | None:
@@ -283,7 +297,7 @@ def _key_of(location: tuple[str | int, ...]) -> str:
 
 
 def _closest_setting(location: tuple[str | int, ...]) -> str | None:
-    """The sibling setting with the most similar name, else a setting of the same name in another section."""
+    """The sibling setting with the most similar name, else the setting in another section that is most similar."""
     model: type[BaseModel] = RunConfig
     for part in location[:-1]:
         info = model.model_fields.get(str(part))
@@ -292,4 +306,9 @@ def _closest_setting(location: tuple[str | int, ...]) -> str | None:
     siblings = difflib.get_close_matches(wanted, list(model.model_fields), n=1)
     if siblings:
         return siblings[0]
-    return next((s.path for s in settings() if s.path.rpartition(".")[2] == wanted), None)
+    # Of several settings of one name, such as learning_rate, the one nearest to the top is the usual one.
+    by_name: dict[str, str] = {}
+    for setting in sorted(settings(), key=lambda each: each.path.count(".")):
+        by_name.setdefault(setting.path.rpartition(".")[2], setting.path)
+    elsewhere = difflib.get_close_matches(wanted, list(by_name), n=1, cutoff=0.9)
+    return by_name[elsewhere[0]] if elsewhere else None

@@ -1,8 +1,9 @@
-"""The five nouns and the records they are made of. All are immutable, and independent of models, servers and files.
+"""The records that the parts of mcprl exchange. All are immutable and independent of models, servers and files.
 
     Task ──▶ Episode ──▶ Trajectory ──▶ Batch ──▶ Update
 
-An episode has no record: it is a coroutine (`mcprl.episodes.loop`) that ends as a trajectory or a `LostEpisode`.
+An episode has no record of its own. It is a coroutine (`mcprl.episodes.loop`) that returns a `Trajectory` or a
+`LostEpisode`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Difficulty(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call as the policy wrote it. `problem` tells the policy why the text is not a valid call."""
+    """A tool call as the policy wrote it. `problem` is the error message for the policy if the call is not valid."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -83,7 +84,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
-    """The user's next message, sent when the policy answers without a call. From then on, `tools` are offered too.
+    """The user's next message, sent when a turn has no calls. From then on the policy may also use `tools`.
 
     FollowUp(messages=({"role": "user", "content": "And what time is it in Lagos then?"},), tools=())
     """
@@ -94,7 +95,7 @@ class FollowUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A prompt, the tools that may be used, how success is checked, its difficulty and limits.
+    """A prompt, the tools the policy may use, the goal that defines success, a difficulty and limits.
 
     Task(
         id="meet-ana",
@@ -102,10 +103,10 @@ class Task:
         goal=Goal(answer=Contains(text="23:30"),
                   calls=(ExpectedCall(tool="find_person", arguments={"name": "Ana"}),
                          ExpectedCall(tool="convert_time", arguments={"time": "09:30"}))),
-        tools=("find_person", "convert_time"),     # None: every tool of the catalog is on offer
+        tools=("find_person", "convert_time"),     # None: all tools of the catalog
         difficulty=Difficulty.MEDIUM,
         max_turns=None,                            # None: the limit of its difficulty
-        world=None,                                # or the offline world that its answers refer to: "market-7"
+        world=None,                                # or the offline world that the answers come from: "market-7"
         solution=None,                             # or a Solution, to check the task and to learn from
         follow_ups=(),                             # or further user messages; max_turns is then per message
         setup=(),                                  # or calls made before the first turn, to set up the world
@@ -129,7 +130,7 @@ class Task:
 
 
 class Source(StrEnum):
-    """The origin of the answer to a call."""
+    """Where the response to a call came from."""
 
     LIVE = "live"
     CACHE = "cache"
@@ -141,10 +142,10 @@ class Source(StrEnum):
 class Observation:
     """The result of one call, as the policy sees it. `fault` is `Fault.POLICY` if the call was the policy's mistake.
 
-    `worked` is false for faults and for injected failures, which are not the policy's mistake. A fault of the
-    infrastructure is never an observation: it is raised, and the episode is run again. `latency_s` is the time from the
-    call to its answer, including waits and retries. `arguments` are those that the tool received, if aliases changed
-    them.
+    `worked` is false for faults and for injected failures. Injected failures are not the policy's mistake. An
+    infrastructure fault never becomes an observation: it is raised, and the episode is run again. `latency_s` is the
+    time from the call to its response, including waits and retries. If aliases changed the arguments, `arguments` are
+    the ones that the tool received.
 
     Observation(tool="find_person", server="directory", text="Ana: Lima, America/Lima", latency_s=0.003)
     """
@@ -179,14 +180,15 @@ class StopReason(StrEnum):
     TURN_LIMIT = "turn_limit"
     CONTEXT_LIMIT = "context_limit"
     DEADLINE = "deadline"
-    CAUSED_FAULT = "caused_fault"  # its last turn made a tool server fail, reproducibly
+    CAUSED_FAULT = "caused_fault"  # its last turn makes a tool server fail each time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One action of the policy and its observations. `sampled_ids` are exactly the ids that the sampler returned.
 
-    `weights_version` is that of the first token: weights may be replaced while a turn is being sampled.
+    `weights_version` is the version that sampled the first token. Later tokens may come from newer weights, because
+    weights can be replaced while a turn is being sampled.
     """
 
     text: str
@@ -207,15 +209,15 @@ class Trajectory:
         token_ids        1      4093   198    31     9      77     2      198
         (text)           <s>    user   \\n     Hi     \\n     Hello  <end>  \\n
         sampled          no     no     no     no     no     yes    yes    no
-        forced           no     no     no     no     no     no     no     no      (the grammar allowed one token only)
-        fixed            no     no     no     no     no     no     no     no      (or one text only, in several tokens)
+        forced           no     no     no     no     no     no     no     no      (the grammar allowed only this token)
+        fixed            no     no     no     no     no     no     no     no      (several tokens, but only this text)
         logprobs         0      0      0      0      0      -0.69  -0.05  0       (of the distribution sampled from)
         turn_index       -1     -1     -1     -1     -1     0      0      -1      (-1: context)
         weights_version  -1     -1     -1     -1     -1     3      3      -1
 
-    `grammar` is the structural tag that every turn was sampled under, if any; a turn could end in any of
-    `stop_token_ids`. Both determine the tokens that were allowed at each position. The objective decides which tokens
-    carry loss: see `Batch`.
+    `grammar` is the structural tag that every turn was sampled under, if any. A turn can end with any of
+    `stop_token_ids`. Together they determine the tokens that were allowed at each position. `Batch.learnable` marks the
+    tokens that carry loss.
     """
 
     task_id: str
@@ -250,9 +252,10 @@ class Trajectory:
 
 
 def turns_by_message(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
-    """The turns grouped by user message, in order. A group ends with a turn without calls, unless a limit ended it.
+    """Group the turns by the user message that they respond to, in order.
 
-    Messages that were never reached have no group.
+    A group ends with a turn without calls, or at the end of the episode. User messages that were never sent have no
+    group.
     """
     groups: list[tuple[Turn, ...]] = []
     begun: list[Turn] = []
@@ -266,7 +269,7 @@ def turns_by_message(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostEpisode:
-    """An attempt lost to an infrastructure fault. It is counted and run again; no update ever sees it."""
+    """An attempt lost to an infrastructure fault. It is counted and the episode is run again; updates never use it."""
 
     task_id: str
     member: int
@@ -300,20 +303,20 @@ class Group:
 
     @property
     def has_variance(self) -> bool:
-        """Whether its rewards differ. If not, all advantages are 0 and there is nothing to learn."""
+        """Whether the rewards differ. If they do not, all advantages are 0 and there is nothing to learn."""
         return any(t.reward != self.trajectories[0].reward for t in self.trajectories)
 
 
 Columns = tuple[tuple[float, ...], ...]
-"""A number for each token of each trajectory, in the order of the trajectories."""
+"""One number per token of each trajectory, in the order of the trajectories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """What the learner computes about trajectories before the update. What the objective does not need is None.
+    """What the learner computes about trajectories before the update. A field that the objective does not need is None.
 
-    Columns have one entry per token, 0 for tokens that were not sampled. `values[i][t]` is the value of the state
-    before token t.
+    Columns have one entry per token; it is 0 for tokens that were not sampled. `values[i][t]` is the value head's
+    output at the state before token t.
 
     Readings(logprobs=None, reference_logprobs=((0.0, -0.4, -1.1),), values=None)
     """
@@ -328,13 +331,14 @@ class Batch:
     """Groups with their advantages: the input of one update.
 
     `learnable[i][t]` and `advantages[i][t]` belong to token t of the i-th trajectory, counted over all groups in order.
-    A token carries loss if it is learnable; else its advantage is 0. Two groups of two, GRPO, rewards (1, 0)
-    and (0.5, 0.5):
+    Only learnable tokens carry loss; the advantage of all others is 0. Example: GRPO with two groups of two
+    trajectories, and rewards (1, 0) and (0.5, 0.5):
 
         advantages of the first group: +0.71 and −0.71 on learnable tokens; of the second: 0 (no variance, no signal)
 
-    `readings` are those of the same trajectories; `returns` are the targets of the value head, None without one.
-    `demonstrations` are imitated with `demonstration_weight` and have no advantages.
+    `readings` belong to the same trajectories. `returns` are the targets of the value head, or None without a value
+    head. `demonstrations` are trajectories to imitate: their loss is multiplied by `demonstration_weight`, and they
+    have no advantages.
     """
 
     step: int
@@ -366,9 +370,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """A version of the policy. Version 0 is the original model; others have a folder.
+    """A version of the policy's weights. Version 0 is the original model; every other version has a folder.
 
-    `adapter` is the folder of a LoRA adapter; `model` is that of a full model, if all weights are trained.
+    `adapter` is the folder of a LoRA adapter. `model` is the folder of a full model, if all weights are trained.
     """
 
     version: int
@@ -380,9 +384,9 @@ class Weights:
 class Update:
     """The result of one update.
 
-    If it was skipped (NaN, too few tokens, too far from the reference), the weights are unchanged,
-    `metrics["update_skipped"]` is 1, and `skipped` says why and names the episodes at fault. `ratios` are the new over
-    the old probability of each token, as last computed; 0 for tokens without loss.
+    If the update was skipped (NaN, too few tokens, too far from the reference), the weights are unchanged,
+    `metrics["update_skipped"]` is 1, and `skipped` gives the reason and the episodes that caused it. `ratios` are the
+    probability ratios (new over old) of each token when it was last scored; 0 for tokens without loss.
 
     Update(step=3, weights=Weights(version=4, adapter=Path("…/weights/v4")),
            metrics={"loss": -0.012, "grad_norm": 0.8, "parity_ratio_mean_abs_error": 3.1e-06, …},

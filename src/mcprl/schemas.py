@@ -22,138 +22,33 @@ from jsonschema.exceptions import best_match as untyped_best_match  # pyright: i
 from jsonschema.protocols import Validator
 from jsonschema.validators import Draft202012Validator, validator_for
 from jsonschema.validators import extend as untyped_extend  # pyright: ignore[reportUnknownVariableType]
-from pydantic_core import SchemaError, SchemaValidator, core_schema
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, specification_with
 
+from mcprl.bounds import (
+    MAX_ENUM_VALUES,
+    MAX_EXPANSIONS,
+    MAX_PATTERN_BYTES,
+    MAX_SCHEMA_BYTES,
+    MAX_STEPS,
+    OverLimitError,
+    Steps,
+    measure,
+)
+
 __all__ = [
-    "MAX_DEPTH",
-    "MAX_LISTING_BYTES",
-    "MAX_PROPERTIES",
-    "MAX_SCHEMA_BYTES",
-    "MAX_TOOLS",
     "BadSchemaError",
     "Checking",
-    "GrammarWork",
-    "OverLimitError",
     "SchemaCheck",
-    "Steps",
     "bounded",
     "find_problems",
-    "is_found",
-    "measure",
     "schema_search",
-    "why_no_pattern",
 ]
-
-
-MAX_TOOLS = 1000
-"""Tools on offer from one server."""
-MAX_LISTING_BYTES = 8 * 1024 * 1024
-"""All tools that one server lists, as JSON."""
-MAX_SCHEMA_BYTES = 512 * 1024
-"""One schema, as JSON."""
-MAX_DEPTH = 100
-"""Nested objects and arrays."""
-MAX_ENUM_VALUES = 10_000
-"""Values of one `enum`."""
-MAX_EXPANSIONS = 10_000
-"""Schemas that apply to one value once every `$ref`, `allOf`, `anyOf` and the like is expanded."""
-MAX_STEPS = 50_000
-"""Keywords evaluated while one value is checked, or places visited while one schema is rewritten for a grammar."""
-MAX_PATTERN_BYTES = 256 * 1024
-"""The compiled form of one regular expression."""
-MAX_PROPERTIES = 500
-"""Properties of one object in a grammar: compile time grows with their square."""
-MAX_COUNTED_CHARS = 4096
-"""Characters in all patterns and lengths of one schema in a grammar, with counts expanded: up to 20 ms each."""
-_MAX_TOGETHER = 4
-
-
-class OverLimitError(ValueError):
-    """Untrusted input exceeds a limit. The message names the limit, as in 'is nested more than 100 deep'."""
-
-
-class Steps:
-    """A budget of steps."""
-
-    def __init__(self, most: int, what: str) -> None:
-        self._most = self._left = most
-        self._what = what
-
-    def spend(self, steps: int = 1) -> None:
-        self._left -= steps
-        if self._left < 0:
-            raise OverLimitError(f"takes more than {self._most} steps to {self._what}")
-
-
-class GrammarWork:
-    """The budget for rewriting and compiling one schema into a grammar, or several schemas (`together`)."""
-
-    def __init__(self, *, together: bool = False) -> None:
-        times = _MAX_TOGETHER if together else 1
-        self.steps = Steps(times * MAX_STEPS, "rewrite for a grammar")
-        self._chars_left = self._chars = times * MAX_COUNTED_CHARS
-
-    def count_chars(self, chars: int) -> None:
-        """Spend the characters of a pattern in the grammar."""
-        self._chars_left -= chars
-        if self._chars_left < 0:
-            raise OverLimitError(f"makes a grammar count more than {self._chars} characters of patterns and lengths")
-
-
-def measure(value: Any, *, most_bytes: int, most_depth: int = MAX_DEPTH) -> int:
-    """The approximate size of a JSON value in bytes. Raises OverLimitError if it is too long or nested too deeply.
-
-    >>> measure({"type": "object"}, most_bytes=100)
-    20
-    """
-    size = 0
-    pending: list[tuple[Any, int]] = [(value, 1)]
-    while pending:
-        part, depth = pending.pop()
-        if depth > most_depth:
-            raise OverLimitError(f"is nested more than {most_depth} deep")
-        if isinstance(part, Mapping):
-            members = cast("Mapping[str, Any]", part)
-            size += 2 + sum(len(name) + 4 for name in members)
-            pending.extend((member, depth + 1) for member in members.values())
-        elif isinstance(part, list | tuple):
-            items = cast("list[Any]", part)
-            size += 2 + len(items)
-            pending.extend((item, depth + 1) for item in items)
-        elif isinstance(part, str):
-            size += len(part) + 2
-        else:
-            size += 4
-        if size > most_bytes:
-            raise OverLimitError(f"is longer than {most_bytes} bytes")
-    return size
 
 
 LINEAR = jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES)
 """The linear regex engine, for validators of jsonschema_rs."""
-
-
-def is_found(pattern: str, text: str) -> bool:
-    """Whether the pattern is found anywhere in the text.
-
-    >>> is_found("^[A-Z]{4}$", "VLKN"), is_found("^[A-Z]{4}$", "It is VLKN.")
-    (True, False)
-    """
-    # Half of a surrogate pair is not a character, and no pattern can match it.
-    return _searcher(pattern).isinstance_python(text.encode("utf-8", "replace").decode())
-
-
-def why_no_pattern(pattern: str) -> str | None:
-    """What is wrong with a pattern, or None."""
-    try:
-        _searcher(pattern)
-    except SchemaError as error:
-        reason = str(error).strip().splitlines()[-1].removeprefix("error: ").strip()
-        return f"{pattern!r} is not a usable regular expression: {reason}"
-    return None
 
 
 @lru_cache(maxsize=1024)
@@ -168,11 +63,6 @@ def schema_search(pattern: str) -> Callable[[str], bool] | None:
     except ValueError:
         return None
     return lambda text: is_valid(text.encode("utf-8", "replace").decode())
-
-
-@lru_cache(maxsize=4096)
-def _searcher(pattern: str) -> SchemaValidator:
-    return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
 
 
 # Typed here because the library is not.

@@ -19,6 +19,7 @@ import binascii
 import html
 import json
 import logging
+import os
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +29,14 @@ from threading import Lock
 from typing import Any, cast
 from urllib.parse import quote
 
-__all__ = ["MIN_SECRET_CHARACTERS", "SECRETS", "SecretRegistry", "looks_secret"]
+__all__ = [
+    "HUB_VARIABLES",
+    "MIN_SECRET_CHARACTERS",
+    "SECRETS",
+    "SecretRegistry",
+    "environment_without_keys",
+    "looks_secret",
+]
 
 _PRIVATE_KEY = r"(?:[ +]|%20)?(?:[A-Z]{1,12}(?:[ +]|%20)){0,3}PRIVATE(?:[ +]|%20)?KEY-----"
 _KEY_BEGIN = "-----BEGIN" + _PRIVATE_KEY
@@ -48,6 +56,10 @@ _HARMLESS_END = re.compile(
 )
 
 
+HUB_VARIABLES = ("HF_", "HUGGING_FACE_")
+"""Beginnings of the variables of the Hugging Face hub. Whatever loads a model may need its token."""
+
+
 @lru_cache(maxsize=4096)
 def looks_secret(name: str) -> bool:
     """Whether a variable, header or parameter of this name usually holds a secret: `FMP_API_KEY`, `X-Auth-Token`."""
@@ -56,6 +68,14 @@ def looks_secret(name: str) -> bool:
     if not words or words == ["pwd"] or _HARMLESS_END.fullmatch(words[-1]):
         return False
     return any(_SECRET_WORDS.match(word) for word in words)
+
+
+def environment_without_keys(*kept: str) -> dict[str, str]:
+    """Our environment without variables that look like secrets, for a child that needs no key of a tool or a tracker.
+
+    A variable whose name begins with one of `kept` is passed on: environment_without_keys("HF_") has HF_TOKEN.
+    """
+    return {name: value for name, value in os.environ.items() if name.startswith(kept) or not looks_secret(name)}
 
 
 # Every match ends before a non-word character, and a match without a name in front begins after one. So a replacement

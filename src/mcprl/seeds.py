@@ -1,7 +1,7 @@
-"""One root seed, and an independent random stream for each purpose.
+"""Derives an independent seed for each purpose from one root seed.
 
-A seed depends only on its purpose, not on the order of calls: the same (step, task, member, turn) always gets the same
-seed.
+A seed depends only on the root seed and its path, not on the order of calls: the same (step, task, member, turn) always
+gets the same seed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BITS = 63
 
 
 def derive_seed(root: int, *path: str | int) -> int:
-    """A seed for the stream named by `path` under `root`: 63 bits of a hash of both.
+    """Return a seed for the random stream named by `path`: 63 bits of a hash of `root` and `path`.
 
     >>> derive_seed(7, "turn", 3, "meet-ana", 0, 1) == derive_seed(7, "turn", 3, "meet-ana", 0, 1)
     True

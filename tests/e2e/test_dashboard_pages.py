@@ -18,10 +18,11 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is mi
 
 from dashboard_browser import dashboard, visit  # noqa: E402
 from dashboard_runs import kept_run, record_a_step  # noqa: E402
-from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright  # noqa: E402
 
 from dashboards.generated_runs import make_run  # noqa: E402
 from dashboards.hostile import TASK_ID, add_hostile_episodes  # noqa: E402
+from mcprl.episodes.rewards import PENALTIES  # noqa: E402
 from mcprl.runs.folder import RunFolder  # noqa: E402
 
 pytestmark = pytest.mark.process
@@ -185,6 +186,39 @@ def test_a_hundred_hostile_episodes_execute_nothing(browser, link):
         _settled(page)
         assert page.evaluate("typeof window.hacked + typeof ({}).hacked") == "undefinedundefined"
         assert page.locator("main :is(script, iframe, object, embed, base, meta, link, form, img, video)").count() == 0
+
+
+PREAMBLE = [
+    {"role": "system", "content": "Use the tools."},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "find_person", "arguments": {}}}],
+    },
+]
+
+
+def test_an_episode_shows_its_question_first_and_penalties_as_losses(browser, link):
+    def with_preamble_and_penalties(route: Route) -> None:
+        answer = route.fetch()
+        shown = answer.json()
+        shown["task"]["preamble"] = PREAMBLE
+        shown["episode"]["reward_parts"] = {"answer": 1.0, **dict.fromkeys(PENALTIES, 1.0)}
+        route.fulfill(response=answer, json=shown)
+
+    with visit(browser, link) as seen:
+        page = seen.open("/runs/second/episodes?sort=step&order=asc")
+        expect(page.locator("table.episodes tbody td").first).to_have_text("1")
+        page.route("**/episode?*", with_preamble_and_penalties)
+        page = seen.open(f"{_first_episode(page)}?view=one")
+        expect(page.locator(".step-switch")).to_contain_text("step 1")
+        expect(page.locator(".task-card .message").first).to_have_class("message user")
+        call = page.locator(".task-card .call-name", has_text="find_person")
+        expect(call).to_be_hidden()
+        page.get_by_text("Preamble, 2 messages").click()
+        expect(call).to_be_visible()
+        expect(page.locator(".parts dd .figures.down")).to_have_text(["−1.00"] * len(PENALTIES))
+        expect(page.locator(".parts dd .figures:not(.down)")).to_have_text("+1.00")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

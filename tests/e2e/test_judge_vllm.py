@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
+from shared_vllm import ANSWER_S
 
 from mcprl.config import JudgeConfig, LearnerConfig
 from mcprl.episodes import Judge
@@ -55,7 +56,9 @@ async def forwarded(unix_socket: Path) -> AsyncGenerator[str]:
 async def test_a_small_model_behind_vllm_gives_grades(shared_vllm, tmp_path, monkeypatch):
     monkeypatch.setattr("mcprl.episodes.judge._DEADLINE_S", 600.0)
     # Whether a model of 135M parameters grades well is not the question: it must not be able to reply anything else.
-    sampler = VllmSampler(shared_vllm.model, shared_vllm.sampling, LearnerConfig(), log=tmp_path / "vllm.log")
+    sampler = VllmSampler(
+        shared_vllm.model, shared_vllm.sampling, LearnerConfig(), turn_deadline_s=ANSWER_S, log=tmp_path / "vllm.log"
+    )
     cache = tmp_path / "grades.sqlite"
     with shared_vllm.lent():
         async with sampler, forwarded(sampler.socket) as url:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from shared_vllm import ANSWER_S
 from transformers import AutoModelForCausalLM
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
@@ -104,6 +105,7 @@ async def observe(model: Path, adapters: list[Weights], log: Path) -> Observed:
         ModelConfig(path=str(model), dtype="float32", context_tokens=256),
         SamplingConfig(vllm=VllmConfig(max_sequences=TURNS_AT_ONCE)),
         LearnerConfig(lora_rank=4),
+        turn_deadline_s=ANSWER_S,
         log=log,
     )
     try:

@@ -63,15 +63,19 @@ def test_its_own_test_fails_where_the_server_no_longer_does_what_the_tasks_say(p
     assert "the solution of count-mugs earns" not in done.stderr
 
 
-def test_the_doctor_names_the_renderer_that_a_folder_needs(python):
-    done = python("-m", "mcprl", "doctor", "recipe.yaml", "--fast", "--json")
-    wrong = [finding for finding in json.loads(done.stdout)["findings"] if finding["severity"] == "bad"]
-    assert [finding["check"] for finding in wrong] == ["renderer"]
+def test_its_own_test_passes_without_validation_tasks_and_names_what_is_missing_without_any(python, tmp_path):
+    tasks = tmp_path / "shop" / "tasks"
+    (tasks / "validation.jsonl").unlink()
+    done = python("-m", "unittest")
+    assert done.returncode == 0, done.stderr
+    (tasks / "train.jsonl").unlink()
+    done = python("-m", "unittest")
     assert done.returncode == 1
+    assert f"AssertionError: there is no task file in {tasks}" in done.stderr
 
 
 def test_the_doctor_finds_nothing_wrong_without_a_model(python):
-    done = python("-m", "mcprl", "doctor", "recipe.yaml", "--fast", "--json", "--set", "model.renderer=qwen3")
+    done = python("-m", "mcprl", "doctor", "recipe.yaml", "--fast", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     findings = json.loads(done.stdout)["findings"]
     assert [f for f in findings if f["severity"] in ("warn", "bad") and "this machine" not in f["measured"]] == []
@@ -83,7 +87,7 @@ def test_it_trains_an_adapter_where_it_said_that_it_would(python, tmp_path):
     overrides = [part for setting in SMALL for part in ("--set", setting)]
     done = python("-m", "mcprl", "train", "recipe.yaml", *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
-    run: Path = tmp_path / "shop" / "outputs" / "stock"
+    run: Path = tmp_path / "shop" / "outputs" / "shop"
     assert (run / "adapter" / "adapter_model.safetensors").exists()
     assert json.loads((run / "summary.json").read_text())["updates"] == 1
     assert len(read_trajectories(run / "trajectories" / "step-00000.parquet")) == 4

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from shared_vllm import ANSWER_S
 from transformers import AutoModelForCausalLM
 
 from mcprl.config import LearnerConfig
@@ -39,7 +40,13 @@ def adapter(smollm2, tmp_path) -> Path:
 
 async def test_a_server_that_is_given_back_is_as_it_was_started(shared_vllm, adapter, tmp_path):
     def sampler() -> VllmSampler:
-        return VllmSampler(shared_vllm.model, shared_vllm.sampling, LearnerConfig(), log=tmp_path / "vllm.log")
+        return VllmSampler(
+            shared_vllm.model,
+            shared_vllm.sampling,
+            LearnerConfig(),
+            turn_deadline_s=ANSWER_S,
+            log=tmp_path / "vllm.log",
+        )
 
     with shared_vllm.lent():
         async with sampler() as first:

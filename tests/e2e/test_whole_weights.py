@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from shared_vllm import ANSWER_S
 from transformers import AutoModelForCausalLM
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
@@ -90,7 +91,11 @@ def observed(versions, broken, tmp_path_factory) -> Observed:
 def sampler_of(model: Path, log: Path) -> VllmSampler:
     settings = ModelConfig(path=str(model), dtype="float32", context_tokens=256)
     return VllmSampler(
-        settings, SamplingConfig(vllm=VllmConfig(max_sequences=8)), LearnerConfig(tuning="full"), log=log
+        settings,
+        SamplingConfig(vllm=VllmConfig(max_sequences=8)),
+        LearnerConfig(tuning="full"),
+        turn_deadline_s=ANSWER_S,
+        log=log,
     )
 
 

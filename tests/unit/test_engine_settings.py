@@ -78,7 +78,7 @@ def test_the_same_settings_are_accepted_with_another_engine(case):
 def test_all_that_is_lacking_is_named_at_once():
     with pytest.raises(ValidationError) as refusal:
         configured("skyrl", {"algorithm": {"advantages": "gae"}, "sampling": {"temperature": 0.5, "constrain": "off"}})
-    assert "a value head" in str(refusal.value)
+    assert "engine skyrl does not support a value head" in str(refusal.value)
     assert "logprobs at a temperature" in str(refusal.value)
 
 

@@ -19,7 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mcprl.processes import CHILD_MARK, OWNER_MARK, ChildProcess, free_port, search_path
+from mcprl.errors import UnfitEngineError
+from mcprl.processes import CHILD_MARK, OWNER_MARK, ChildProcess, free_port, require_linux, search_path
 
 pytestmark = pytest.mark.process
 
@@ -37,6 +38,11 @@ IN_A_SESSION = "import os; os.setsid(); " + STUBBORN
 DAEMON = (
     "import os; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); print('pid', os.getpid()); "
     + STUBBORN
+)
+# The same with an empty environment, which has no mark.
+NAMELESS_DAEMON = (
+    "import os, sys; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); print('pid', os.getpid()); "
+    f"sys.stdout.flush(); os.execve(sys.executable, [sys.executable, '-c', {STUBBORN!r}], {{}})"
 )
 # A program that starts a ChildProcess and then waits to be killed.
 KEEPER = """
@@ -177,7 +183,9 @@ async def grandchild_of(child: ChildProcess) -> AsyncGenerator[int]:
 
 
 @pytest.mark.parametrize(
-    "grandchild", [SLEEP, STUBBORN, IN_A_SESSION, DAEMON], ids=["willing", "stubborn", "session", "daemon"]
+    "grandchild",
+    [SLEEP, STUBBORN, IN_A_SESSION, DAEMON, NAMELESS_DAEMON],
+    ids=["willing", "stubborn", "session", "daemon", "without environment"],
 )
 async def test_stop_ends_the_childs_own_children_too(tmp_path, grandchild):
     child = await start(PARENT.format(grandchild=grandchild, then="time.sleep(600)"), tmp_path / "log")
@@ -310,7 +318,11 @@ async def test_a_child_dies_when_its_parent_is_killed(tmp_path, code):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="marks are read in /proc")
-@pytest.mark.parametrize("grandchild", [STUBBORN, IN_A_SESSION, DAEMON], ids=["in the group", "session", "daemon"])
+@pytest.mark.parametrize(
+    "grandchild",
+    [STUBBORN, IN_A_SESSION, DAEMON, NAMELESS_DAEMON],
+    ids=["in the group", "session", "daemon", "without environment"],
+)
 async def test_the_childs_own_children_die_too_when_its_parent_is_killed(tmp_path, grandchild):
     log = tmp_path / "log"
     code = PARENT.format(grandchild=grandchild, then="time.sleep(600)")
@@ -380,3 +392,10 @@ def test_programs_beside_the_running_python_are_found_first(monkeypatch):
     assert search_path().split(os.pathsep) == [str(Path(sys.executable).parent), "/first", "/second"]
     monkeypatch.delenv("PATH")
     assert search_path().split(os.pathsep)[1:] == os.defpath.split(os.pathsep)
+
+
+@pytest.mark.parametrize(("platform", "name"), [("darwin", "macOS"), ("win32", "Windows")])
+def test_a_system_without_support_is_refused_by_name(monkeypatch, platform, name):
+    monkeypatch.setattr("sys.platform", platform)
+    with pytest.raises(UnfitEngineError, match=f"this is {name}, and training needs Linux.*Fix: train on Linux"):
+        require_linux()

@@ -1,4 +1,4 @@
-"""Chats as tokens: rendering, parsing of tool calls."""
+"""Renders chats as tokens and parses tool calls from sampled tokens."""
 
 from mcprl.chat.loading import load_chat
 from mcprl.chat.parsing import ParsedTurn, Thinking

@@ -1,13 +1,13 @@
-"""Loads the chat of a model: its tokenizer, the renderer of its family, and the tokens that end its turns."""
+"""Loads the `Chat` of a model: its tokenizer, the renderer of its family, and the tokens that end its turns."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
-from jinja2.exceptions import TemplateError
 from pydantic import TypeAdapter
 from renderers import RendererConfig, create_renderer  # pyright: ignore[reportUnknownVariableType]
 from renderers.base import MODEL_RENDERER_MAP, Renderer, Tokenizer
@@ -15,6 +15,7 @@ from renderers.configs import config_from_name
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from mcprl.chat.rendering import Chat, RoleRenderer, Spoken, find_traits
+from mcprl.chat.templates import BadTemplateError, ChatTemplate
 from mcprl.errors import BadValueError, UnbridgeableError
 
 __all__ = ["ChatmlRenderer", "TemplateRenderer", "load_chat"]
@@ -41,7 +42,7 @@ class ChatmlRenderer(RoleRenderer):
 
 
 _FIX = "set model.renderer to the model's family, or to chatml for a ChatML model"
-# Turns that templates are known to treat specially: with thinking, which some remove, and with calls.
+# Beginnings of turns that templates are known to treat specially: thinking, which some templates remove, and calls.
 _REMARKABLE = ("<think>\nHm.\n</think>\n\n", '<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>\n')
 
 
@@ -50,16 +51,22 @@ class _NotRenderedError(Exception):
 
 
 class TemplateRenderer(RoleRenderer):
-    """Renders chats with the frame of the tokenizer's template."""
+    """Renders chats with the chat template of the tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
         if not getattr(tokenizer, "chat_template", None):
             raise BadValueError("model.renderer is template, but the tokenizer has no chat template", fix=_FIX)
+        known = cast("Any", tokenizer)
+        try:
+            self._template = ChatTemplate(known.get_chat_template(), known.special_tokens_map)
+        except (BadTemplateError, ValueError) as error:
+            raise BadValueError(f"the chat template of the tokenizer cannot be used: {error}", fix=_FIX) from error
         self._cached_frame = lru_cache(maxsize=256)(self._find_frame)
         self._has_system = self._takes("system", "user", "assistant")
         self._has_tool = self._takes("user", "assistant", "tool", "tool", "assistant", "tool", "assistant")
         self._check_prefixes()
+        self._template.loaded = True
 
     def frame(self, roles: Sequence[str], *, opening: bool) -> list[str]:
         try:
@@ -87,20 +94,19 @@ class TemplateRenderer(RoleRenderer):
         return True
 
     def _find_frame(self, roles: tuple[str, ...], *, opening: bool, said: str = "", turn: int = -1) -> tuple[str, ...]:
-        """The texts around the contents. `said` is put into the contents of `turn`, for templates that look at it."""
+        """Return the texts around the contents of messages.
+
+        `said` is put before the content of message `turn`, because some templates depend on the content.
+        """
         words = [f"Content{place}of{len(roles)}" for place in range(len(roles))]
         messages = [
             {"role": role, "content": said + word if place == turn else word, "name": "tool"}
             for place, (role, word) in enumerate(zip(roles, words, strict=True))
         ]
         try:
-            text = str(
-                cast("Any", self._tokenizer).apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=opening
-                )
-            )
-        except (TemplateError, TypeError, KeyError, IndexError) as error:
-            raise _NotRenderedError(str(error) or type(error).__name__) from error
+            text = self._template.render(messages, opening=opening)
+        except BadTemplateError as error:
+            raise _NotRenderedError(str(error)) from error
         frame = re.split("|".join(words), text)
         if re.findall("|".join(words), text) != words:
             raise _NotRenderedError("contents are omitted, repeated or out of order")
@@ -109,7 +115,7 @@ class TemplateRenderer(RoleRenderer):
     def _check_prefixes(self) -> None:
         result = "tool" if self._has_tool else "user"
         roles = ["system"] * self._has_system + ["user", "assistant", result, "assistant", result, "assistant"]
-        if self._has_tool:  # Several results, and a user who comes back.
+        if self._has_tool:  # several results, and another user message
             roles += ["tool", "tool", "assistant", "user", "assistant"]
         whole = self.frame(roles, opening=False)
         for turn in [place for place, role in enumerate(roles) if role == "assistant"]:
@@ -129,7 +135,10 @@ class TemplateRenderer(RoleRenderer):
 def _check_begins(
     shorter: Sequence[str], whole: Sequence[str], length: int, *, opening: bool, places_before: int = 0
 ) -> None:
-    """Check that the whole frame begins with one of `length` contents. An opening may be longer, as with `<think>`."""
+    """Check that `shorter`, the frame of `length` contents, is a prefix of `whole`.
+
+    With `opening`, `shorter` may end with additional text such as `<think>`.
+    """
     for place in range(length):
         if shorter[place] != whole[place]:
             raise _not_stable(
@@ -161,17 +170,19 @@ _OWN: Mapping[str, type[ChatmlRenderer] | type[TemplateRenderer]] = {
     "template": TemplateRenderer,
 }
 _FAMILIES = tuple(dict.fromkeys(MODEL_RENDERER_MAP.values()))
-# The values of a family's switch for thinking. An effort without a value for off is not a switch.
+# The values of a family's switch for thinking. A reasoning effort that cannot be turned off is not a switch.
 _SWITCH: Mapping[bool, object] = {True: True, False: False}
 _HY3_SWITCH: Mapping[bool, object] = {True: "high", False: "no_think"}
 _THINK_UNASKED = ("gpt-oss", "inkling")
 
 
 def load_chat(model: str, renderer: str, *, thinking: bool | None = None) -> Chat:
-    """The chat of a model, with the renderer of that name (`auto`: by the model's name on the hub).
+    """Load the chat of a model. `renderer` is the renderer's name; `auto` chooses it by the model's name on the hub.
 
-    `thinking` turns thinking on or off in families that have a switch; None keeps the family's default.
+    `thinking` turns thinking on or off in families that have a switch for it. None keeps the family's default.
     """
+    if model.startswith("/") and not Path(model).is_dir():
+        raise BadValueError(f"model.path is {model}, but there is no such folder", fix="correct model.path")
     try:
         tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
     except (OSError, ValueError) as error:
@@ -208,7 +219,7 @@ def _family_of(model: str, renderer: str) -> str:
 
 
 def _make_renderer(tokenizer: Tokenizer, family: str, thinking: bool | None) -> tuple[Renderer, bool]:
-    """The renderer, and whether its model may open thinking itself."""
+    """Return the renderer, and whether the model may open thinking itself."""
     switch = _switch_of(family)
     if thinking is not None and switch is None:
         raise BadValueError(
@@ -217,7 +228,7 @@ def _make_renderer(tokenizer: Tokenizer, family: str, thinking: bool | None) -> 
         )
     if family in _OWN:
         return cast("Renderer", _OWN[family](tokenizer)), False
-    # With "all", thinking stays in the history as it was sampled, and no later message makes a bridge refuse.
+    # "all" keeps thinking in the history as it was sampled, so that the renderer can append any later message.
     settings: dict[str, object] = {"name": family, "thinking_retention": "all"}
     if thinking is not None and switch is not None:
         settings[switch[0]] = switch[1][thinking]
@@ -243,7 +254,7 @@ def _switch_of(family: str) -> tuple[str, Mapping[bool, object]] | None:
 
 
 def _stop_token_ids(model: str, renderer: Renderer, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end turns: those of the renderer, and those with which vLLM always ends them."""
+    """Return the tokens that end turns: those of the renderer, and those at which vLLM always stops."""
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return tuple(dict.fromkeys([*renderer.get_stop_token_ids(), *own, *_generation_stops(model)]))
 
@@ -254,7 +265,7 @@ def _generation_stops(model: str) -> Iterable[int]:
     except OSError:
         try:
             config = cast("Any", GenerationConfig).from_model_config(cast("Any", AutoConfig).from_pretrained(model))
-        except (OSError, ValueError):  # A tokenizer alone.
+        except (OSError, ValueError):  # the folder has only a tokenizer
             return ()
     stops: int | list[int] | None = config.eos_token_id
     return () if stops is None else (stops,) if isinstance(stops, int) else stops

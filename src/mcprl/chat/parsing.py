@@ -1,7 +1,7 @@
 """Parses the text of a turn into its thinking and its tool calls, in the syntax of the model's family.
 
-Every text gives a list of calls. A call that cannot be used carries a `problem`, which the policy reads in the next
-turn. Nothing here raises, and the time is linear in the length of the text.
+Any text can be parsed. A call that cannot be used has a `problem`, a message that the policy gets in its next turn.
+Nothing here raises, and parsing takes linear time in the length of the text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Problem(StrEnum):
-    """A kind of problem. Its value is the message, with placeholders in braces.
+    """A kind of problem with a call. Its value is the message, with placeholders in braces.
 
     >>> said = Problem.UNCLOSED.say(closing="</tool_call>")
     >>> said
@@ -64,12 +64,12 @@ class Problem(StrEnum):
     UNREADABLE = "the turn cannot be read: it is nested too deeply, or holds a number of too many digits"
 
     def say(self, **details: object) -> str:
-        """The message for one call."""
+        """Return the message with its placeholders filled in."""
         return self.value.format(**details)
 
     @classmethod
     def of(cls, sentence: str) -> Self:
-        """The kind of a message made by `say`."""
+        """Return the kind of problem that a message from `say` describes."""
         return next(kind for kind in cls if sentence.startswith(kind.partition("{")[0]))
 
 
@@ -78,10 +78,10 @@ _OPENED_BY_THE_TURN = re.compile(r"\s*<think>")
 
 
 class Thinking(StrEnum):
-    """How a turn begins.
+    """Whether a turn begins with thinking.
 
-    NONE: the prompt has closed thinking, or the model does not think. OPTIONAL: the model may open it with `<think>`.
-    OPEN: the prompt ends in `<think>`, so the turn begins inside.
+    NONE: the prompt has closed thinking, or the model does not think. OPTIONAL: the model may open thinking with
+    `<think>`. OPEN: the prompt ends with `<think>`, so the turn begins inside the thinking.
     """
 
     NONE = "none"
@@ -92,9 +92,9 @@ class Thinking(StrEnum):
 def split_thinking(text: str, thinking: Thinking, *, call_opening: str | None) -> tuple[str, str]:
     """Split the text of a turn into its thinking and the rest.
 
-    The first `</think>` ends thinking, so a call drafted before it is never executed. Without it, the first
-    `call_opening` ends thinking; without that too, all of the text is thinking. A turn that begins with `<think>`
-    thinks regardless of the prompt, under NONE too.
+    Thinking ends at the first `</think>`, so a call drafted before it is never executed. If there is none, thinking
+    ends at the first `call_opening`, or else at the end of the text. A turn that begins with `<think>` has thinking in
+    any case, even with NONE.
 
     >>> split_thinking("Ana, then. </think>Lima.", Thinking.OPEN, call_opening="<tool_call>")
     ('Ana, then. ', 'Lima.')
@@ -118,15 +118,15 @@ CALL_OPENING = "<tool_call>"
 _CALL_CLOSING = "</tool_call>"
 _ARGUMENTS = ("arguments",)
 
-# A policy stuck in a loop writes thousands of calls, and each would be executed and answered.
+# A policy stuck in a loop writes thousands of calls, and all of them would be executed.
 MAX_CALLS = 128
 
-# Far more than any tool's arguments need, and far less than the limits of the decoders, validators and encoders that a
-# call passes through.
+# Far more than the arguments of any tool need, and far below the limits of the decoders, validators and encoders that
+# process a call.
 _MAX_NESTING = 100
 _EXCERPT = 24
 _SPACE = re.compile(r"\s*")
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: no backtracking, no memory for it
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: no backtracking
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 _DECODER = json.JSONDecoder()
@@ -134,11 +134,11 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=
 
 
 def uncollected(read: Callable[_Given, _Read]) -> Callable[_Given, _Read]:
-    """Disable the garbage collector while `read` runs.
+    """Wrap `read` so that the garbage collector is disabled while it runs.
 
-    Decoded JSON has no cycles, and the collector, triggered by every 700 lists, would take several times as long as the
-    decoder: 256 KB of brackets are 130,000 lists. It stays off until the turn is read, not only until it is decoded,
-    because the next object that is created would trigger it.
+    Decoded JSON has no cycles. But every 700 new lists trigger the collector, and 256 KB of brackets are 130,000 lists,
+    so collection would take several times as long as decoding. The collector stays off until the whole turn is parsed,
+    because the first object created after decoding would trigger it.
     """
 
     @wraps(read)
@@ -156,7 +156,7 @@ def uncollected(read: Callable[_Given, _Read]) -> Callable[_Given, _Read]:
 
 @uncollected
 def read_value(text: str, start: int) -> tuple[object, int] | str:
-    """The JSON value at `start` and where it ends, or the problem with it."""
+    """Decode the JSON value at `start`. Returns the value and the index of its end, or a message if it is not valid."""
     try:
         return _DECODER.raw_decode(text, skip_space(text, start))
     except json.JSONDecodeError as error:
@@ -170,22 +170,25 @@ def read_value(text: str, start: int) -> tuple[object, int] | str:
 
 
 def excerpt(text: str, place: int) -> str:
-    """The first characters from `place` on, for a message."""
+    """Return the first characters of the text from index `place` on, for a message."""
     return repr(text[place : place + _EXCERPT]) if place < len(text) else "the end"
 
 
 def skip_space(text: str, place: int) -> int:
-    """The first place from `place` on that is not white space."""
+    """Return the index of the first character from `place` on that is not whitespace."""
     return cast("re.Match[str]", _SPACE.match(text, place)).end()
 
 
 def unusable_call(problem: str, name: str = "") -> ToolCall:
-    """A call that could not be parsed, with the reason for the policy to read."""
+    """Return a call that could not be parsed. `problem` tells the policy why."""
     return ToolCall(name=name.encode(errors="replace").decode(), arguments={}, problem=problem)
 
 
 def checked_call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
-    """A call that can be sent and recorded. Decoders accept NaN and halves of characters; JSON has neither."""
+    """Return a call that can be sent as JSON, or one with a `problem`.
+
+    The decoder accepts NaN and lone surrogates, but JSON has neither.
+    """
     try:
         written = _ENCODER.encode([name, arguments])
         written.encode()
@@ -195,14 +198,14 @@ def checked_call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
         return unusable_call(Problem.TOO_DEEP.say(limit=_MAX_NESTING), name)
     except ValueError:
         return unusable_call(Problem.NOT_FINITE.say(), name)
-    # Few calls have enough brackets to be too deep. One level is our own.
+    # Counting brackets first is cheap, and few calls have this many. One level is the list around name and arguments.
     if written.count("[") + written.count("{") > _MAX_NESTING and _nesting(written) - 1 > _MAX_NESTING:
         return unusable_call(Problem.TOO_DEEP.say(limit=_MAX_NESTING), name)
     return ToolCall(name=name, arguments=arguments)
 
 
 def call_of(data: object, *, arguments_in: tuple[str, ...]) -> ToolCall:
-    """The call in a decoded JSON value, with its arguments in one of the fields `arguments_in`."""
+    """Return the call in a decoded JSON value. Its arguments are in one of the fields `arguments_in`."""
     if not isinstance(data, dict):
         return unusable_call(Problem.NOT_AN_OBJECT.say(arguments=arguments_in[0]))
     fields = cast("dict[str, Any]", data)
@@ -226,13 +229,13 @@ def parse_tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     >>> parse_tool_calls('Let me see. <tool_call>{"name": "find_person", "arguments": {"name": "Ana"}}</tool_call>')
     ('Let me see.', (ToolCall(name='find_person', arguments={'name': 'Ana'}, problem=None),))
     """
-    # Why this is linear, although the JSON of a broken call may be read far past its end and over later calls: take two
-    # readings that overlap at some place, the later one begun at an opening tag that the earlier one passed. A tag is
-    # passed only inside a string, so the earlier one was inside a string where the later one began outside of any. From
-    # there on each quote moves one into a string and the other out of it (an escaped quote follows a backslash, which
-    # ends the reading that is outside). So at the next opening tag one of the two is outside of strings, and ends
-    # there. No place is read more than twice. (An error counts all lines before it: that is fast, there are at most
-    # MAX_CALLS errors, and text that is done is cut off now and then.)
+    # Why this takes linear time, although decoding a broken call may run past its end and over later calls: Let two
+    # decodings overlap. The later one starts at an opening tag that the earlier one passed. A decoder passes a tag only
+    # inside a string, so at that point the earlier one is inside a string and the later one is not. From there on, each
+    # quote moves one of them into a string and the other out of it. (An escaped quote follows a backslash, which ends
+    # the decoding that is outside a string.) So at the next opening tag, one of the two is outside a string and ends
+    # there. Hence no character is decoded more than twice. (A JSON error counts all lines before it. That is fast,
+    # there are at most MAX_CALLS errors, and text that was parsed is cut off from time to time.)
     pieces: list[str] = []
     calls: list[ToolCall] = []
     place = 0
@@ -251,7 +254,7 @@ def parse_tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 
 
 def _read_tagged_call(text: str, start: int) -> tuple[ToolCall, int]:
-    """The call whose opening tag ends at `start`, and the place after its closing tag."""
+    """Read the call whose opening tag ends at `start`. Returns the call and the index after its closing tag."""
     read, name = read_value(text, start), ""
     if not isinstance(read, str):
         value, end = read
@@ -268,14 +271,14 @@ def _read_tagged_call(text: str, start: int) -> tuple[ToolCall, int]:
 
 
 def _nesting(written: str) -> int:
-    """The number of nested lists and objects in a JSON text, computed in C even for 100,000 brackets."""
+    """Return how deeply lists and objects are nested in a JSON text. Fast even for 100,000 brackets."""
     brackets = _STRING.sub("", written).encode().translate(_ONE_KIND, _NO_BRACKETS)
-    # Removing the innermost pairs removes one level. While there are many, the text shrinks by an eighth each time.
+    # Removing all innermost pairs removes one level. As long as there are many, the text shrinks by at least an eighth.
     levels = 0
     while brackets.count(b"[]") > len(brackets) // 16:
         brackets = brackets.replace(b"[]", b"")
         levels += 1
-    # The few that remain are visited one by one: before each come closing brackets, and then opening ones.
+    # The depth at each remaining innermost pair: opening minus closing brackets before it.
     *before, _ = brackets.split(b"[]")
     steps = accumulate(len(piece) - 2 * piece.count(b"]") for piece in before)
     return levels + max(steps, default=-1) + 1
@@ -289,7 +292,7 @@ _BETWEEN_CALLS = re.compile(r"[\s;]*")
 
 @uncollected
 def parse_llama_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """Split a turn into its prose and its calls: one of the two is empty.
+    """Split a turn into its prose and its calls. One of the two is always empty.
 
     >>> parse_llama_calls('{"name": "find_person", "parameters": {"name": "Ana"}}')
     ('', (ToolCall(name='find_person', arguments={'name': 'Ana'}, problem=None),))
@@ -328,7 +331,7 @@ def _read_calls(text: str, start: int, first: tuple[object, int] | str) -> list[
     return [*calls, unusable_call(read)]
 
 
-# Nothing in these matches in two ways (`*+` and `++` are possessive), which keeps the time linear.
+# These match in linear time, because no text can match in two ways (`*+` and `++` are possessive).
 _FUNCTION = re.compile(
     r"\s*+<function=[^>]++>\s*+"
     r"(?:<parameter=[^>]++>(?:(?!</parameter>).)*+</parameter>\s*+)*+"
@@ -344,7 +347,7 @@ _INVOKES = re.compile(
 
 
 def _pairs(mark: str = "") -> re.Pattern[str]:
-    """A name, then keys and values. The tags of some families end in a mark."""
+    """Return the pattern of a name followed by keys and values. In some families the tags end with `mark`."""
     key = f"<arg_key{mark}>(?:(?!</arg_key{mark}>).)*+</arg_key{mark}>"
     value = f"<arg_value{mark}>(?:(?!</arg_value{mark}>).)*+</arg_value{mark}>"
     return re.compile(rf"[^<]*+(?:<tool_sep{mark}>\s*+)?+(?:{key}\s*+{value}\s*+)*+", re.DOTALL)
@@ -361,7 +364,7 @@ _SYNTAXES = {
 
 
 def is_whole(family: str, call: str) -> bool:
-    """Whether the whole text of a call is well-formed, in a family that writes arguments in tags; true in any other.
+    """Whether the text of a call is well-formed. Only checked in families that write arguments in tags, else True.
 
     >>> is_whole("glm-4.5", "send<arg_key>to</arg_key><arg_value>Ana</arg_value>")
     True
@@ -377,7 +380,7 @@ ToolSpec = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """A sampled turn as text and calls. `text` is the whole turn, `prose` the turn without thinking and calls.
+    """A parsed turn. `text` is the whole turn, `prose` is the turn without thinking and calls.
 
     ParsedTurn(
         text='Let me see. <tool_call>{"name": "find_person", "arguments": {"name": "Ana"}}</tool_call><|im_end|>',
@@ -393,7 +396,7 @@ class ParsedTurn:
 
 @dataclass(frozen=True, slots=True)
 class _JsonCalls:
-    """How a family writes calls as JSON: `opening` is the text that begins every call, if there is one."""
+    """How a family writes calls as JSON. `opening` is the text at the start of every call, if there is one."""
 
     parse: Callable[[str], tuple[str, tuple[ToolCall, ...]]]
     opening: str | None
@@ -436,7 +439,7 @@ class TurnReader:
         self._stop_texts = {token_id: self._decode([token_id]) for token_id in stop_token_ids}
 
     def read(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSpec]) -> ParsedTurn:
-        """The turn sampled after `prompt_ids` with `tools` on offer. Its stop token is not part of the prose."""
+        """Parse the turn that was sampled after `prompt_ids` with these tools. The prose excludes the stop token."""
         text = self._decode(sampled_ids)
         if self._family not in JSON_FAMILIES:
             prose, calls = self._read_with_renderer(prompt_ids, sampled_ids, tools)
@@ -448,7 +451,7 @@ class TurnReader:
         self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSpec]
     ) -> tuple[str, tuple[ToolCall, ...]]:
         ids = list(sampled_ids)
-        # Some families close a call with the stop token. The renderer would take any other stop token for text.
+        # Some families close a call with the stop token. The renderer would treat any other stop token as text.
         if ids and ids[-1] in self._stop_texts and ids[-1] not in self._renderer.get_stop_token_ids():
             ids.pop()
         try:
@@ -458,7 +461,7 @@ class TurnReader:
                 prompt_ids=list(prompt_ids),
             )
         except (RecursionError, ValueError):
-            # The families' parsers decode JSON, which fails this way on deep nesting and on very long numbers.
+            # The families' JSON decoders raise these errors on deep nesting and on very long numbers.
             return "", (unusable_call(Problem.UNREADABLE.say()),)
         calls = [_translated(call, self._family) for call in parsed.tool_calls[:MAX_CALLS]]
         if len(parsed.tool_calls) > MAX_CALLS:
@@ -470,7 +473,7 @@ class TurnReader:
 
 
 def read_text(text: str, family: str, thinking: Thinking) -> tuple[str, tuple[ToolCall, ...]]:
-    """The prose and the calls of a turn's text, in a family that writes calls as JSON.
+    """Return the prose and the calls of a turn, in a family that writes calls as JSON.
 
     >>> read_text("<think>Easy.</think>\\n\\nIt is Lima.", "qwen3", Thinking.OPTIONAL)
     ('It is Lima.', ())
@@ -481,14 +484,14 @@ def read_text(text: str, family: str, thinking: Thinking) -> tuple[str, tuple[To
 
 
 def _translated(parsed: ParsedToolCall, family: str) -> ToolCall:
-    """A call as parsed by `renderers`, as our own record."""
+    """Convert a call that `renderers` parsed to a `ToolCall`."""
     name, arguments = parsed.name or "", parsed.arguments
     if (problem := _STATUSES.get(parsed.status)) is not None:
         return unusable_call(problem, name)
     if not is_whole(family, parsed.raw):
         return unusable_call(Problem.MALFORMED.say(), name)
-    # Unknown tools are reported later, with the names on offer. A value that is not JSON, among arguments written one
-    # by one, is a string, and the tool's schema decides whether it is valid.
+    # Unknown tools are reported later, with the names of the available ones. In families that write arguments one by
+    # one, a value that is not JSON is a string; the tool's schema decides whether it is valid.
     if isinstance(arguments, dict):
         return checked_call(name, arguments)
     if parsed.status is ToolCallParseStatus.INVALID_JSON:
@@ -497,7 +500,7 @@ def _translated(parsed: ParsedToolCall, family: str) -> ToolCall:
 
 
 def _what_is_wrong_with(arguments: str | None) -> str:
-    if arguments is None:  # The family does not write them as JSON.
+    if arguments is None:  # the family does not write arguments as JSON
         return Problem.MALFORMED.say()
     read = read_value(arguments, 0)
     if isinstance(read, str):

@@ -1,7 +1,7 @@
-"""Turns messages and tools into token ids, and a sampled turn back into calls.
+"""Converts messages and tools to token ids, and a sampled turn back to calls.
 
-Token in, token out: a conversation is opened once, and each turn is joined to the next by the renderer's bridge, which
-keeps the sampled ids as they are. Text from tool servers never becomes a control token: see `ControlText`.
+The prompt is rendered once. After each turn, the renderer's bridge appends the tokens of the new messages and never
+changes sampled ids. Text from tool servers never becomes a control token: see `ControlText`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BARS = "<>|｜"
 
 
 class ControlText:
-    """The control text of one model. `tags`: texts that frame messages, in addition to the tokenizer's own tokens."""
+    """Breaks up control tokens in text. `tags` are texts that frame messages, in addition to the tokenizer's tokens."""
 
     def __init__(self, tokenizer: Tokenizer, tags: Collection[str]) -> None:
         self._tokenizer = tokenizer
@@ -41,7 +41,7 @@ class ControlText:
         self._pattern = re.compile("|".join([_TAGS, *([_any_of(texts)] if texts else [])]), re.IGNORECASE)
 
     def defused(self, value: Any) -> Any:
-        """The same value, with every control token that is spelled in its texts broken up."""
+        """Return the same value, with a space inside every control token that its texts spell out."""
         if isinstance(value, str):
             return self._defused_text(value)
         if isinstance(value, Mapping):
@@ -52,15 +52,15 @@ class ControlText:
         return value
 
     def _defused_text(self, text: str) -> str:
-        # Halves of characters come from JSON's \ud800 escapes, and no tokenizer accepts them.
+        # JSON escapes such as \ud800 give lone surrogates, which no tokenizer accepts.
         text = text.encode(errors="replace").decode()
         if text and unicodedata.category(text[0]).startswith("M"):
-            text = f" {text}"  # A combining mark would change the tag before the text.
+            text = f" {text}"  # a combining mark would change the tag before the text
         broken = self._broken_up(text)
         if broken.isascii():
             return broken
-        # A tokenizer that normalises text may find a marker that is not spelled out (`＜think＞`), so it is asked. Such
-        # texts reach the policy in a normal form without lookalikes, at worst in ASCII.
+        # A tokenizer that normalises text may find a marker in lookalike characters (`＜think＞`), so check its output.
+        # If it does, the policy gets the text in NFKC form or, as a last resort, in ASCII.
         for lookalike_free in (unicodedata.normalize("NFKC", text), text.encode("ascii", "replace").decode()):
             if self._ids.isdisjoint(self._tokenizer.encode(broken, add_special_tokens=False)):
                 break
@@ -69,13 +69,13 @@ class ControlText:
 
     def _broken_up(self, text: str) -> str:
         found = 1
-        while found:  # Markers can overlap, and then the first pass leaves one intact.
+        while found:  # markers can overlap, and one pass then leaves one intact
             text, found = self._pattern.subn(lambda match: f"{match[0][0]} {match[0][1:]}", text)
         return text
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """The tokens that structure chats, by text."""
+    """Return the control tokens that structure chats, by text."""
     added: Mapping[int, Any] = cast("Any", tokenizer).added_tokens_decoder
     texts = {
         str(token.content): token_id
@@ -94,30 +94,30 @@ def _can_be_broken(text: str) -> bool:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A pattern for any of the texts. Common prefixes are shared: tokenizers have thousands of tokens."""
+    """Return a pattern that matches any of the texts. Common prefixes are shared: there may be thousands of texts."""
     tails: dict[str, list[str]] = {}
     for text in texts:
         if not text:
-            return ""  # The shortest is enough: breaking it up breaks up the longer ones.
+            return ""  # the shortest text is enough: breaking it up breaks up the longer ones
         tails.setdefault(text[0], []).append(text[1:])
     branches = [re.escape(head) + _any_of(rest) for head, rest in sorted(tails.items())]
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
-Spoken = tuple[str, str]  # a role and what it said
+Spoken = tuple[str, str]  # a role and its text
 
 CALL_EXAMPLE = '<tool_call>\n{"name": "TOOL", "arguments": {...}}\n</tool_call>'
 
 
 def written_tools(system: str, tools: Sequence[Any], call_example: str) -> str:
-    """The system text, followed by the tools on offer and how to call them."""
+    """Return the system text, followed by the available tools and how to call them."""
     listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
     offer = f"You can call these tools:\n<tools>{listed}\n</tools>\nTo call one, write:\n{call_example}"
     return f"{system}\n\n{offer}" if system else offer
 
 
 class FrameEncoder:
-    """Encodes contents and the frame around them: control tokens in the frame by id, everything else as plain text."""
+    """Encodes contents and the frame around them. Only control tokens in the frame become control tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -126,7 +126,10 @@ class FrameEncoder:
         self.marker = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
     def encode(self, frame: Sequence[str], contents: Sequence[str]) -> list[int]:
-        """The ids of the first text of the frame, the first content, and so on, each run of plain text in one piece."""
+        """Encode the first text of the frame, the first content, and so on.
+
+        Plain text between two control tokens is encoded in one piece.
+        """
         ids: list[int] = []
         plain = ""
         for text, content in zip_longest(frame, contents, fillvalue=""):
@@ -143,7 +146,7 @@ class FrameEncoder:
 
 
 class RoleRenderer(ABC):
-    """Messages to tokens, prefix-stable: what was rendered or sampled is never rendered again."""
+    """Renders messages as tokens. It only appends: tokens that were rendered or sampled are never rendered again."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -151,13 +154,13 @@ class RoleRenderer(ABC):
 
     @abstractmethod
     def frame(self, roles: Sequence[str], *, opening: bool) -> list[str]:
-        """The texts before, between and after the contents of messages of these roles: one more than roles.
+        """Return the texts before, between and after the contents of messages of these roles: one more than roles.
 
         With `opening`, the last text ends where the policy's turn begins.
         """
 
     def spoken(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[Spoken]:
-        """The roles and texts of messages, with the tools listed in the system text."""
+        """Return the roles and texts of messages, with the tools listed in the system text."""
         said = [(str(message["role"]), _message_text(message)) for message in messages]
         if not tools:
             return said
@@ -171,7 +174,7 @@ class RoleRenderer(ABC):
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
     ) -> list[int]:
-        """A whole conversation as tokens."""
+        """Render a whole conversation."""
         said = self.spoken(messages, tools)
         frame = self.frame([role for role, _ in said], opening=add_generation_prompt)
         return self._encoder.encode(frame, [text for _, text in said])
@@ -184,7 +187,10 @@ class RoleRenderer(ABC):
         *,
         tools: Sequence[Any] | None = None,
     ) -> RenderedTokens | None:
-        """The previous ids, the turn's close if it is missing, the new messages, and the opening of the next turn."""
+        """Append the end of the turn if it is missing, the new messages, and the start of the next turn.
+
+        Returns None if the conversation cannot be continued this way.
+        """
         said = self.spoken(new_messages, None)
         closes = self.get_stop_token_ids()
         has_turn = any(role == "assistant" for role, _ in said)
@@ -198,7 +204,7 @@ class RoleRenderer(ABC):
         return RenderedTokens(token_ids=[*previous_prompt_ids, *previous_completion_ids, *added])
 
     def get_stop_token_ids(self) -> list[int]:
-        """The token that closes a turn, if roles are separated by tokens at all."""
+        """Return the token that closes a turn, or an empty list if turns do not end with a control token."""
         closing = self.frame(["user", "assistant"], opening=False)[-1]
         return [self._encoder.control[text] for text in self._encoder.marker.findall(closing)[:1]]
 
@@ -238,12 +244,12 @@ _TAG = re.compile(r"<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """How a family writes turns. For Qwen3, with thinking:
+    """How a family writes turns. Example: Qwen3 with thinking.
 
     Traits(
         thinking=Thinking.OPTIONAL,
-        closes=(151645,),          # <|im_end|>: the tokens that end turns, first the one that ends a truncated turn
-        thought_end=(),            # written before that if the prompt had opened thinking: </think>
+        closes=(151645,),          # <|im_end|>: the tokens that end turns; the first is used to end a truncated turn
+        thought_end=(),            # inserted before that if the prompt has opened thinking: </think>
         tags=("<|im_start|>", …),  # the texts that frame messages, as tokens or plain text
         call_example=None,         # an example call, if the family's template does not list the tools
     )
@@ -263,14 +269,14 @@ def bridge(
     messages: Sequence[Any],
     tools: Sequence[Any],
 ) -> tuple[int, ...] | None:
-    """The ids that the renderer appends after a turn, or None if it refuses or would change earlier ids."""
+    """Return the ids that the renderer appends after a turn, or None if it refuses or would change earlier ids."""
     before = [*prompt_ids, *completion_ids]
     try:
         bridged = renderer.bridge_to_next_turn(
             list(prompt_ids), list(completion_ids), list(messages), tools=list(tools) or None
         )
     except (RecursionError, ValueError):
-        # Some families parse the turn here, and their JSON decoders fail on deep nesting and very long numbers.
+        # Some families parse the turn here. Their JSON decoders fail on deep nesting and very long numbers.
         return None
     if bridged is None or bridged.token_ids[: len(before)] != before:
         return None
@@ -278,7 +284,7 @@ def bridge(
 
 
 def find_traits(renderer: Renderer, tokenizer: Tokenizer, *, thinks_unasked: bool) -> Traits:
-    """The traits of a renderer, found by probing it. `thinks_unasked`: the model may open thinking itself."""
+    """Find the traits of a renderer by probing it. `thinks_unasked` is true if the model may open thinking itself."""
     prompt = _rendered(renderer, [_SYSTEM, _USER], tools=[_TOOL], opening=True)
     word = tokenizer.encode("word", add_special_tokens=False)
     cut = bridge(renderer, prompt, word, [_USER], [_TOOL])
@@ -349,7 +355,7 @@ ToolSpec = Mapping[str, Any]
 
 
 class Chat:
-    """Rendering and parsing for one model. `load_chat` makes one."""
+    """Rendering and parsing for one model. Created by `load_chat`."""
 
     def __init__(
         self,
@@ -370,11 +376,11 @@ class Chat:
 
     @property
     def thinking(self) -> Thinking:
-        """How turns begin: with thinking or without."""
+        """Whether turns begin with thinking."""
         return self._traits.thinking
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """The ids of a conversation up to the beginning of the policy's first turn."""
+        """Return the ids of a conversation up to the start of the policy's first turn."""
         shown = [self._shown(m) for m in messages]
         specs = self._specs(tools)
         if specs and self._traits.call_example is not None:
@@ -400,9 +406,10 @@ class Chat:
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...]:
-        """The ids after `prompt_ids + sampled_ids`: the turn's close, the new messages, the next turn's opening.
+        """Return the ids that follow `prompt_ids + sampled_ids`: the new messages and the start of the next turn.
 
-        A turn that was truncated, or that ended in a token with which the family does not end turns, is closed here.
+        If the turn was truncated, or stopped at a token with which the family does not end turns, they begin with the
+        end of the turn.
         """
         specs = self._specs(tools)
         shown = self._shown_results([self._shown(m) for m in messages], prompt_ids, sampled_ids)
@@ -411,8 +418,8 @@ class Chat:
         if not closes or not last or last[0] in traits.closes or last[0] not in self.stop_token_ids:
             closes.insert(0, [])
         for close in closes if self._ends_once(sampled_ids) else ():
-            # If the family refuses the turn, because a stop token cut its thinking or its parser fails on the text, use
-            # an empty turn instead. What follows a turn does not depend on its content.
+            # The renderer may refuse the turn, because its thinking was cut off or the family's parser fails on the
+            # text. Then use an empty turn instead: the tokens after a turn do not depend on its content.
             for turn in ([*sampled_ids, *close], [*traits.thought_end, *(close or last)]):
                 added = bridge(self._renderer, prompt_ids, turn, shown, specs)
                 if added is not None:
@@ -424,7 +431,7 @@ class Chat:
         )
 
     def parse(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSpec]) -> ParsedTurn:
-        """A sampled turn as text and calls. Never raises: a call that cannot be parsed has a problem."""
+        """Parse a sampled turn. Never raises: a call that cannot be parsed has a `problem`."""
         return self._reader.read(prompt_ids, sampled_ids, tools)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -442,12 +449,13 @@ class Chat:
     def _shown_results(
         self, messages: list[dict[str, Any]], prompt_ids: Sequence[int], sampled_ids: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """Tool results with the extras that some families need."""
+        """Return tool results with the additional fields that some families need."""
         if self.family == "deepseek-v4":
-            # It writes all results into one user message, but its bridge takes one result: the others become text.
+            # This family writes all results into one user message, but its bridge accepts only one result. The others
+            # become text.
             return [m if place == 0 else _as_text(m) for place, m in enumerate(messages)]
         if self.family.startswith("kimi"):
-            # It numbers calls and names the call in each result.
+            # This family numbers calls and gives the number in each result.
             for message, call_id in zip(messages, self._call_ids(prompt_ids, sampled_ids), strict=False):
                 message["tool_call_id"] = call_id
         return messages
@@ -455,7 +463,7 @@ class Chat:
     def _call_ids(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> list[str]:
         try:
             parsed = self._renderer.parse_response(list(sampled_ids), prompt_ids=list(prompt_ids))
-        except (RecursionError, ValueError):  # As in `TurnReader`: the result then has no number.
+        except (RecursionError, ValueError):  # as in `TurnReader`; the result has no number then
             return []
         return [self._control_text.defused(call.id or "") for call in parsed.tool_calls]
 

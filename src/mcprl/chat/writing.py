@@ -1,7 +1,7 @@
-"""The syntax of a family's tool calls, and turns written in it: the reverse of `parsing`.
+"""The syntax of each family's tool calls, and a writer of turns in that syntax: the reverse of `parsing`.
 
-A turn of a thinking model has an empty thought, as the family writes one. It ends in the family's end token, or at the
-first stop text of the sampler. A written turn is parsed again at once and refused if the result differs.
+For a thinking model, a written turn has empty thinking. It ends with the family's end token, or at the first of the
+sampler's stop texts. Each written turn is parsed again, and an error is raised if the result differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CALL_SYNTAXES", "CallSyntax", "FieldSyntax", "TurnWriter", "syntax_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSyntax:
-    r"""How one argument is written if they are written one by one, its name before its value.
+    r"""How one argument is written, in families that write arguments one by one: `before` NAME `between` VALUE `after`.
 
     FieldSyntax(before="<parameter=", between=">\n", after="\n</parameter>\n")
     """
@@ -39,11 +39,11 @@ class FieldSyntax:
 class CallSyntax:
     r"""How a family writes a call: `before_name` NAME `after_name` ARGUMENTS `closing`.
 
-    `opening` begins every call; None if a turn is a call if it begins like one. Several calls are separated by
-    `separator`; None if a turn has at most one. `section` encloses all calls of a turn. Arguments are a JSON object, or
-    are written one by one as `fields`. `tokens` are the pieces that the family's parser matches as tokens, not as text.
-    `numbered`: the name is followed by a colon and digits. `always_thinks`: unless the prompt has closed thinking, the
-    parser takes everything up to the end of thinking for thinking.
+    Every call starts with `opening`. None: a turn that begins like a call is a call. `separator` is the text between
+    two calls. None: a turn has at most one call. `section` encloses all calls of a turn. Arguments are a JSON object,
+    or are written one by one as `fields`. `tokens` are the parts that the family's parser matches as tokens, not as
+    text. `numbered`: the name is followed by a colon and digits. `always_thinks`: unless the prompt has closed
+    thinking, the parser treats everything up to the end of thinking as thinking.
 
     CallSyntax(opening="<tool_call>", before_name='<tool_call>\n{"name": "', after_name='", "arguments": ',
                closing="}\n</tool_call>", separator="\n")
@@ -62,7 +62,7 @@ class CallSyntax:
 
     def cannot_write(self, name: str) -> bool:
         """Whether the name of a tool or an argument would be parsed as a different one."""
-        if self.before_name.endswith('"') and self.fields is None:  # The name is a JSON string.
+        if self.before_name.endswith('"') and self.fields is None:  # the name is a JSON string
             return False
         return (
             not name
@@ -73,7 +73,7 @@ class CallSyntax:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The texts that end a call or a value in it, and all tokens."""
+        """All tags that end a call or a value in it, and all `tokens`."""
         ends = [self.closing, self.section[1], *([self.fields.after] if self.fields else [])]
         found = [tag for end in ends for tag in re.findall(r"<[^<>]+>", end)]
         return tuple(dict.fromkeys([*([self.opening] if self.opening else []), *found, *self.tokens]))
@@ -171,11 +171,11 @@ CALL_SYNTAXES: Mapping[str, CallSyntax] = {
     **dict.fromkeys(("deepseek-v3", "deepseek-r1"), _DEEPSEEK),
     **dict.fromkeys(("kimi-k2", "kimi-k2.5"), _KIMI),
 }
-"""The call syntax of each family for which there is a grammar, by the renderer's name."""
+"""The call syntax of each family that has a grammar, by the renderer's name."""
 
 
 def syntax_of(chat: Chat) -> CallSyntax:
-    """How the chat's family writes a call. Raises NoCallSyntaxError if there is no grammar for it."""
+    """Return the call syntax of the chat's family. Raises NoCallSyntaxError if there is no grammar for it."""
     if chat.family not in CALL_SYNTAXES:
         raise NoCallSyntaxError(
             f"sampling.constrain is on, but no grammar is known for how {chat.family} writes calls",
@@ -186,13 +186,13 @@ def syntax_of(chat: Chat) -> CallSyntax:
 
 Schema = Mapping[str, Any]
 
-# No marker continues with one of these, and code that compares numbers stays readable.
+# No marker has one of these characters after `<`. So comparisons in code (`a < 3`) stay readable.
 _BEGINS_A_MARKER = re.compile(r'<(?![\s\d="\\])')
 _IN_PLACE = ("anyOf", "oneOf", "allOf")
 
 
 def write_json(value: object, schema: object, root: Schema) -> str:
-    r"""A value as JSON, in the order of its schema. `root` is the tool's whole schema.
+    r"""Write a value as JSON, with fields in the order of its schema. `root` is the tool's whole schema.
 
     >>> schema = {"properties": {"name": {"type": "string"}, "share": {"type": "number"}}}
     >>> print(write_json({"share": 1e-05, "name": "<b>"}, schema, schema))
@@ -203,7 +203,7 @@ def write_json(value: object, schema: object, root: Schema) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """All subschemas that describe one value."""
+    """All subschemas that apply to one value."""
 
     root: Schema
     parts: tuple[Schema, ...]
@@ -213,7 +213,7 @@ class _Place:
         return cls(root, tuple(_parts_of(schemas, root)))
 
     def order(self, names: Sequence[str]) -> list[str]:
-        """These names in the order of the schema, unknown names last."""
+        """Sort names in the order of the schema, with unknown names last."""
         known = dict.fromkeys(name for part in self.parts for name in part.get("properties", {}))
         return [name for name in known if name in names] + [name for name in names if name not in known]
 
@@ -230,7 +230,7 @@ class _Place:
 
 
 def _parts_of(schemas: Sequence[object], root: Schema) -> Iterator[Schema]:
-    """The schemas, with those that they refer to or combine, each once."""
+    """Yield the schemas and all schemas that they refer to or combine, each once."""
     todo, seen = list(schemas), set[int]()
     while todo:
         schema = todo.pop(0)
@@ -291,7 +291,7 @@ _CALLED = cast(
 
 
 class TurnWriter:
-    """Writes turns of one model. `stop`: the sampler's stop texts."""
+    """Writes turns of one model. `stop` are the sampler's stop texts."""
 
     def __init__(self, chat: Chat, *, stop: Sequence[str] = ()) -> None:
         if chat.family not in CALL_SYNTAXES:
@@ -308,7 +308,7 @@ class TurnWriter:
         self._end_of_answer = self._end_in(_ANSWERED)
 
     def write_call(self, prompt_ids: Sequence[int], call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """The ids of a turn with this call. Raises BadValueError if the family cannot write it."""
+        """Return the ids of a turn with this call. Raises BadValueError if the family's syntax cannot express it."""
         syntax = self._syntax
         schema = _schema_of(call.name, tools)
         frame = [self._thought(prompt_ids) + syntax.section[0] + syntax.before_name]
@@ -316,7 +316,7 @@ class TurnWriter:
         if syntax.fields is None:
             is_json = syntax.before_name.endswith('"')
             contents = [json.dumps(call.name, ensure_ascii=False)[1:-1] if is_json else call.name]
-            if syntax.numbered:  # Calls are numbered over the whole conversation.
+            if syntax.numbered:  # calls are numbered over the whole conversation
                 contents[0] += f":{self._chat.decode(prompt_ids).count(syntax.before_name)}"
             frame.append(before)
             contents.append(write_json(call.arguments, schema, schema))
@@ -335,7 +335,7 @@ class TurnWriter:
         return ids
 
     def write_answer(self, prompt_ids: Sequence[int], answer: str, tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """The ids of a turn with this answer. Raises BadValueError if it would be parsed differently."""
+        """Return the ids of a turn with this answer. Raises BadValueError if it would be parsed differently."""
         ids = self._ended(self._encoded([self._thought(prompt_ids), ""], [answer]), self._end_of_answer)
         read = self._chat.parse(prompt_ids, ids, tools)
         if read.calls or read.prose != answer.strip():
@@ -360,7 +360,7 @@ class TurnWriter:
         return tuple(ids)
 
     def _end_in(self, conversation: Sequence[Message]) -> int:
-        """The token that ends the turn after the question in a conversation."""
+        """Return the token that ends the assistant's first turn in a conversation that begins with `_ASKED`."""
         asked, whole = self._chat.open(_ASKED, []), self._chat.open(conversation, [])
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asked, whole, strict=False)))
         return next(token_id for token_id in whole[shared:] if token_id in self._chat.stop_token_ids)
@@ -379,7 +379,7 @@ def _schema_of(name: str, tools: Sequence[ToolSpec]) -> ToolSpec:
 
 
 def _fields(call: ToolCall, schema: ToolSpec) -> list[tuple[str, str]]:
-    """The arguments one by one, in the order of the schema: strings as they are, everything else as JSON."""
+    """Return the arguments as names and texts, in the order of the schema. Values other than strings become JSON."""
     known: Mapping[str, Any] = schema.get("properties", {})
     names = [name for name in known if name in call.arguments] + [name for name in call.arguments if name not in known]
     return [(name, _field(call.arguments[name], known.get(name, {}), schema)) for name in names]
@@ -394,7 +394,7 @@ def _is_of_text(schema: object) -> bool:
 
 
 def _comparable(call: ToolCall) -> str:
-    # As text, because 1, 1.0 and True are equal in Python.
+    # Compared as text, because 1, 1.0 and True are equal in Python.
     return json.dumps([call.name, call.arguments], sort_keys=True)
 
 

@@ -1,1 +1,1 @@
-"""Whether all is well: before a run (doctor), during it (health), and between sampler and learner (parity)."""
+"""Checks before a run (doctor), checks during a run (health), and a comparison of sampler and learner (parity)."""

@@ -1,7 +1,7 @@
-"""Do sampler and learner give the same tokens the same probability? Checked before a step is spent.
+"""Checks that sampler and learner give the same tokens the same probability, before training starts.
 
-A policy gradient compares two logprobs of each sampled token: the sampler's, recorded when it drew the token, and the
-learner's. Before any update both are the same policy, so every ratio must be 1. `check_parity` compares the two;
+A policy gradient compares two logprobs of each sampled token: the sampler's, recorded when the token was sampled, and
+the learner's. Before any update both have the same policy, so every ratio must be 1. `check_parity` compares the two;
 `run_parity` samples a few episodes for that.
 
 A verdict names a cause only if the figures prove it: a token without an alternative whose logprob is not 0 proves that
@@ -57,25 +57,25 @@ __all__ = [
 Dtype = Literal["float32", "bfloat16"]
 Scores = Sequence[Sequence[float]]
 
-# Nats. Two float32 engines stay an order of magnitude below these; any real fault is orders of magnitude above.
+# In nats. Two float32 engines are an order of magnitude below these; any real fault is orders of magnitude above.
 EXACT_MEAN = 5e-5
 EXACT_MAX = 1e-3
-# What rounding to bfloat16 explains, with a margin: SmolLM2 gives means of 0.01 to 0.06 and shares of 5% to 14%.
+# The difference that bfloat16 rounding explains, with a margin: SmolLM2 has means of 0.01 to 0.06, shares of 5% to 14%.
 ROUNDING_MEAN = 0.1
 ROUNDING_OUTSIDE = 0.3
-# A single token this far off is rare in bfloat16. Among 100,000 tokens, and with mixtures of experts, there are some.
+# A difference this large is rare in bfloat16. It occurs among 100,000 tokens, and with mixtures of experts.
 OUTLIER = 2.0
 _RATIO_BAND = (0.9, 1.1)
-# With one admissible token the logprob is 0 in any number format.
+# If only one token is admissible, its logprob is 0 in any number format.
 _FORCED_TOLERANCE = 1e-3
-# Far beyond every bar already, and its exponential is still finite.
+# Far above every bar, and its exponential is still finite.
 _LARGEST_LOG_RATIO = 50.0
 _WORST = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredToken:
-    """A sampled token and its two logprobs. `turn`, and `token` in it, count from 0; `text` may be unknown and empty.
+    """A sampled token and its two logprobs. `turn`, and `token` within it, count from 0; `text` is empty if unknown.
 
     ScoredToken(task_id="zone-of-ana", turn=1, token=4, id=47110, text=" Lima", forced=False,
                 sampled_logprob=-0.31, learner_logprob=-0.35)
@@ -97,10 +97,10 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityFigures:
-    """How far two logprobs of the same tokens are apart, in nats, and the ratios ρ that follow.
+    """The differences between two logprobs of the same tokens, in nats, and the ratios ρ that follow.
 
-    `kl` is the mean of k3 = ρ − 1 − log ρ, `outside_share` the share of ratios outside [0.9, 1.1]. Two tokens, one of
-    which the learner finds twice as likely as the sampler did:
+    `kl` is the mean of k3 = ρ − 1 − log ρ. `outside_share` is the fraction of ratios outside [0.9, 1.1]. An example
+    with two tokens, of which the learner finds one twice as likely as the sampler did:
 
     ParityFigures(logprob_mean_abs_error=0.35, logprob_max_abs_error=0.69, ratio_mean=1.5, ratio_mean_abs_error=0.5,
                   kl=0.15, outside_share=0.5)
@@ -139,13 +139,13 @@ class ParityFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityReport:
-    """How far sampler and learner differ over all sampled tokens, the tokens that differ most, and a verdict.
+    """The differences between sampler and learner over all sampled tokens, the worst tokens, and a verdict.
 
     ParityReport(dtype="float32", prompts=16, turns=29, tokens=1034, forced_tokens=62, alignment=1.0,
                  figures=ParityFigures(logprob_mean_abs_error=3.1e-06, …), worst=(ScoredToken(…), …),
                  verdict=Verdict(severity=Severity.OK, …))
 
-    `alignment` is the share of the scored tokens that are the tokens the sampler returned.
+    `alignment` is the fraction of the scored tokens that equal the tokens the sampler returned.
     """
 
     dtype: Dtype
@@ -159,7 +159,7 @@ class ParityReport:
     verdict: Verdict
 
     def to_json(self) -> dict[str, Any]:
-        """The whole report for another program."""
+        """Return the whole report as JSON."""
         report = asdict(self)
         return {**report.pop("figures"), **report}
 
@@ -176,8 +176,8 @@ def check_parity(
     """Compare the learner's logprobs of sampled tokens with those that the sampler recorded.
 
     `scores` has a column per trajectory, with an entry per token, as TorchLearner.score returns it. `max_error` is the
-    setting learner.max_parity_error: training stops if the mean is above it. `scores_at_1` are the learner's logprobs
-    at temperature 1: they tell a sampler that ignores the temperature from other faults.
+    setting learner.max_parity_error: training stops if the mean error is above it. `scores_at_1` are the learner's
+    logprobs at temperature 1; they show whether the sampler ignores the temperature.
     """
     tokens = list(_tokens(trajectories, scores))
     if not tokens:
@@ -201,7 +201,7 @@ def check_parity(
 
 
 def _tokens(trajectories: Sequence[Trajectory], scores: Scores) -> Iterator[ScoredToken]:
-    """The sampled tokens of all trajectories."""
+    """Yield the sampled tokens of all trajectories."""
     for trajectory, column in zip(trajectories, scores, strict=True):
         in_turn = Counter[int]()
         for place, score in enumerate(column):
@@ -228,7 +228,7 @@ def _tokens(trajectories: Sequence[Trajectory], scores: Scores) -> Iterator[Scor
 
 
 def _alignment(trajectories: Sequence[Trajectory]) -> float:
-    """The share of tokens marked as sampled that are what the sampler returned, place by place."""
+    """Return the fraction of tokens marked as sampled that equal the sampler's tokens at the same position."""
     same = total = 0
     for trajectory in trajectories:
         scored = [token for token, own in zip(trajectory.token_ids, trajectory.sampled, strict=True) if own]
@@ -241,7 +241,7 @@ def _alignment(trajectories: Sequence[Trajectory]) -> float:
 def _cause(
     forced: Sequence[ScoredToken], figures: ParityFigures, at_1: ParityFigures | None, alignment: float
 ) -> Verdict | None:
-    """A fault whose cause is proven. `at_1` are the figures against the learner's logprobs at temperature 1."""
+    """Return a verdict if its cause is proven. `at_1` compares with the learner's logprobs at temperature 1."""
     at_temperature_1 = at_1 is not None and (at_1.exact or (at_1.like_rounding and not figures.like_rounding))
     if alignment < 1.0:
         what = f"only {alignment:.2%} of the tokens that the learner scores are those that were sampled"
@@ -280,7 +280,7 @@ def _by_size(figures: ParityFigures, dtype: Dtype) -> Verdict:
 
 
 def _against_limit(verdict: Verdict, mean: float, max_error: float) -> Verdict:
-    """The verdict, and whether training would stop."""
+    """Extend the verdict with whether training would stop."""
     if mean <= max_error:
         return verdict
     what = (
@@ -294,15 +294,15 @@ def _against_limit(verdict: Verdict, mean: float, max_error: float) -> Verdict:
 
 
 def pick_tasks(tasks: Sequence[Task], number: int, seed: int) -> list[Task]:
-    """`number` tasks, evenly spread from a start that the seed chooses; tasks repeat if there are too few."""
+    """Pick `number` evenly spaced tasks. The seed chooses the first; tasks repeat if there are too few."""
     start = random.Random(derive_seed(seed, "parity")).randrange(len(tasks))
     return [tasks[(start + place * len(tasks) // number) % len(tasks)] for place in range(number)]
 
 
 async def run_parity(config: RunConfig, tasks: Sequence[Task], watcher: Watcher, *, prompts: int = 16) -> ParityReport:
-    """Play some tasks with the recipe's own servers and sampler, score what was sampled, and compare.
+    """Run some tasks with the recipe's servers and sampler, score the sampled tokens with the learner, and compare.
 
-    Episodes end after two turns: enough to include an observation and the turn after it. They are not scored, so no
+    Episodes end after two turns, enough to include an observation and the turn after it. They get no reward, so no
     judge is needed.
     """
     from mcprl.episodes.stage import open_stage
@@ -317,7 +317,7 @@ async def run_parity(config: RunConfig, tasks: Sequence[Task], watcher: Watcher,
             watcher.stage(f"playing {prompts} episodes")
             trajectories = await _play(config, short, stage, watcher)
             if stage.engine is None:
-                await stack.aclose()  # sampler and learner need not be in memory at once
+                await stack.aclose()  # so that sampler and learner are not in memory at the same time
             watcher.stage("loading the learner")
             learner = await stack.enter_async_context(
                 open_learner(config, folder=Path(folder) / "weights", grammars=stage.grammars, engine=stage.engine)
@@ -333,7 +333,7 @@ async def measure_parity(
     *,
     decode: Callable[[Sequence[int]], str],
 ) -> ParityReport:
-    """Score sampled episodes with the learner before any update, and compare; again at temperature 1 if that helps."""
+    """Score episodes with the learner before any update, and compare. If useful, repeat at temperature 1."""
     watcher.stage("scoring the sampled tokens")
     report = partial(
         check_parity,

@@ -1,4 +1,4 @@
-"""A forecast of a run: time, tokens, calls, money, disk, memory, and its bottleneck. Nothing is loaded or started.
+"""Forecasts a run: time, tokens, calls, money, disk, memory, and its bottleneck. It loads and starts nothing.
 
 docs/scaling.md explains the formulas; `bench/scaling.py --write` measures the constants in measured.json.
 """
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 MEASURED_FILE = Path(__file__).parent / "measured.json"
-FORWARD_SHARE = 1 / 3  # of a pass with gradients: a backward pass costs twice a forward pass
+FORWARD_SHARE = 1 / 3  # of the cost of a pass with gradients: a backward pass costs twice a forward pass
 
 FIGURES: Mapping[str, float] = {
     "turns": 1.0,
@@ -49,7 +49,7 @@ FIGURES: Mapping[str, float] = {
     "learner_tokens_per_s": 0.001,
     "parameters": 1.0,
 }
-"""The figures of a run that may be given, each with its minimum."""
+"""The figures of a run that the user may give, each with its minimum."""
 
 _CHARACTERS_PER_TOKEN = 4
 _TOOL_S = 1.0
@@ -58,13 +58,13 @@ _NAMED_SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bm])(?![A-Za-z0-9])
 _MODEL_KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 # AdamW: the weight, its gradient and two moments, all in 32 bits. A checkpoint has no gradients.
 _TRAINED_BYTES, _CHECKPOINT_BYTES = 16, 12
-_FOUR_BIT_BYTES = 0.6  # with its scales
+_FOUR_BIT_BYTES = 0.6  # including its scales
 _SKYRL_GPUS = "GPUs behind skyrl.url"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A number that is not in the recipe, and its source: Figure(value=3.2, source="given")"""
+    """A number that is not in the recipe, and where it comes from: Figure(value=3.2, source="given")"""
 
     value: float
     source: str
@@ -76,7 +76,7 @@ class Constants:
     """Measured costs, in seconds of one core of `machine`.
 
     The driver is the process that trains; a worker is a Ray worker with its tool servers. Each takes `…_base_bytes`,
-    and `…_episode_bytes` per live episode. The two rates are those of a CPU with a model of `cpu_parameters`.
+    plus `…_episode_bytes` per running episode. The two rates are those of a CPU with a model of `cpu_parameters`.
     """
 
     machine: str
@@ -93,7 +93,7 @@ class Constants:
 
 
 def read_constants() -> Constants:
-    """The constants as bench/scaling.py wrote them."""
+    """Load the constants that bench/scaling.py wrote."""
     written: Mapping[str, Any] = json.loads(MEASURED_FILE.read_text(encoding="utf-8"))
     names = [field.name for field in fields(Constants) if field.name != "machine"]
     values = {name: float(written["constants"][name]["value"]) for name in names}
@@ -105,7 +105,7 @@ def read_constants() -> Constants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Parameters of a model, and of a rank-1 adapter on all its linear layers; None if unknown.
+    """The parameters of a model, and of a rank-1 adapter on all its linear layers; None if unknown.
 
     ModelSize(parameters=134_515_008, rank_parameters=305_280, source="config.json")
     """
@@ -115,20 +115,22 @@ class ModelSize:
     source: str
 
     def trained_parameters(self, config: RunConfig) -> float | None:
-        """All parameters, or those of the adapter."""
+        """Return the number of all parameters, or of the adapter's."""
         if config.learner.tuning == "full":
             return self.parameters
         return None if self.rank_parameters is None else self.rank_parameters * config.learner.lora_rank
 
     def checkpoint_bytes(self, config: RunConfig) -> float | None:
-        """Approximate size of a checkpoint: the trained weights and their moments."""
+        """Return the approximate size of a checkpoint: the trained weights and their moments."""
         trained = self.trained_parameters(config)
         return None if trained is None else trained * _CHECKPOINT_BYTES
 
     def memory_bytes(self, config: RunConfig, *, on_gpu: bool) -> dict[str, float] | None:
-        """Bytes of "sampler" and "learner": weights, gradients, moments and the sampler's cache, without activations.
+        """Return the bytes of "sampler" and "learner": weights, gradients, moments and the sampler's cache, not
+        activations.
 
-        On a GPU vLLM takes a fixed share, so the sampler's part is 0. None if the model's size is unknown.
+        On a GPU, vLLM takes a fixed fraction of the memory, so the sampler's part is 0. None if the model's size is
+        unknown.
         """
         if self.parameters is None:
             return None
@@ -146,7 +148,7 @@ class ModelSize:
 
 
 def model_size(path: str, given: float | None = None) -> ModelSize:
-    """The size of a model: given, else counted from its config.json, else read from its name (Qwen3-0.6B)."""
+    """Return the size of a model: as given, else counted from its config.json, else from its name (Qwen3-0.6B)."""
     counted, rank_parameters = _count_parameters(Path(path) / "config.json")
     if given is not None:
         return ModelSize(parameters=given, rank_parameters=rank_parameters, source="given")
@@ -160,7 +162,7 @@ def model_size(path: str, given: float | None = None) -> ModelSize:
 
 
 def _count_parameters(path: Path) -> tuple[float | None, float | None]:
-    """Parameters of a gated decoder (Llama, Qwen, SmolLM) without norms and biases, and of its rank-1 adapter."""
+    """Count the parameters of a gated decoder (Llama, Qwen) without norms and biases, and of a rank-1 adapter."""
     try:
         read: object = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -185,7 +187,7 @@ def _count_parameters(path: Path) -> tuple[float | None, float | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeShape:
-    """A typical episode, in means. `tool_s` is the duration of a call.
+    """A typical episode, as means. `tool_s` is the duration of one call in seconds.
 
     EpisodeShape(turns=3, prompt_tokens=400, turn_tokens=40, observation_tokens=60, calls=2, tool_s=0.5)
     """
@@ -203,14 +205,14 @@ class EpisodeShape:
 
     @property
     def length_tokens(self) -> float:
-        """The finished conversation: the prompt, the turns, and the observations between two turns."""
+        """The length of the finished conversation: the prompt, the turns, and the observations between turns."""
         return self.prompt_tokens + self.sampled_tokens + (self.turns - 1) * self.observation_tokens
 
 
 def _episode_figures(
     config: RunConfig, tasks: Sequence[Task], preamble: Sequence[Message], known: Mapping[str, Figure]
 ) -> dict[str, Figure]:
-    """The figures of an episode, known or assumed. Assumptions are the recipe's limits, so they are upper bounds."""
+    """Return the figures of an episode. Unknown ones are set to the recipe's limits, so they are upper bounds."""
 
     def value(name: str, otherwise: float) -> float:
         return known[name].value if name in known else otherwise
@@ -242,7 +244,7 @@ def _characters(messages: Sequence[Message]) -> int:
 
 
 def _cpu_rate(tokens_per_s: float, constants: Constants, size: ModelSize, gpus: int) -> Figure:
-    """The rate of the measured CPU, scaled to a model of this size."""
+    """Scale the rate of the measured CPU to a model of this size."""
     source = f"a CPU, measured at {constants.cpu_parameters / 1e6:.0f}M parameters"
     if size.parameters is None:
         source += ", which this model is assumed to have"
@@ -256,10 +258,11 @@ def _cpu_rate(tokens_per_s: float, constants: Constants, size: ModelSize, gpus: 
 
 
 def learned_tokens(config: RunConfig, shape: EpisodeShape) -> float:
-    """Tokens that an update computes, in passes with gradients.
+    """Return the tokens that an update computes, in units of passes with gradients.
 
     tasks · (⌈G / min(G, m)⌉ · P + G · (L − P)) · (1 + f / 3), with groups of G, m trajectories per microbatch, a prompt
-    of P tokens, conversations of L, and f passes without gradients. Without a shared prefix P is computed G times.
+    of P tokens, conversations of L tokens, and f passes without gradients. Without a shared prefix, P is computed G
+    times.
     """
     group = config.episodes.group_size
     prompts = math.ceil(group / min(group, config.learner.microbatch)) if config.learner.share_prefix else group
@@ -270,7 +273,7 @@ def learned_tokens(config: RunConfig, shape: EpisodeShape) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """The totals of a step or a run. `prompt_tokens` are those that are new in each turn.
+    """The totals of a step or a run. `prompt_tokens` counts the prompt tokens that are new in each turn.
 
     Amounts(seconds=121.2, episodes=32, turns=96, calls=64, prompt_tokens=16640, sampled_tokens=3840,
             learned_tokens=8480, trajectory_bytes=1.2e6, usd=0.5)
@@ -292,7 +295,7 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A resource of a step: its units, how long they are busy per step, and the setting that changes it.
+    """A resource that a step uses: its units, how long they are busy per step, and the setting that changes it.
 
     Part(name="workers", units=4, busy_s=0.64, setting="workers.count")
     """
@@ -304,17 +307,17 @@ class Part:
 
 
 def _counts(config: RunConfig) -> tuple[int, int, int]:
-    """Episodes per step, steps that the pipeline is ahead, and episodes alive at once."""
+    """Return the episodes per step, the steps that the pipeline is ahead, and the episodes that run at once."""
     episodes = config.training.tasks_per_step * config.episodes.group_size
     ahead = config.training.max_staleness
     return episodes, ahead, min(config.episodes.max_concurrent, episodes * (1 + ahead))
 
 
 def _units(config: RunConfig, gpus: int) -> tuple[int, int]:
-    """GPUs that sample and GPUs that learn; a CPU counts as one.
+    """Return the number of GPUs that sample and of GPUs that learn; a CPU counts as one.
 
-    The torch engines sample on one GPU and learn on learner.processes of them. Behind the Tinker API, sampler and
-    learner take turns on all GPUs; with max_staleness above 0, each has half of them.
+    The torch engines sample on one GPU and learn on learner.processes GPUs. Behind the Tinker API, sampler and learner
+    take turns on all GPUs; with max_staleness above 0, each has half of them.
     """
     if config.engine != "skyrl":
         return 1, min(config.learner.processes, gpus) or 1
@@ -331,17 +334,17 @@ def _parts(
     servers: Mapping[str, ServerSettings],
     constants: Constants,
 ) -> tuple[list[Part], float]:
-    """The parts of a step, the learner last, and the seconds that an episode takes if it never queues."""
+    """Return the parts of a step, the learner last, and the seconds of an episode that never waits in a queue."""
     (episodes, ahead, alive), torch = _counts(config), config.engine != "skyrl"
     (sampler_rate, learner_rate), (sampler_units, learner_units) = tokens_per_s, _units(config, gpus)
     parts: list[Part] = []
 
     def add(name: str, units: int, demand_s: float, setting: str) -> None:
-        """A part of which an episode needs `demand_s` of one unit."""
+        """Add a part. An episode needs `demand_s` seconds of one of its units."""
         parts.append(Part(name=name, units=units, busy_s=episodes * demand_s / units, setting=setting))
 
     driver_s, worker_s = shape.turns * constants.driver_turn_s, shape.turns * constants.worker_turn_s
-    # A sequence gets its share of a full batch.
+    # A sequence gets an equal share of a full batch.
     stream_s = shape.sampled_tokens * config.sampling.vllm.max_sequences / sampler_rate
     path_s = shape.calls * shape.tool_s + stream_s + driver_s + worker_s
     limited = alive < episodes * (1 + ahead)
@@ -368,11 +371,11 @@ def _parts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The forecast of a run. `parts` has the busiest first: the bottleneck.
+    """The forecast of a run. `parts` is sorted by load; the first is the bottleneck.
 
     `memory_bytes` is the memory of "driver", "workers" (all of them), "sampler" and each process of the "learner",
-    without activations; the last two only if the model's size is known. `warnings` name budgets that stop the run
-    early. The constants were measured on `machine`.
+    without activations. The last two are present only if the model's size is known. `warnings` names budgets that stop
+    the run early. The constants were measured on `machine`.
     """
 
     model: ModelSize
@@ -397,7 +400,7 @@ def make_plan(
     known: Mapping[str, Figure],
     constants: Constants | None = None,
 ) -> Plan:
-    """The plan of a recipe. With 0 GPUs, a CPU samples and learns. Figures not in `known` are assumed.
+    """Make the plan of a recipe. With 0 GPUs, a CPU samples and learns. Figures not in `known` are assumed.
 
     collect   max(⌈episodes / alive⌉ · seconds of an episode, the busiest part): the lower bound of a closed queue
     sync      collect + update
@@ -471,7 +474,7 @@ def _memory_bytes(config: RunConfig, size: ModelSize, constants: Constants, gpus
 
 
 def _budget_warnings(servers: Mapping[str, ServerSettings], calls: float, steps: int) -> tuple[str, ...]:
-    """Budgets that end the run before its last step."""
+    """Return a warning for each budget that ends the run before its last step."""
     found: list[str] = []
     for name, settings in servers.items():
         budget, needed = settings.budget, calls * steps / len(servers)
@@ -485,7 +488,7 @@ def _budget_warnings(servers: Mapping[str, ServerSettings], calls: float, steps:
 
 
 def server_names(config: ServersConfig) -> tuple[str, ...]:
-    """The servers of the mcpServers file that are not disabled; without a file, those that have settings.
+    """Return the servers of the mcpServers file that are not disabled; without a file, those that have settings.
 
     Unlike mcprl.tools, this needs neither their keys nor the MCP SDK.
     """

@@ -1,14 +1,15 @@
 """The `mcprl` command. One file per command, imported only when that command runs, so `--help` is instant.
 
-Other packages add commands through the entry point group `mcprl.commands`: `dashboard = "package.module"` with a
-function `command` in it, or `"serve.fmp" = "package.module:function"` for a command below one of these.
+Other packages add commands through the entry point group `mcprl.commands`: `dashboard = "package.module"` adds the
+function `command` of that module, and `"serve.fmp" = "package.module:function"` adds a subcommand.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, cast
@@ -21,7 +22,7 @@ from mcprl.errors import Fault, McprlError, MissingExtraError, ResourceLimitErro
 
 __all__ = ["app", "main"]
 
-# The extra that brings a library, for commands that the base install cannot run.
+# The extra that installs a library, for commands that the base install cannot run.
 EXTRAS = {
     **dict.fromkeys(("jinja2", "renderers", "tokenizers", "transformers"), "chat"),
     **dict.fromkeys(("accelerate", "peft", "safetensors", "torch", "xgrammar"), "torch"),
@@ -30,7 +31,7 @@ EXTRAS = {
 }
 EXIT_CODES = {Fault.CONFIGURATION: 2, Fault.INFRASTRUCTURE: 3}
 
-# The commands in the order of `--help`: their text there; the rest of the help is in the command's module.
+# The commands in the order of `--help`, with their text there. The rest of the help is in the command's module.
 SECTIONS = {
     "Prepare": {
         "init": "Make a project that trains: an MCP server in Python, tasks, a recipe, a test and a README.",
@@ -63,15 +64,15 @@ SECTIONS = {
 }
 _KNOWN = tuple(name for section in SECTIONS.values() for name in section)
 _FILES = {"try": "try_"}
-_PACKAGES = ("dashboard",)  # commands of a package that an extra of the same name installs
+_PACKAGES = ("dashboard",)  # commands of packages that the extra of the same name installs
 
 
 class _TopLevel(Group):
-    """Finds a command by its name and imports its module then."""
+    """Finds a command by its name, and only then imports its module."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # Typer suggests one of these names after a typing error.
+        # Typer suggests one of these names after a typo.
         self.commands = cast("Any", dict.fromkeys(self.list_commands(None)))
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -80,7 +81,7 @@ class _TopLevel(Group):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         plugin = _plugins().get(cmd_name)
         if plugin is not None:
-            return _command(cmd_name, plugin.load())
+            return _command(cmd_name, _load(plugin))
         if cmd_name in _PACKAGES:
             raise MissingExtraError(f"`mcprl {cmd_name}` is not installed", fix=f"pip install 'mcprl[{cmd_name}]'")
         if cmd_name not in self.list_commands(ctx):
@@ -97,7 +98,7 @@ class _TopLevel(Group):
 
 @cache
 def _plugins(group: str = "") -> dict[str, EntryPoint]:
-    """Commands of other packages, by name: those below a group of commands, or those at the top."""
+    """Return the commands of other packages by name: subcommands of `group`, or top-level commands."""
     prefix = f"{group}." if group else ""
     found = {entry.name.removeprefix(prefix): entry for entry in _entry_points() if entry.name.startswith(prefix)}
     return {name: entry for name, entry in found.items() if "." not in name}
@@ -108,18 +109,45 @@ def _entry_points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group="mcprl.commands"))
 
 
+def _load(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except (ImportError, AttributeError, SyntaxError) as error:
+        if _library(error) in EXTRAS:
+            raise
+        package = "its package" if entry.dist is None else f"the package {entry.dist.name} {entry.dist.version}"
+        raise MissingExtraError(
+            f"`mcprl {entry.name.replace('.', ' ')}` ({entry.value}) cannot be imported: {error}",
+            fix=f"reinstall or remove {package}; other commands work without it",
+        ) from error
+
+
+def _library(error: Exception) -> str:
+    """The library that was not found, if that is the error."""
+    return ((error.name if isinstance(error, ModuleNotFoundError) else None) or "").split(".")[0]
+
+
 def _command(name: str, module: Any) -> Any:
-    """The click command of a module: its group `app`, with what other packages add to it, or its function `command`."""
+    """Return the click command of a module: its group `app` plus plugins, or its function `command`."""
     if hasattr(module, "app"):
-        for below, plugin in sorted(_plugins(name).items()):
-            module.app.command(below)(plugin.load())
         command = typer.main.get_group(module.app)
+        for below, plugin in sorted(_plugins(name).items()):
+            command.commands[below] = cast("Any", partial(_plugged_in, below, plugin))
     else:
-        alone = Commands()
-        alone.command(name)(module.command)
-        command = typer.main.get_command(alone)
+        command = _alone(name, module.command)
     command.name = name
     return command
+
+
+def _plugged_in(name: str, entry: EntryPoint) -> Any:
+    return _alone(name, _load(entry))
+
+
+def _alone(name: str, function: Callable[..., Any]) -> Any:
+    """The click command of a function."""
+    alone = Commands()
+    alone.command(name)(function)
+    return typer.main.get_command(alone)
 
 
 app = Commands(
@@ -144,15 +172,15 @@ def _mcprl(
 
 
 def main() -> None:
-    """Run the command; an error of mcprl is one readable sentence and an exit code, not a traceback."""
-    # Read when OpenMP loads: threads that spin while they wait cost a shared CPU several times the work.
+    """Run the command. Print an McprlError as one readable line with an exit code, not as a traceback."""
+    # OpenMP reads this when it loads. Threads that spin while they wait cost a shared CPU several times the work.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         _run()
     except McprlError as error:
         from mcprl.cli.printing import printable
 
-        # Printable, because an error may quote what a server wrote.
+        # Escaped, because an error may quote text from a server.
         print(printable(f"mcprl: {error} (mcprl explain {error.code})"), file=sys.stderr)
         for note in getattr(error, "__notes__", []):
             print(printable(f"  {note}"), file=sys.stderr)
@@ -160,7 +188,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    """The command. A missing library of an extra and a refused thread have a name and a fix, too."""
+    """Run the command. Also turns a missing library and a refused thread into an McprlError with a fix."""
     try:
         app()
     except RuntimeError as error:
@@ -170,7 +198,7 @@ def _run() -> None:
     except MemoryError as error:
         raise ResourceLimitError("the system refuses more memory", fix=ResourceLimitError.FIX) from error
     except ModuleNotFoundError as error:
-        library = (error.name or "").split(".")[0]
+        library = _library(error)
         if library not in EXTRAS:
             raise
         raise MissingExtraError(

@@ -127,7 +127,7 @@ def verify(
 
 
 def _print_table(header: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
-    """Columns of numbers are right-aligned; zeros are left empty."""
+    """Print a table. Columns of numbers are right-aligned; zeros are left empty."""
     lines = [[str(cell) if cell != 0 else "" for cell in row] for row in rows]
     table = plain_table(*header)
     for number, column in enumerate(table.columns):

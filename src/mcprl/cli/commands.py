@@ -1,4 +1,4 @@
-"""Typer apps whose help is plain text, with whole sentences and one way to write arguments: RECIPE, [RUN], FILE...
+"""Typer apps with plain-text help: whole sentences, and one notation for arguments (RECIPE, [RUN], FILE...).
 
 The types of Typer's own copy of click are private, hence `Any`.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from mcprl.errors import McprlError
 
 __all__ = ["Commands", "Group"]
 
@@ -27,22 +30,22 @@ _TYPE = re.compile(r"<([^<>]+)>")
 
 
 def _first_sentence(help_text: str) -> str:
-    """The first sentence of a command's help, for the list of commands."""
+    """Return the first sentence of a command's help, for the list of commands."""
     return re.split(r"(?<=\.)\s", " ".join(help_text.split()), maxsplit=1)[0]
 
 
 def _argument(parameter: Any) -> str:
-    """An argument as the usage line shows it: RECIPE, [RUN], FILE..., [FILE]..."""
+    """Format an argument for the usage line: RECIPE, [RUN], FILE..., [FILE]..."""
     name = (parameter.metavar or parameter.name.upper()).strip("[]")
     return (name if parameter.required else f"[{name}]") + ("..." if parameter.nargs != 1 else "")
 
 
 class _PlainHelp:
-    """Mixed into Typer's classes of commands and groups."""
+    """A mixin for Typer's command and group classes."""
 
     def get_help_option(self: Any, ctx: Any) -> Any:
         option = cast("Any", super()).get_help_option(ctx)
-        option.default = False  # without a default, Typer imports pydantic to convert a flag that was not given
+        option.default = False  # without a default, Typer imports pydantic to convert an absent flag
         return option
 
     def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:
@@ -71,7 +74,11 @@ class _Command(_PlainHelp, TyperCommand):
 
 
 class Group(_PlainHelp, TyperGroup):
-    """A command with commands below it."""
+    """A command with commands below it. A `partial` among them makes its command when that is asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command: Any = super().get_command(ctx, cmd_name)
+        return cast("Any", command()) if isinstance(command, partial) else command
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         super().format_options(ctx, formatter)
@@ -79,8 +86,13 @@ class Group(_PlainHelp, TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-            formatter.write_dl([(name, _first_sentence(command.help or "")) for name, command in found if command])
+            formatter.write_dl([(name, self._summary(ctx, name)) for name in self.list_commands(ctx)])
+
+    def _summary(self, ctx: Any, name: str) -> str:
+        try:
+            return _first_sentence(self.get_command(ctx, name).help or "")
+        except McprlError as error:  # a package that is broken: the others are still listed
+            return f"{error.code} {error.what}"
 
 
 class Commands(typer.Typer):

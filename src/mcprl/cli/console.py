@@ -1,4 +1,4 @@
-"""The output of `mcprl train`: a live panel on a terminal, one plain line per step elsewhere, and the summary."""
+"""The output of `mcprl train`: a live panel on a terminal, otherwise one plain line per step, and the summary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mcprl.cli.printing import (
 from mcprl.cli.stages import print_timed
 from mcprl.config import RunConfig
 from mcprl.records import LostEpisode, Trajectory
-from mcprl.verdicts import VALID_CALLS_BY_STEP, Severity, Verdict
+from mcprl.verdicts import Severity, Verdict
 
 if TYPE_CHECKING:
     from mcprl.runs.summary import SuccessMetric, Summary
@@ -38,27 +38,26 @@ if TYPE_CHECKING:
 __all__ = ["TrainingConsole", "enduring_output", "print_summary", "success_table"]
 
 
-def success_table(metrics: Sequence[SuccessMetric], steps: int) -> Table:
-    """The figures of a run of that many steps against their targets."""
+def success_table(metrics: Sequence[SuccessMetric]) -> Table:
+    """The figures of a run against their targets."""
     table = plain_table("", "success", right=("measured",))
     table.add_column("target", no_wrap=True)
     table.add_column("", style="dim")
     for metric in metrics:
         form = ".2%" if "%" in metric.bar else ".3g"
-        is_due = steps >= VALID_CALLS_BY_STEP or not metric.bar.endswith(f"by step {VALID_CALLS_BY_STEP}")
         mark = Text("✓", style=STYLES[Severity.OK]) if metric.met else Text("✗", style=STYLES[Severity.BAD])
         table.add_row(
-            mark if metric.met or is_due else Text("–"),
+            mark if metric.met or metric.due else Text("–"),
             metric.name,
             "–" if metric.value is None else format(metric.value, form),
             metric.bar,
-            metric.note if metric.met or is_due else f"not due yet: {metric.note}",
+            metric.note if metric.met or metric.due else f"not due yet: {metric.note}",
         )
     return table
 
 
 def _closing_verdicts(summary: Summary) -> Iterator[Text]:
-    """How many steps were ok, then the worst verdict in full, and the names of the others."""
+    """Yield the number of steps that were ok, then the worst verdict in full, then the names of the others."""
     steps = summary.as_dict()["verdicts"]["steps"]
     if not sum(steps.values()):
         return
@@ -99,7 +98,7 @@ class _LastingStream:
         return getattr(self._stream, name)
 
     def _turn_away(self, error: OSError) -> None:
-        # The descriptor itself is redirected, because buffered text is written again when the process ends.
+        # Redirect the descriptor itself, because buffered text is written again when the process ends.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -108,7 +107,7 @@ class _LastingStream:
 
 @contextmanager
 def enduring_output() -> Generator[None]:
-    """Within, nothing fails because stdout or stderr cannot be written.
+    """Inside the block, a failed write to stdout or stderr raises no error.
 
     Otherwise `mcprl train recipe.yaml | head -1`, a closed terminal or a full disk behind `> log` would end the run.
     """
@@ -123,17 +122,23 @@ def enduring_output() -> Generator[None]:
 
 
 def _enduring(stream: TextIO | None) -> Any:
-    return None if stream is None else _LastingStream(stream)  # None: it was closed when Python started
+    return None if stream is None else _LastingStream(stream)  # None if the stream was closed when Python started
 
 
 class TrainingConsole:
-    """Shows a training run, of which `steps_done` steps were done before."""
+    """Shows a training run, of which `steps_done` steps were done before. Adds the plain lines to the file `log`."""
 
-    def __init__(self, config: RunConfig, console: Console | None = None, *, steps_done: int = 0) -> None:
+    def __init__(
+        self, config: RunConfig, console: Console | None = None, *, steps_done: int = 0, log: Path | None = None
+    ) -> None:
         self._config = config
         self._console = console or Console(highlight=False)
-        # A dumb terminal cannot move its cursor: it gets lines, as a file does.
+        # A dumb terminal cannot move its cursor, so it gets plain lines, like a file.
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._log = None if log is None else log.open("a", encoding="utf-8", buffering=1)
+        logs = [] if self._log is None else [Console(file=_enduring(self._log), highlight=False, color_system=None)]
+        self._lines = [*([] if self._is_live else [self._console]), *logs]
+        self._stages = [self._console, *logs]
         self._started = time.monotonic()
         self._verdicts: Sequence[Verdict] = ()
         self._run_logger = RunLogger()
@@ -152,39 +157,46 @@ class TrainingConsole:
             self._panel.close()
             self._live.stop()
             self._console.print()
+        if self._log is not None:
+            if kind is not None:
+                print_timed(self._lines[-1], self._started, f"ended by {kind.__name__}: {error}")
+            self._log.close()
 
     def stage(self, text: str) -> None:
         self._run_logger.stage(text)
         self._panel.show_stage(text)
-        print_timed(self._console, self._started, text)
+        self._print_timed(text)
+
+    def _print_timed(self, text: str) -> None:
+        for console in self._stages:
+            print_timed(console, self._started, text)
 
     def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
         self._run_logger.episode_finished(step, outcome)
         self._panel.add_episode(step, outcome)
         if isinstance(outcome, LostEpisode):
-            print_timed(self._console, self._started, f"lost to infrastructure, played again: {outcome}")
+            self._print_timed(f"lost to infrastructure, played again: {outcome}")
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
         self._run_logger.step_finished(step, metrics, verdicts)
         row = self._panel.add_step(step, metrics, verdicts)
         known = {(verdict.severity, verdict.name) for verdict in self._verdicts}
         self._verdicts = verdicts
-        if self._is_live:
-            return
         cells = [f"{name} {value}" for name, value in zip(COLUMNS, row, strict=True)]
-        self._console.print("  ".join(cells), soft_wrap=True, markup=False)
-        # A verdict that persists is named on the line above and printed in full only once.
-        for verdict in verdicts:
-            if verdict.severity is not Severity.OK and (verdict.severity, verdict.name) not in known:
-                self._console.print(Text("  ") + verdict_text(verdict), soft_wrap=True)
+        # A verdict that persists is named on the line of its step and printed in full only once.
+        new = [v for v in verdicts if v.severity is not Severity.OK and (v.severity, v.name) not in known]
+        for console in self._lines:
+            console.print("  ".join(cells), soft_wrap=True, markup=False)
+            for verdict in new:
+                console.print(Text("  ") + verdict_text(verdict), soft_wrap=True)
 
 
 def print_summary(summary: Summary, *, config: RunConfig, folder: Path) -> None:
-    """What the run learned, whether its numbers can be trusted, its health, and what to try next."""
+    """Print whether the run learned, whether its numbers can be trusted, its health, and what to try next."""
     console = Console(highlight=False)
     console.print(facts_table(list(_closing_facts(summary.as_dict(), config, folder))))
     console.print()
-    console.print(success_table(summary.success, len(summary.steps)))
+    console.print(success_table(summary.success))
     console.print()
     for line in _closing_verdicts(summary):
         console.print(line)
@@ -200,14 +212,15 @@ def _closing_facts(figures: Mapping[str, Any], config: RunConfig, folder: Path) 
     took = f"{figures['wait_s']:.0f} s {waiting}, {figures['update_s']:.0f} s to learn"
     rest = f"; {skipped} skipped" if skipped else ""
     yield "updates", f"{figures['updates']} in {duration(figures['seconds'])}: {took}{rest}"
-    # Dropped groups are replaced by groups of other tasks, so there are more groups than planned.
+    # Dropped groups are replaced by groups of other tasks, so there may be more groups than planned.
     wanted = config.training.steps * config.training.tasks_per_step
     rest = f", and {dropped} without variance that were dropped" if dropped else ""
     yield "groups complete", f"{figures['groups_complete'] - dropped} of {wanted}{rest}"
     restarts = f"{figures['server_restarts']} restarts of tool servers, {figures['sampler_restarts']} of the sampler"
     yield "lost to infrastructure", f"{f'{lost} attempts, all played again' if lost else 'nothing'}; {restarts}"
-    yield "reward", f"{figures['reward_first']:+.3f} → {figures['reward_last']:+.3f}"
-    yield "valid calls", f"{figures['valid_call_rate_first']:.0%} → {figures['valid_call_rate_last']:.0%}"
+    if "reward_first" in figures:
+        yield "reward", f"{figures['reward_first']:+.3f} → {figures['reward_last']:+.3f}"
+        yield "valid calls", f"{figures['valid_call_rate_first']:.0%} → {figures['valid_call_rate_last']:.0%}"
     if "parity_ratio_mean_abs_error" in figures:
         ratio, logprob = figures["parity_ratio_mean_abs_error"], figures["parity_logprob_max_abs_error"]
         yield "sampler vs learner", f"mean |ratio − 1| {ratio:.1e}, max |Δlogprob| {logprob:.1e}"

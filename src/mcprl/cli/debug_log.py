@@ -1,7 +1,7 @@
-"""`--debug`: a full log of a run in logs/debug.log of its folder and, shortened, on stderr.
+"""`--debug`: a full log of a run in logs/debug.log in its folder and, shortened, on stderr.
 
-Modules of mcprl log under their own names; a `RunLogger` adds the events of the loop. Other libraries are logged from
-INFO upwards. Secrets are redacted when records are made; control characters are escaped when they are written.
+Modules of mcprl log under their own names; a `RunLogger` adds the events of the training loop. Other libraries are
+logged from INFO upwards. Secrets are redacted when a record is made; control characters are escaped when it is written.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FILE_NAME = "debug.log"
 
 _logger = logging.getLogger("mcprl.run")
 
-_MAX_FILE_BYTES = 64 * 1024 * 1024  # then the file becomes debug.log.1, and the one before it goes
+_MAX_FILE_BYTES = 64 * 1024 * 1024  # then the file is renamed to debug.log.1, which replaces the previous one
 _MAX_LINE_CHARS = 160
 _MAX_RESULT_CHARS = 300
 _LEVELS = {Severity.OK: logging.DEBUG, Severity.WARN: logging.WARNING, Severity.BAD: logging.ERROR}
 
 
 class RunLogger:
-    """A watcher that logs to `mcprl.run`. Costs almost nothing if nobody listens."""
+    """A watcher that logs to `mcprl.run`. It costs almost nothing if no handler listens."""
 
     def stage(self, text: str) -> None:
         _logger.info("%s", text)
@@ -83,7 +83,7 @@ class RunLogger:
 def debugging(logs: Path) -> Generator[None]:
     """Write everything logged inside the block to a file in the folder `logs` and, shortened, to stderr.
 
-    An error of mcprl that ends it is printed with its traceback, which users do not see otherwise.
+    If an McprlError ends the block, it is printed with its traceback, which is normally hidden.
     """
     SECRETS.install_in_logging()
     path = logs / FILE_NAME
@@ -103,7 +103,7 @@ def debugging(logs: Path) -> Generator[None]:
         yield
     except Exception as error:
         _logger.error("ended by %s", type(error).__name__, exc_info=error)
-        if isinstance(error, McprlError):  # Python prints those of others itself
+        if isinstance(error, McprlError):  # Python prints the traceback of other exceptions itself
             told = "".join(traceback.format_exception(error)).rstrip()
             print(printable(SECRETS.redact(told)), file=sys.stderr)
         raise
@@ -122,7 +122,7 @@ class _Printable(logging.Formatter):
 
 
 class _ShortLines(logging.Handler):
-    """The first line of each record, cut. Looks up stderr each time, since a live panel replaces it."""
+    """Prints the first line of each record, cut. Looks up stderr each time, because a live panel replaces it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record).partition("\n")[0]

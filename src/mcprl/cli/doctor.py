@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mcprl.cli.options import AsJson, Overrides, Recipe
 from mcprl.cli.printing import STYLES, print_json, printable
-from mcprl.cli.stages import StageConsole
+from mcprl.cli.stages import StageConsole, loading_libraries
 from mcprl.verdicts import Severity
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _NAME_WIDTH = 18
 
 
 class ExaminationStatus(StageConsole):
-    """Shows on stderr what is being checked; nothing if stderr is not a terminal."""
+    """Shows on stderr what is being checked. Shows nothing if stderr is not a terminal."""
 
     def hide(self) -> None:
         """Clear the line before something else is printed."""
@@ -64,7 +64,7 @@ def print_finding(console: Console, finding: Finding) -> None:
 
 
 def print_closing(console: Console, findings: Sequence[Finding], seconds: float) -> None:
-    """The result in one line: Ready to train: 12 ok, 2 warnings; 31 s."""
+    """Print the result in one line: Ready to train: 12 ok, 2 warnings; 31 s."""
     counts = Counter(finding.severity for finding in findings)
     bad, warn, left = counts[Severity.BAD], counts[Severity.WARN], counts[None]
     said = [f"{counts[Severity.OK]} ok"]
@@ -125,11 +125,11 @@ async def _examine(
     folder = Path(tempfile.mkdtemp(prefix="mcprl-doctor-"))
     findings: tuple[Finding, ...] = ()
     try:
-        with ExaminationStatus() as status:
-            status.stage("loading libraries")
-
+        with loading_libraries():
             from mcprl.checks.doctor import Examination, examine
             from mcprl.checks.doctor.checks import CHECKS
+
+        with ExaminationStatus() as status:
 
             def tell(finding: Finding) -> None:
                 status.hide()
@@ -138,7 +138,7 @@ async def _examine(
             examination = Examination(recipe=recipe, folder=folder, teller=status, overrides=overrides, fast=fast)
             findings = await examine(examination, CHECKS, tell)
     finally:
-        # Kept if a finding names a log in it.
+        # Keep the folder if a finding names a log in it.
         if not any(str(folder) in finding.measured + finding.fix for finding in findings):
             shutil.rmtree(folder)
     return findings

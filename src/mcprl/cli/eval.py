@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from mcprl.cli.options import AsJson, Overrides
 from mcprl.cli.printing import plain_table, print_json
+from mcprl.cli.stages import StageConsole, loading_libraries
 
 if TYPE_CHECKING:
     from mcprl.evaluation.harness import Played, Request
@@ -24,14 +24,14 @@ _SHOWN_ROWS = 12
 
 
 def print_report(report: Report, folder: Path | None, console: Console | None = None) -> None:
-    """The tables of a report, long ones cut, and the path of the full report."""
+    """Print the tables of a report, cutting long ones, and the path of the full report."""
     from mcprl.evaluation.report import EVERY_TASK
 
     console = console or Console(highlight=False)
     console.print(Text(report.title, style="bold"))
     console.print(Text(" ".join(report.about), style="dim"))
     for table in report.tables:
-        if table.title == EVERY_TASK:  # for the file alone
+        if table.title == EVERY_TASK:  # only for the file
             continue
         shown = plain_table(*table.columns[:1], right=table.columns[1:])
         for row in table.rows[:_SHOWN_ROWS]:
@@ -71,7 +71,7 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
-    """Evaluate a model or an adapter: success with intervals, pass@k, pass^k, tools, failures, cost, before and after.
+    """Evaluate a model or an adapter: success with intervals, pass@k, pass^k, tools, failures, cost, comparison.
 
     Writes results.json, report.md, report.html and every trajectory into a new folder.
     """
@@ -80,10 +80,10 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     if compared is not None:
         _compare(compared, out, as_json=as_json)
         return
-    print("loading libraries", file=sys.stderr)
-    from mcprl.evaluation.harness import make_request
-    from mcprl.evaluation.report import make_folder, write_report
-    from mcprl.evaluation.results import compare, read_evaluation
+    with loading_libraries():
+        from mcprl.evaluation.harness import make_request
+        from mcprl.evaluation.report import make_folder, write_report
+        from mcprl.evaluation.results import compare, read_evaluation
 
     before = None if against is None else read_evaluation(against)
     request = make_request(
@@ -106,7 +106,6 @@ def command(  # noqa: PLR0913 - each is an option of the command line
 
 
 async def _play(request: Request, folder: Path) -> Played:
-    from mcprl.cli.stages import StageConsole
     from mcprl.evaluation.harness import choose_tasks, evaluate
 
     tasks = choose_tasks(request.suite.tasks(), request.sample, request.config.seed)

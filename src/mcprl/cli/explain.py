@@ -35,16 +35,16 @@ GROUPS = {
     "WORK": "Workers",
     "RUN": "Runs and their folders",
 }
-"""The topic of a group of codes, by the letters in the middle, in the order of a run."""
+"""Group of codes (the letters in the middle) → its topic, in the order of a run."""
 
 FAULTS = {
     Fault.CONFIGURATION: "yours to fix: something that was written, chosen or installed. The run stops.",
     Fault.INFRASTRUCTURE: "the infrastructure's: a server, the network, a process, a disk. An episode that it hits is "
     "played again; a run that it ends can be resumed.",
 }
-"""Whose fault an error is, and what a run does about it."""
+"""Fault → whose fault an error is, and how a run reacts."""
 
-# The example is the last part, since a line of it may begin with its own "Fix:".
+# The example is the last part, because one of its lines may begin with "Fix:".
 _PARTS = re.compile(
     r"(?P<meaning>\S.*?)\n\nCauses: (?P<causes>\S.*?)\nFix: (?P<fix>\S.*?)\nExample: (?P<example>\S.*)", re.DOTALL
 )
@@ -53,7 +53,7 @@ _WRITTEN_CODE = re.compile(r"\s*(?:[Ee][-_ ])?([A-Za-z]+)[-_ ]?0*([0-9]{1,3})\s*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPage:
-    """The page of one error.
+    """The help page of one error.
 
     ErrorPage(code="E-TOOL-003", name="UnknownToolError", fault=Fault.CONFIGURATION,
               meaning="A task names a tool that no server lists: …", causes=("a typing error in the task", …),
@@ -70,12 +70,12 @@ class ErrorPage:
 
     @property
     def group(self) -> str:
-        """The letters in the middle of the code, a key of GROUPS."""
+        """The letters in the middle of the code: a key of GROUPS."""
         return self.code.split("-")[1]
 
 
 def read_page(error: type[McprlError]) -> ErrorPage:
-    """The page in a class's docstring. Raises ValueError if one of its parts is missing or empty."""
+    """Parse the page in a class's docstring. Raises ValueError if one of its parts is missing or empty."""
     found = _PARTS.fullmatch(inspect.getdoc(error) or "")
     if found is None:
         raise ValueError(f"the docstring of {error.__name__} needs a meaning, then Causes:, Fix: and Example:")
@@ -93,7 +93,7 @@ def read_page(error: type[McprlError]) -> ErrorPage:
 
 @cache
 def error_pages() -> Mapping[str, ErrorPage]:
-    """Every page by its code, group by group."""
+    """Return every page by its code, sorted by group."""
     order = list(GROUPS)
     pages = [read_page(error) for error in _with_codes(McprlError)]
     pages.sort(key=lambda page: (order.index(page.group), page.code))
@@ -101,13 +101,13 @@ def error_pages() -> Mapping[str, ErrorPage]:
 
 
 def find_page(written: str) -> ErrorPage | None:
-    """The page of a code as someone wrote it: `E-TOOL-003`, `e-tool-3` and `tool 3` are the same."""
+    """Return the page of a code in any notation: `E-TOOL-003`, `e-tool-3` and `tool 3` are the same."""
     found = _WRITTEN_CODE.fullmatch(written)
     return None if found is None else error_pages().get(f"E-{found[1].upper()}-{int(found[2]):03d}")
 
 
 def _with_codes(error: type[McprlError]) -> Iterable[type[McprlError]]:
-    # A class without a code of its own only groups others.
+    # A class without its own code only groups other classes.
     if "code" in vars(error) and error.__module__ == McprlError.__module__:
         yield error
     for child in error.__subclasses__():
@@ -140,7 +140,7 @@ def _print_all(console: Console) -> None:
 
 
 def _print_page(console: Console, page: ErrorPage) -> None:
-    """The page with its texts indented under their titles; no wider than is comfortable to read."""
+    """Print the page with its texts indented under their titles, at a comfortable width."""
     width = min(console.width, 100)
 
     def say(title: str, *texts: str, mark: str = "") -> None:

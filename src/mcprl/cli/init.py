@@ -41,14 +41,14 @@ def _print_project(project: Project) -> None:
     for name, purpose in FILES.items():
         files.add_row(Text(f"  {name}", no_wrap=True), Text(purpose, style="dim"))
     console.print(files)
-    if project.is_local_model:
+    if project.renderer == "auto" and project.model.startswith("/"):
         console.print(
-            "\nFirst: set model.renderer in recipe.yaml. The name of a folder does not say how its model writes chats.",
+            "\nFirst: set model.renderer in recipe.yaml. The files of the model do not say how it writes chats.",
             style="yellow",
         )
     console.print("\nNext:\n")
     for line, purpose in project.next_steps():
-        # Not wrapped, so that the lines can be copied.
+        # Do not wrap the lines, so that they can be copied.
         shown = Text(f"  {printable(line)}", style="bold")
         if purpose:
             shown.pad_right(max(0, _COMMENT_COLUMN - len(shown)))

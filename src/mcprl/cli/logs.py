@@ -1,4 +1,4 @@
-"""`mcprl logs`: the logs of a run's processes."""
+"""`mcprl logs`: the log of a run and those of its processes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from mcprl.errors import NoRunError, did_you_mean
 __all__ = ["command", "find_logs", "follow_lines", "last_lines"]
 
 
+_TRAIN_LOG = "train.log"
 _BLOCK_BYTES = 65536
 _POLL_S = 0.2
 
 
 def find_logs(run: Path) -> dict[str, Path]:
-    """The logs in a run's folder by their path there, the last changed first."""
+    """The logs of a run by their path in its `logs` folder, and its train.log; the last changed first."""
     found: list[tuple[float, str, Path]] = []
-    for path in (run / "logs").rglob("*"):
+    for path in (run / _TRAIN_LOG, *(run / "logs").rglob("*")):
         try:
             if path.is_file():
-                found.append((-path.stat().st_mtime, path.relative_to(run / "logs").as_posix(), path))
+                name = _TRAIN_LOG if path.parent == run else path.relative_to(run / "logs").as_posix()
+                found.append((-path.stat().st_mtime, name, path))
         except FileNotFoundError:  # renamed since it was listed
             continue
     return {name: path for _, name, path in sorted(found)}
 
 
 def _choose_log(logs: Mapping[str, Path], written: str, run: str) -> Path:
-    """The log of a name; `vllm` means `vllm.log`. Raises NoRunError if there is none."""
+    """Return the log with this name; `vllm` means `vllm.log`. Raises NoRunError if there is none."""
     for name in (written, f"{written}.log"):
         if name in logs:
             return logs[name]
@@ -45,9 +47,9 @@ def _choose_log(logs: Mapping[str, Path], written: str, run: str) -> Path:
 
 
 def last_lines(path: Path, count: int, text: str = "", *, only_whole: bool = False) -> tuple[list[str], int]:
-    """The last `count` lines with `text`, and the offset in the file where they end.
+    """Return the last `count` lines that contain `text`, and the file offset at which they end.
 
-    With `only_whole`, a last line that is still being written is left for later.
+    With `only_whole`, skip a last line that is still being written.
     """
     found: deque[str] = deque(maxlen=count)
     end = 0
@@ -65,9 +67,9 @@ def last_lines(path: Path, count: int, text: str = "", *, only_whole: bool = Fal
 def follow_lines(
     path: Path, start: int, text: str = "", *, wait: Callable[[], bool] = lambda: time.sleep(_POLL_S) is None
 ) -> Iterator[str]:
-    """The lines with `text` that are added after a position, until `wait` returns False.
+    """Yield the lines that contain `text` and are added after a position, until `wait` returns False.
 
-    A file that was cut or replaced by a new one is read from its beginning.
+    If the file is truncated or replaced, it is read from the beginning.
     """
     file = path.open("rb")
     try:
@@ -96,7 +98,7 @@ def follow_lines(
 def _was_replaced(path: Path, descriptor: int) -> bool:
     try:
         named = path.stat()
-    except FileNotFoundError:  # between the renaming of the old and the making of the new
+    except FileNotFoundError:  # the old file has been renamed, and the new one does not exist yet
         return False
     return not os.path.samestat(named, os.fstat(descriptor))
 
@@ -140,7 +142,7 @@ def command(
 
 
 def _choose_run(run: str | None, name: str | None) -> tuple[Path, str | None]:
-    """The folder of the run, and the name of the log."""
+    """Return the folder of the run, and the name of the log."""
     from mcprl.runs.past_runs import find_runs, is_run, read_run
 
     if run is not None:
@@ -151,7 +153,7 @@ def _choose_run(run: str | None, name: str | None) -> tuple[Path, str | None]:
     if run is not None and name is None and newest is not None and {run, f"{run}.log"} & find_logs(newest).keys():
         return newest, run
     if run is not None:
-        # There is no such run: `read_run` raises an error with the nearest name.
+        # There is no such run, so `read_run` raises an error with the closest name.
         return read_run(_OUTPUTS / run if len(Path(run).parts) == 1 else Path(run)).path, name
     if newest is None:
         raise NoRunError(f"there are no runs in {_OUTPUTS}", fix="name the folder of a run")
@@ -180,7 +182,7 @@ def _print_log(log: Path, *, lines: int, grep: str, follow: bool) -> None:
     from mcprl.secrets import SECRETS
 
     def show(line: str) -> None:
-        # Logs of tool servers are redacted when written; vLLM and others write their own.
+        # Logs of tool servers are redacted when written, but vLLM and others write their own logs.
         print(printable(SECRETS.redact(line)), flush=follow)
 
     found, end = last_lines(log, lines, grep, only_whole=follow)
@@ -191,5 +193,5 @@ def _print_log(log: Path, *, lines: int, grep: str, follow: bool) -> None:
     try:
         for line in follow_lines(log, end, grep):
             show(line)
-    except KeyboardInterrupt:  # the way to end it
+    except KeyboardInterrupt:  # the normal way to end it
         return

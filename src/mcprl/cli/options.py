@@ -1,11 +1,12 @@
-"""Arguments that several commands share, and how they are read."""
+"""Arguments that several commands share, and how they are parsed."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -15,32 +16,58 @@ if TYPE_CHECKING:
     from mcprl.records import Task
     from mcprl.tools import Toolbox
 
-__all__ = ["AsJson", "Overrides", "Recipe", "choose_task", "parse_pairs", "shown_opening", "typed_value"]
+__all__ = [
+    "AsJson",
+    "Overrides",
+    "Recipe",
+    "choose_task",
+    "parse_pairs",
+    "shown_opening",
+    "temporary_logs",
+    "typed_value",
+]
 
 
 class _Opens(Protocol):
     def __call__(self, *, log_dir: Path) -> AbstractAsyncContextManager[Toolbox]: ...
 
 
+@contextmanager
+def temporary_logs() -> Generator[Path]:
+    """A folder for the logs of servers, removed at the end unless an error names a file in it."""
+    from mcprl.errors import McprlError
+
+    folder = Path(tempfile.mkdtemp(prefix="mcprl-"))
+    kept = False
+    try:
+        yield folder
+    except McprlError as error:
+        kept = str(folder) in str(error)
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @asynccontextmanager
 async def shown_opening(opens: _Opens, then: str) -> AsyncGenerator[Toolbox]:
-    """Open a toolbox with temporary logs; the status line shows that servers start, and then `then`."""
+    """Open a toolbox with temporary logs. The status line shows that servers start, and then the text `then`."""
     from rich.console import Console
     from rich.text import Text
 
     from mcprl.cli.printing import printable
 
     with (
-        tempfile.TemporaryDirectory(prefix="mcprl-") as logs,
+        temporary_logs() as logs,
         Console(stderr=True, highlight=False).status("starting the tool servers …") as status,
     ):
-        async with opens(log_dir=Path(logs)) as toolbox:
+        async with opens(log_dir=logs) as toolbox:
             status.update(Text(f"{printable(then)} …"))
             yield toolbox
 
 
 def choose_task(file: Path, wanted: str) -> Task:
-    """The task of a file with that id, or its first one for an empty id."""
+    """Return the task with this id, or the first task of the file if the id is empty."""
     from mcprl.errors import BadValueError, did_you_mean
     from mcprl.tasks import load_tasks
 
@@ -55,7 +82,7 @@ def choose_task(file: Path, wanted: str) -> Task:
 
 
 def parse_pairs(values: Sequence[str] | None, option: str = "") -> list[tuple[str, str]]:
-    """["name=Ana"] is [("name", "Ana")]. Raises BadValueError if a part is missing; a value may be empty."""
+    """Parse ["name=Ana"] to [("name", "Ana")]. Raises BadValueError without "=" or name; a value may be empty."""
     from mcprl.errors import BadValueError
 
     pairs: list[tuple[str, str]] = []
@@ -71,7 +98,7 @@ _VALUE_WORDS = ("$schema", "$defs", "definitions", "properties")
 
 
 def typed_value(parameters: Mapping[str, Any], key: str, text: str) -> Any:
-    """The text as the JSON value it spells if the schema accepts that for this argument, else the text itself."""
+    """Parse the text as JSON if the schema accepts that value for this argument; otherwise return the text itself."""
     from mcprl.tools.arguments import ArgumentCheck
 
     try:
@@ -79,8 +106,8 @@ def typed_value(parameters: Mapping[str, Any], key: str, text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     if isinstance(value, str):
-        return text  # quotes around a text are part of it
-    # Only the part of the schema about this argument: others may still be missing.
+        return text  # quotes around a text are part of the text
+    # Use only the part of the schema about this argument, because other arguments may still be missing.
     schema = {word: parameters[word] for word in _VALUE_WORDS if word in parameters}
     return value if ArgumentCheck(key, "", schema).problem({key: value}) is None else text
 

@@ -1,7 +1,7 @@
 """The live panel of `mcprl train`: progress, curves, health, and what the run uses.
 
 The layout is computed on each draw, so the panel fits after the terminal is resized. The most important rows come
-first: a terminal that is too low loses the last ones.
+first: if the terminal has too few lines, the last rows are cut.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from mcprl.verdicts import Severity, Verdict
 __all__ = ["COLUMNS", "STEP_WORDS", "StepRow", "TrainingPanel", "step_row", "step_table"]
 
 COLUMNS = ("step", "reward", "success", "valid calls", "KL", "ratio", "lost", "tokens/s", "step time", "ETA", "health")
-# A narrow terminal drops these columns, in this order; health reports what is wrong with them.
+# A narrow terminal drops these columns, in this order. The health column still reports problems with them.
 _FIRST_TO_GO = ("tokens/s", "ratio", "lost", "step time", "valid calls", "KL", "ETA", "success")
 STEP_WORDS = {Severity.OK: "ok", Severity.WARN: "warnings", Severity.BAD: "bad"}
 
 StepRow = tuple[str | Text, ...]
-"""A cell for each of COLUMNS."""
+"""One cell per column of COLUMNS."""
 
 
 def step_row(place: str, metrics: Mapping[str, float], verdicts: Sequence[Verdict], *, left_s: float) -> StepRow:
-    """A step in a line: `place` is "3/20", `left_s` the estimate of the time left."""
+    """Format a step as a row. `place` is "3/20"; `left_s` is the estimated time left in seconds."""
 
     def of_update(name: str, form: str) -> str:
-        return format(metrics[name], form) if name in metrics else "–"  # a skipped update has none
+        return format(metrics[name], form) if name in metrics else "–"  # a skipped update has no such metric
 
     return (
         place,
@@ -56,7 +56,7 @@ def step_row(place: str, metrics: Mapping[str, float], verdicts: Sequence[Verdic
 
 
 def step_table(rows: Sequence[StepRow], width: int) -> Table:
-    """As many columns as there is room for."""
+    """Make a table with as many columns as fit."""
     texts = [tuple(map(str, row)) for row in rows]
     kept = {name: max(map(cell_len, column)) + 2 for name, *column in zip(COLUMNS, COLUMNS, *texts, strict=True)}
     for name in _FIRST_TO_GO:
@@ -76,7 +76,8 @@ _NEAR, _NEARLY_ALL = 0.8, 0.95
 class ToolUse:
     """Counts calls, failures and lost attempts, and how much of each budget is used.
 
-    It does not see calls of lost episodes, or from before a run was resumed; the budget that stops the run does.
+    It does not see calls of lost episodes, or calls before a run was resumed. The budget that stops the run counts
+    those.
     """
 
     def __init__(self, servers: ServersConfig) -> None:
@@ -93,7 +94,7 @@ class ToolUse:
             self._calls += 1
             self._failed += seen.fault is not None
             self._cached += seen.source in (Source.CACHE, Source.CASSETTE)
-            # A call that was refused before it was sent has no latency.
+            # A call that was rejected before it was sent has no latency.
             if seen.server is not None and seen.source is Source.LIVE and seen.latency_s > 0:
                 self._delivered[seen.server] += seen.attempts
 
@@ -123,7 +124,7 @@ def _used(text: str, used: float, most: float) -> Text:
 
 _LABEL_WIDTH = 11
 _SHOWN_STEPS = 12
-# Neighbours differ in color, since blocks of full height touch those above them.
+# Neighbors have different colors, because blocks of full height touch the blocks above them.
 _CURVES = (
     ("reward", "reward", "+.3f", "green"),
     ("success", "success_rate", ".0%", "cyan"),
@@ -142,7 +143,7 @@ class TrainingPanel:
         self._started = self._step_began = clock()
         self._steps_done = steps_done
         self._stage = "starting"
-        self._finished = Counter[int]()  # episodes of each unfinished step
+        self._finished = Counter[int]()  # unfinished step → number of finished episodes
         self._step_seconds: list[float] = []
         self._curves: dict[str, list[float]] = {name: [] for _, name, _, _ in _CURVES}
         self._health = Counter[Severity]()
@@ -153,7 +154,7 @@ class TrainingPanel:
         self._is_closed = False
 
     def show_stage(self, text: str) -> None:
-        """What the run is doing, until the next episode or step ends."""
+        """Show what the run is doing, until the next episode or step ends."""
         self._stage = printable(text)
 
     def add_episode(self, step: int, outcome: Trajectory | LostEpisode) -> None:
@@ -163,7 +164,7 @@ class TrainingPanel:
             self._finished[step] += 1
 
     def add_step(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> StepRow:
-        """The row that is shown for the step."""
+        """Add a step. Return its row."""
         self._stage = ""
         self._steps_done = step + 1
         self._step_began = self._clock()
@@ -179,11 +180,11 @@ class TrainingPanel:
         return self._rows[-1]
 
     def close(self) -> None:
-        """From now on the panel shows how the run ended."""
+        """Close the panel. From now on it shows how the run ended."""
         self._is_closed = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # The border's dim style would apply to the title too.
+        # The border's dim style would also apply to the title.
         title = Text(" · ").join(self._title())
         title.stylize("not dim")
         body = Group(self._lines(options.max_width - 4), self._facts())
@@ -191,7 +192,7 @@ class TrainingPanel:
         yield shown
         rows = self._rows[-_SHOWN_STEPS:]
         if not self._is_closed:
-            # A header and at least two steps, or the room is better left empty.
+            # Show the table only if a header and at least two steps fit.
             room = console.height - len(console.render_lines(shown, options.update(height=None))) - 2
             rows = rows[-room:] if room >= 2 else []
         if rows:
@@ -205,13 +206,13 @@ class TrainingPanel:
             yield Text(f"ETA {duration(self._left_s())}")
 
     def _left_s(self) -> float:
-        """Estimated from the mean of the steps so far."""
+        """Estimate the time left in seconds from the mean of the steps so far."""
         mean_s = sum(self._step_seconds) / len(self._step_seconds)
         left = self._config.training.steps - self._steps_done
         return left * mean_s - (min(self._clock() - self._step_began, mean_s) if left else 0.0)
 
     def _lines(self, width: int) -> Table:
-        """Bars and sparklines, each between its label and its figures."""
+        """Make the bars and sparklines, each between its label and its figures."""
         rows: list[tuple[str, RenderableType | list[float], str, str]] = [*self._bars()]
         for label, name, form, style in _CURVES:
             if values := self._curves[name]:
@@ -234,7 +235,7 @@ class TrainingPanel:
         yield "run", bar(self._steps_done, steps, "green"), f"{self._steps_done}/{steps} steps", ""
         if self._is_closed or self._steps_done == steps:
             return
-        # With an asynchronous pipeline, episodes of later steps finish too: the bar shows the first step.
+        # With an asynchronous pipeline, episodes of later steps finish too. The bar shows the first unfinished step.
         step = min(self._finished, default=self._steps_done)
         finished, total = self._finished[step], self._config.training.tasks_per_step * self._config.episodes.group_size
         doing = f"{finished}/{total} episodes" if finished < total else "update, publish"

@@ -1,4 +1,4 @@
-"""`mcprl parity`: do sampler and learner give the same tokens the same probabilities?"""
+"""`mcprl parity`: checks that sampler and learner give the same tokens the same probabilities."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mcprl.cli.options import AsJson, Overrides, Recipe
 from mcprl.cli.printing import STYLES, plain_table, words
+from mcprl.cli.stages import StageConsole, loading_libraries
 from mcprl.verdicts import Severity
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ __all__ = ["command", "print_parity"]
 
 
 def print_parity(console: Console, report: ParityReport) -> None:
-    """The figures, the verdict and, unless it is ok, the tokens that differ most."""
+    """Print the figures, the verdict and, unless it is ok, the tokens that differ most."""
     from mcprl.checks.parity import EXACT_MAX, EXACT_MEAN
 
     verdict, figures = report.verdict, report.figures
@@ -54,7 +55,7 @@ def command(
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
-    """Compare sampler and learner on a few short episodes: the same tokens, the same probabilities?
+    """Check on a few short episodes that sampler and learner give the same tokens the same probabilities.
 
     Exits with status 1 if they disagree.
     """
@@ -72,12 +73,9 @@ def command(
 
 
 async def _measure(config: RunConfig, prompts: int) -> ParityReport:
-    from mcprl.cli.stages import StageConsole
-    from mcprl.tasks import load_tasks
+    with loading_libraries():
+        from mcprl.checks.parity import run_parity
+        from mcprl.tasks import load_tasks
 
     with StageConsole() as console:
-        console.stage("loading libraries")
-
-        from mcprl.checks.parity import run_parity
-
         return await run_parity(config, load_tasks(config.tasks.train), console, prompts=prompts)

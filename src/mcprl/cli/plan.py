@@ -1,4 +1,4 @@
-"""`mcprl plan`: what a run will take, before it is started."""
+"""`mcprl plan`: forecasts what a run needs, before it is started."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Predict what a run takes: time, tokens, calls, money, disk, memory; its bottleneck, and the setting to change.
+    """Forecast the time, tokens, calls, money, disk and memory of a run, its bottleneck, and the setting to change.
 
     Nothing is started. Figures that the recipe does not contain are assumed, and each assumption is listed.
     """
@@ -128,12 +128,12 @@ def _figures(plan: Plan) -> Table:
 
 
 def _duration(seconds: float) -> str:
-    """Seconds while they are few, then hours and minutes: 12.3 s, 1:02:03, 3 days, 4:05:06."""
+    """Format a duration: 12.3 s, 1:02:03 or 3 days, 4:05:06."""
     return f"{seconds:,.3g} s" if seconds < 100 else str(timedelta(seconds=round(seconds)))
 
 
 def _given(assume: Sequence[str]) -> dict[str, Figure]:
-    """The figures of the command line: ["turns=3"] is {"turns": Figure(value=3.0, source="given")}."""
+    """Parse the figures of the command line: ["turns=3"] is {"turns": Figure(value=3.0, source="given")}."""
     from mcprl.checks.plan import FIGURES, Figure
     from mcprl.errors import BadValueError, UnknownKeyError, did_you_mean
 
@@ -155,7 +155,7 @@ def _given(assume: Sequence[str]) -> dict[str, Figure]:
 
 
 def _figures_of_run(path: Path) -> dict[str, Figure]:
-    """The figures of a past run: the shape of its episodes, and the speed of its hardware."""
+    """Return the figures of a past run: the shape of its episodes, and the speed of its hardware."""
     from mcprl.checks.plan import Figure
     from mcprl.errors import NoRunError
     from mcprl.runs.past_runs import read_run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from mcprl.cli.options import Overrides, typed_value
+from mcprl.cli.options import Overrides, temporary_logs, typed_value
 from mcprl.cli.printing import plain_table, printable, words
 from mcprl.cli.tools import print_tools
 from mcprl.errors import did_you_mean
@@ -46,12 +45,12 @@ _END_OF_BLOCK = "."
 
 
 class TypingError(ValueError):
-    """The line is neither a call nor an answer; the message says what to type instead."""
+    """The line is neither a call nor an answer. The message says what to type instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typed:
-    """The meaning of a line: calls, or an answer.
+    """A parsed line: calls, or an answer.
 
     Typed(calls=(ToolCall(name="fmp_get_quote", arguments={"symbol": "VLKN"}),), answer=None)
     """
@@ -61,7 +60,7 @@ class Typed:
 
 
 def read_typed(line: str, tools: Mapping[str, Mapping[str, Any]], next_line: Callable[[], str]) -> Typed:
-    """Read a line. `tools` has the schema of each tool by its name; `next_line` gives the lines of a block."""
+    """Parse a line. `tools` maps tool names to schemas; `next_line` returns the next line of a block."""
     from mcprl.records import ToolCall
 
     text = line.strip()
@@ -142,8 +141,8 @@ def command(
     else:
         config = load_recipe(recipe, overrides or [])
         tasks, servers, episodes, rewards = config.tasks, config.servers, config.episodes, config.rewards
-    with suppress(ImportError):  # not part of every Python
-        import_module("readline")  # lets `input` edit lines and remember them
+    with suppress(ImportError):  # not available in every Python
+        import_module("readline")  # makes `input` support line editing and history
     chosen = choose_task(tasks.train, task)
     preamble = load_preamble(tasks.preamble)
     max_turns = episodes.turn_limit(chosen)
@@ -158,7 +157,7 @@ def command(
 def _open_lease(
     task: Task, servers: ServersConfig, *, lives_s: float
 ) -> Generator[tuple[BlockingPortal, ToolAccess, tuple[Tool, ...]]]:
-    """The task's tools, on an event loop in another thread, since this one waits for input."""
+    """Lease the task's tools on an event loop in another thread, because this thread waits for input."""
     from anyio.from_thread import start_blocking_portal
 
     from mcprl.episodes import require_tools, require_worlds
@@ -166,10 +165,10 @@ def _open_lease(
     from mcprl.tools import open_toolbox
 
     with ExitStack() as stack:
-        logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="mcprl-play-"))
+        logs = stack.enter_context(temporary_logs())
         portal = stack.enter_context(start_blocking_portal())
         with Console(stderr=True).status("starting the tool servers"):
-            opening = open_toolbox(servers, log_dir=Path(logs))
+            opening = open_toolbox(servers, log_dir=logs)
             toolbox = stack.enter_context(portal.wrap_async_context_manager(opening))
             require_tools([task], toolbox.catalog)
             require_worlds([task], toolbox)
@@ -179,7 +178,7 @@ def _open_lease(
 
 
 class _Game:
-    """One task, one person. Texts of tools and tasks are never printed as formatting."""
+    """One task played by one person. Text from tools and tasks is never printed as formatting."""
 
     def __init__(self, task: Task, tools: tuple[Tool, ...], environment: Environment, portal: BlockingPortal) -> None:
         self._task = task
@@ -189,7 +188,7 @@ class _Game:
         self._console = Console(highlight=False)
 
     def play(self, max_turns: int) -> None:
-        """Play until the episode stops, or the person does."""
+        """Play until the episode stops or the person quits."""
         self._print_task(max_turns)
         while (typed := self._next_action(max_turns)) is not None:
             result = self._portal.call(self._environment.step, _action(typed))
@@ -204,7 +203,7 @@ class _Game:
                 return
 
     def print_reward(self, rewards: RewardsConfig) -> None:
-        """Each part of the reward: its value, its weight, and the product."""
+        """Print each part of the reward: its value, its weight, and the product."""
         from mcprl.episodes import succeeded
         from mcprl.episodes.rewards import PARTS, PENALTIES
 
@@ -223,7 +222,7 @@ class _Game:
         self._console.print(Text("solved" if solved else "not solved", style="bold green" if solved else "bold red"))
 
     def _print_task(self, max_turns: int) -> None:
-        """The conversation before the first turn, the tools on offer, and how to type."""
+        """Print the conversation before the first turn, the available tools, and the input syntax."""
         title = f"task {self._task.id}, {self._task.difficulty.value}, {max_turns} turns at most"
         self._console.print(Rule(words(title), align="left", style="dim"))
         for message in self._environment.messages:
@@ -239,7 +238,7 @@ class _Game:
         self._console.print(words(f"\n{_HOW.format(example=call, json=as_json)}", "dim"))
 
     def _next_action(self, max_turns: int) -> Typed | None:
-        """The next action; None if the person quits."""
+        """Return the next action, or None if the person quits."""
         schemas = {name: tool.parameters for name, tool in self._tools.items()}
         while True:
             try:
@@ -254,7 +253,7 @@ class _Game:
                 self._console.print(words(str(error), "yellow"))
 
     def _is_question(self, typed: list[str]) -> bool:
-        """Whether the line only asks for information, which is then printed."""
+        """If the line only asks for information, print it and return True."""
         match typed:
             case ["tools"]:
                 print_tools(self._console, self._tools.values())
@@ -283,5 +282,5 @@ def _action(typed: Typed) -> Action:
     from mcprl.records import FinishReason
 
     said = typed.answer or ""
-    # Nothing was sampled: nothing is learned from these turns.
+    # Nothing was sampled, so there is nothing to learn from these turns.
     return Action(text=said, prose=said, calls=typed.calls, sampled_ids=(), finish=FinishReason.STOP, weights_version=0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,31 +32,29 @@ __all__ = [
 ]
 
 
-# Control characters other than newline and tab, among them the escape that begins every ANSI sequence; characters that
-# reverse the direction of what follows; and halves of surrogate pairs, which cannot be written at all.
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
 def printable(text: str) -> str:
-    r"""The text with terminal control characters escaped, since models and tools may send them.
+    r"""The text with everything escaped that a terminal would obey or not show, since models and tools may send it.
 
-    >>> printable("\x1b[31mred\x1b[0m\r")
-    '\\x1b[31mred\\x1b[0m\\x0d'
+    >>> printable("\x1b[31mred\x1b[0m\r\u200b")
+    '\\x1b[31mred\\x1b[0m\\x0d\\u200b'
     """
-    return _UNPRINTABLE.sub(lambda found: _escape(ord(found[0])), text)
+    return text if text.isprintable() else "".join(map(_shown, text))
 
 
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+def _shown(char: str) -> str:
+    if char.isprintable() or char in "\n\t" or unicodedata.category(char) == "Zs":
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def words(text: str, style: str = "") -> Text:
-    """Text from elsewhere: never markup, never terminal control."""
+    """Return untrusted text as a rich Text, without markup and with control characters escaped."""
     return Text(printable(text), style=style)
 
 
 def plain_table(*left: str, right: Sequence[str] = ()) -> Table:
-    """A table without lines: columns of text, which may wrap, then columns of numbers, which may not."""
+    """Make a table without lines: text columns that may wrap, then number columns that may not."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
@@ -68,7 +66,7 @@ def plain_table(*left: str, right: Sequence[str] = ()) -> Table:
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
-    """A name and a value per line."""
+    """Make a table with a name and a value per line."""
     table = plain_table("", "")
     table.show_header = False
     table.columns[0].style, table.columns[0].no_wrap = "dim", True
@@ -85,7 +83,7 @@ STYLES = {Severity.OK: "green", Severity.WARN: "yellow", Severity.BAD: "bold red
 
 
 def verdict_mark(verdicts: Sequence[Verdict]) -> Text:
-    """The verdicts of a step in a cell: severity and name of the worst, and how many others there are."""
+    """Summarize the verdicts of a step for a table cell: severity and name of the worst, and the number of others."""
     if not verdicts:
         return Text("–")
     worst = verdicts[0]
@@ -96,7 +94,7 @@ def verdict_mark(verdicts: Sequence[Verdict]) -> Text:
 
 
 def verdict_text(verdict: Verdict) -> Text:
-    """A verdict in full."""
+    """Format a verdict in full."""
     text = Text.assemble(
         (f"{verdict.severity.value:4} {verdict.name}: ", STYLES[verdict.severity]), printable(verdict.what)
     )
@@ -104,7 +102,7 @@ def verdict_text(verdict: Verdict) -> Text:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its two largest units.
+    """Format a duration in its two largest units.
 
     >>> duration(45.2), duration(570), duration(7500), duration(200_000)
     ('45s', '9m30s', '2h05m', '2d07h')
@@ -121,10 +119,10 @@ _NO_NUMBER = "×"
 
 
 def sparkline(values: Sequence[float], width: int, scale: Sequence[float] = ()) -> str:
-    """Values as blocks from the lowest to the highest, at most `width` of them, each the mean of its neighbours.
+    """Draw each value as a block, whose height is relative to the range. If there are more than `width`, average them.
 
-    If a value is not a number, a cross replaces it and its neighbours. `scale` extends the range, so that several
-    curves compare.
+    If a value is not a number, a cross replaces it and its neighbors. `scale` extends the range, so that several curves
+    can be compared.
 
     >>> sparkline([0.0, 0.5, 1.0], 8)
     '▁▅█'
@@ -139,19 +137,19 @@ def sparkline(values: Sequence[float], width: int, scale: Sequence[float] = ()) 
 
 
 def _block(value: float, low: float, high: float) -> str:
-    # Halves, because the difference of two huge values may be more than a float can hold.
+    # Use halves, because the difference of two huge values may overflow a float.
     span = high / 2 - low / 2
     # A constant curve is a line in the middle.
     return _BLOCKS[round((value / 2 - low / 2) / span * (len(_BLOCKS) - 1))] if span else _BLOCKS[3]
 
 
 def _mean(values: Sequence[float]) -> float:
-    # Divided before they are summed: not even the largest floats overflow, and infinities of both signs give NaN.
+    # Divide before summing, so that not even the largest floats overflow. Infinities of both signs give NaN.
     return sum(value / len(values) for value in values)
 
 
 def try_command(folder: Path, *, engine: str, whole_model: bool) -> str:
-    """How to try what the run in a folder left: an adapter, or a model if all weights were trained.
+    """Return the command that tries the result of a run: an adapter, or a model if all weights were trained.
 
     >>> try_command(Path("outputs/a"), engine="vllm", whole_model=False)
     'mcprl try outputs/a/config.yaml --adapter outputs/a/adapter'
@@ -160,6 +158,6 @@ def try_command(folder: Path, *, engine: str, whole_model: bool) -> str:
         option = ["--set", f"model.path={folder.absolute() / 'model'}"]
     else:
         option = ["--adapter", str(folder / "adapter")]
-    if engine == "skyrl":  # its server samples only from weights that it saved itself
+    if engine == "skyrl":  # its server can sample only from weights that it saved itself
         option += ["--set", "engine=transformers"]
     return shlex.join(["mcprl", "try", str(folder / "config.yaml"), *option])

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mcprl.cli.options import Overrides
 from mcprl.cli.printing import facts_table
+from mcprl.cli.stages import loading_libraries
 from mcprl.cli.train import DEBUG_HELP
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ __all__ = ["command"]
 
 
 def _facts(resume_point: ResumePoint, folder: Path) -> list[tuple[str, str]]:
-    """What was found, verified and set aside."""
+    """List what was found, verified and discarded."""
     checkpoint, steps = resume_point.checkpoint, resume_point.config.training.steps
     lines = [("run", str(folder)), ("steps", f"{resume_point.step} of {steps} done")]
     if checkpoint is None:
@@ -51,7 +52,8 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print where the run would resume and stop.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
 ) -> None:
-    """Resume a run from its newest valid checkpoint. Episodes that finished after it are not played again."""
+    """Resume a run from its newest valid checkpoint. Episodes that finished after it are not run again."""
+    from mcprl.cli.console import enduring_output
     from mcprl.runs.folder import RunFolder
     from mcprl.runs.resuming import find_resume_point
 
@@ -63,7 +65,9 @@ def command(
         return
 
     from mcprl.cli.debug_log import debugging
-    from mcprl.cli.running import run_to_the_end
 
-    with debugging(folder.logs) if debug else nullcontext():
+    with folder, debugging(folder.logs) if debug else nullcontext():
+        with enduring_output(), loading_libraries():
+            from mcprl.cli.running import run_to_the_end
+
         run_to_the_end(resume_point.config, folder, resume_point)

@@ -1,4 +1,4 @@
-"""How `mcprl train` and `mcprl resume` run: the console, the trackers, and what is printed at the end."""
+"""Runs `mcprl train` and `mcprl resume`: the console, the trackers, and the output at the end."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import sys
 from mcprl.cli.console import TrainingConsole, enduring_output, print_summary
 from mcprl.cli.printing import printable
 from mcprl.config import RunConfig
-from mcprl.runs.folder import RunFolder
+from mcprl.runs.folder import RunFolder, RunStopped
 from mcprl.runs.resuming import ResumePoint
 from mcprl.runs.summary import Summary
 from mcprl.tracking.delivery import Trackers
 from mcprl.training.loop import train
 from mcprl.training.run import open_run
-from mcprl.training.shutdown import EXIT_STOPPED, RunStopped, Shutdown
+from mcprl.training.shutdown import EXIT_STOPPED, Shutdown
 
 __all__ = ["run_to_the_end"]
 
 
 def run_to_the_end(config: RunConfig, folder: RunFolder, resume_point: ResumePoint | None = None) -> None:
-    """Train in `folder`, from the start or from a resume point. Exits with EXIT_STOPPED if asked to stop."""
+    """Train in `folder`, from the start or from a resume point. Exits with EXIT_STOPPED if the user stops the run."""
     with enduring_output():
         try:
-            summary = asyncio.run(_run(config, folder, resume_point))
+            with folder:
+                summary = asyncio.run(_run(config, folder, resume_point))
         except RunStopped as stopped:
             command = shlex.join(["mcprl", "resume", str(folder.path)])
             print(printable(f"mcprl: {stopped}. Resume with: {command}"), file=sys.stderr)
@@ -34,12 +35,17 @@ def run_to_the_end(config: RunConfig, folder: RunFolder, resume_point: ResumePoi
 
 async def _run(config: RunConfig, folder: RunFolder, resume_point: ResumePoint | None) -> Summary:
     summary: Summary | None = None
-    shutdown = Shutdown()
+
+    def on_request(cause: str) -> None:
+        # Now: a second signal, or the end of the time to stop in, leaves no time for it.
+        folder.record_end(RunStopped(f"stopped by {cause}"))
+
+    shutdown = Shutdown(on_request=on_request)
     steps_done = 0 if resume_point is None else resume_point.step
-    with TrainingConsole(config, steps_done=steps_done) as console, shutdown.on_signals():
+    with TrainingConsole(config, steps_done=steps_done, log=folder.train_log) as console, shutdown.on_signals():
         trackers = Trackers(config, console, is_stopping=lambda: shutdown.requested)
         try:
-            # Trackers end last: they send what is left while servers and sampler are stopped.
+            # Trackers end last: they send the rest while servers and sampler are being stopped.
             async with (
                 trackers,
                 open_run(config, trackers, folder=folder, resume_point=resume_point, shutdown=shutdown) as run,
@@ -48,7 +54,7 @@ async def _run(config: RunConfig, folder: RunFolder, resume_point: ResumePoint |
                 summary = await train(run)
                 trackers.run_ended(summary.as_dict())
         except asyncio.CancelledError:
-            # Cancelled during start-up, there is nothing to save; cancelled while closing, everything is done.
+            # If cancelled during startup, there is nothing to save; if cancelled while closing, everything is saved.
             if summary is None:
-                raise RunStopped("stopped before the first step") from None
+                raise RunStopped(f"stopped by {shutdown.cause} before the first step") from None
     return summary

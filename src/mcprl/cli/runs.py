@@ -40,7 +40,14 @@ __all__ = ["app", "cautions", "differing_settings", "next_command", "run_compari
 
 _CURVE_WIDTH = 24
 _MIN_RUN_WIDTH = 14
-_STATE_STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow", "unreadable": "bold red"}
+_STATE_STYLES = {
+    "running": "cyan",
+    "finished": "green",
+    "stopped": "yellow",
+    "interrupted": "yellow",
+    "unreadable": "bold red",
+}
+_RESUMABLE = ("stopped", "failed", "interrupted")
 _FIGURES = {
     "steps": ("steps", ".0f"),
     "reward_first": ("reward, first step", "+.3f"),
@@ -59,18 +66,27 @@ _FIGURES = {
 
 def next_command(run: PastRun) -> str:
     """The command to run next; empty if there is none."""
-    match run.state.value:
-        case "stopped" | "failed to start":
-            return shlex.join(["mcprl", "resume", str(run.path)])
-        case "finished":
-            engine, is_model = str(run.config.get("engine", "")), "model" in run.files
-            return try_command(run.path, engine=engine, whole_model=is_model)
-        case _:
-            return ""
+    if run.state.value in _RESUMABLE:
+        return shlex.join(["mcprl", "resume", str(run.path)])
+    if run.state.value == "finished":
+        engine, is_model = str(run.config.get("engine", "")), "model" in run.files
+        return try_command(run.path, engine=engine, whole_model=is_model)
+    return ""
+
+
+def _ending(run: PastRun) -> Text | None:
+    """Why a run ended early or cannot be read, or what was wrong with its policy in the end."""
+    state = run.state.value
+    if run.why:
+        fact = "cannot be read" if state == "unreadable" else state
+        return words(f"{fact}: {run.why}", _STATE_STYLES.get(state, "red"))
+    if state != "running" and run.verdicts and run.verdicts[0].severity.value == "bad":
+        return words(f"{state}, but its last step was bad: {run.verdicts[0].what}", "red")
+    return None
 
 
 def differing_settings(runs: Sequence[PastRun]) -> dict[str, list[str]]:
-    """The values of each setting that is not the same in all runs, – if a run has no such setting."""
+    """Return the values of each setting that differs between the runs; – if a run has no such setting."""
     settings = [run.settings() for run in runs]
     paths = dict.fromkeys(path for each in settings for path in each if path != "name")
     rows = {path: [each.get(path, "–") for each in settings] for path in paths}
@@ -78,7 +94,7 @@ def differing_settings(runs: Sequence[PastRun]) -> dict[str, list[str]]:
 
 
 def cautions(runs: Sequence[PastRun]) -> list[str]:
-    """Reasons why a comparison of these runs may be unfair."""
+    """Return reasons why a comparison of these runs may be unfair."""
     found: list[str] = []
     differing = differing_settings(runs)
     if any(path.startswith("rewards.") for path in differing):
@@ -93,14 +109,14 @@ def cautions(runs: Sequence[PastRun]) -> list[str]:
 
 
 def run_list(runs: Sequence[PastRun], now: float, width: int) -> Iterator[RenderableType]:
-    """A line per run; then why some cannot be read, and how to resume those that stopped."""
+    """A line per run; then why some ended early, badly or cannot be read, and how to resume those that can be."""
     wide = _run_table(runs, now, with_curve=True)
     fits = Console(width=10_000).measure(wide).maximum <= width
     yield wide if fits else _run_table(runs, now, with_curve=False)
     for run in runs:
-        if run.state.value == "unreadable":
-            yield words(f"\n{run.name} cannot be read: {run.why}", "red")
-    stopped = [run for run in runs if run.state.value == "stopped"]
+        if (ending := _ending(run)) is not None:
+            yield Text("\n") + words(run.name, "bold") + Text(" ") + ending
+    stopped = [run for run in runs if run.state.value in _RESUMABLE]
     if stopped:
         yield Text("\nResume with:")
     for run in stopped:
@@ -129,19 +145,19 @@ def _run_table(runs: Sequence[PastRun], now: float, *, with_curve: bool) -> Tabl
 def run_details(
     run: PastRun, checkpoints: Sequence[Checkpoint | Damaged], now: float | None = None
 ) -> Iterator[RenderableType]:
-    """One run: progress, success, verdicts, verified checkpoints, settings, files, and the next command."""
+    """Show one run: progress, success, verdicts, verified checkpoints, settings, files, and the next command."""
     from mcprl.cli.console import success_table
     from mcprl.runs.summary import success_metrics
 
     state = run.state.value
     yield words(run.name, "bold") + Text(f"  {state}", style=_STATE_STYLES.get(state, "red"))
     yield facts_table(list(_facts(run, time.time() if now is None else now)))
-    if run.why:
-        yield words(f"cannot be read: {run.why}", "red")
+    if (ending := _ending(run)) is not None:
+        yield ending
     metrics = success_metrics(run.metrics)
     if metrics:
         yield Text()
-        yield success_table(metrics, run.steps_done)
+        yield success_table(metrics)
     if run.verdicts:
         yield Text(f"\nverdicts on step {run.steps_done}", style="bold")
         yield from map(verdict_text, run.verdicts)
@@ -205,7 +221,7 @@ def _checkpoint_table(checkpoints: Sequence[Checkpoint | Damaged]) -> Table:
 
 
 def run_comparison(runs: Sequence[PastRun], width: int) -> Iterator[RenderableType]:
-    """Runs side by side: settings that differ, figures, reward curves, and what to be careful about."""
+    """Show runs side by side: settings that differ, figures, reward curves, and cautions."""
     from mcprl.runs.past_runs import RECENT_STEPS
 
     names = Counter(run.name for run in runs)
@@ -225,7 +241,7 @@ def run_comparison(runs: Sequence[PastRun], width: int) -> Iterator[RenderableTy
         for start in range(0, len(runs) if rows else 0, beside):
             yield _side_by_side(first, rows, titles, slice(start, start + beside))
             yield Text()
-    # All on one scale, in height and in length.
+    # All curves have the same scale on both axes.
     every = [reward for run in runs for reward in run.rewards]
     most = max(len(run.rewards) for run in runs)
     curves = plain_table("run", "reward over the steps")
@@ -245,7 +261,7 @@ def _side_by_side(first: str, rows: Mapping[str, Sequence[str]], titles: Sequenc
 
 
 def _command(text: str) -> Text:
-    """A command to be copied: on one line, however long."""
+    """Format a command for copying: on one line, however long."""
     line = words(text)
     line.no_wrap, line.overflow = True, "ignore"
     return line
@@ -312,7 +328,7 @@ def compare_runs(
 
 
 def _find(run: str) -> PastRun:
-    """The run at a path, or else of that name below outputs."""
+    """Return the run at a path, or else the run with that name in the folder outputs."""
     from mcprl.runs.past_runs import is_run, read_run
 
     named = _OUTPUTS / run
@@ -321,7 +337,7 @@ def _find(run: str) -> PastRun:
 
 @contextmanager
 def _status(what: str) -> Generator[Status]:
-    """A status line on a terminal's stderr."""
+    """Show a status line on stderr if it is a terminal."""
     with Console(stderr=True, highlight=False).status(f"{what} …") as status:
         yield status
 
@@ -372,7 +388,7 @@ def _details_json(run: PastRun, checkpoints: Sequence[Checkpoint | Damaged]) -> 
 
 
 def _comparison_json(runs: Sequence[PastRun]) -> dict[str, Any]:
-    """Lists have an entry per run, in the order in which the runs were named."""
+    """Compare runs as JSON. Lists have an entry per run, in the order of the command line."""
     figures = [run.figures() for run in runs]
     return {
         "runs": [str(run.path) for run in runs],

@@ -1,9 +1,10 @@
-"""Progress on stderr while commands start something or play episodes."""
+"""Progress on stderr while a command starts something or runs episodes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -24,13 +25,13 @@ from mcprl.verdicts import Verdict
 if TYPE_CHECKING:
     from mcprl.records import LostEpisode, Trajectory
 
-__all__ = ["StageConsole", "print_timed"]
+__all__ = ["StageConsole", "loading_libraries", "print_timed"]
 
-_LINES = 10  # of progress, without a terminal to draw a bar on
+_LINES = 10  # lines of progress, if there is no terminal for a progress bar
 
 
 class StageConsole:
-    """Shows on stderr what is being started and, if the number is known, how many episodes are done."""
+    """Shows on stderr what is being started and, if the total is known, how many episodes are done."""
 
     def __init__(self, episodes: int | None = None, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
@@ -76,6 +77,14 @@ class StageConsole:
             print_timed(self._console, self._started, f"{self._done} of {self._episodes} episodes")
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None: ...
+
+
+@contextmanager
+def loading_libraries() -> Generator[None]:
+    """Say so while a command imports its libraries: torch takes seconds, on a busy machine a minute."""
+    with StageConsole() as console:
+        console.stage("loading libraries")
+        yield
 
 
 def print_timed(console: Console, started: float, text: str) -> None:

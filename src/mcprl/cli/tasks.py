@@ -19,6 +19,7 @@ from mcprl.cli.options import AsJson
 from mcprl.cli.printing import plain_table, words
 
 if TYPE_CHECKING:
+    from mcprl.config import EpisodesConfig, RewardsConfig, RunConfig
     from mcprl.episodes.demonstrations import Trial
     from mcprl.goals import ExpectedText
     from mcprl.records import Task
@@ -32,7 +33,7 @@ _LISTED = 20
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Figures, problems, drift and unchecked rows, then a verdict in one line."""
+    """Print figures, problems, drift and unchecked rows, then a verdict in one line."""
     _print_figures(console, report)
     _print_problems(console, report)
     _print_drift(console, report)
@@ -61,7 +62,7 @@ def _print_figures(console: Console, report: Report) -> None:
 
 
 def _print_problems(console: Console, report: Report) -> None:
-    """The same problem of many tasks is one line."""
+    """Print the problems. The same problem of many tasks is printed once."""
     alike: dict[tuple[str, str], list[str]] = {}
     for problem in report.problems:
         alike.setdefault((problem.kind, problem.text), []).append(f"{problem.task_id} ({problem.row})")
@@ -77,7 +78,7 @@ def _print_problems(console: Console, report: Report) -> None:
 
 
 def _print_drift(console: Console, report: Report) -> None:
-    """Calls that drifted in the same way are one entry, with all their places."""
+    """Print drifted calls. Calls that drifted in the same way are one entry with all their places."""
     alike: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for call in report.drift:
         fix = "; ".join(map(str, call.aliases)) or "no alias fixes it"
@@ -108,12 +109,12 @@ def _alias_yaml(report: Report) -> str:
 
 
 def is_perfect(trial: Trial) -> bool:
-    """Whether a solution gets the full reward, with no call refused."""
+    """Return True if a solution gets the full reward and no call is rejected."""
     return trial.reward >= 1.0 and not trial.faults
 
 
 def print_gold(console: Console, trials: Sequence[Trial], tasks: int) -> None:
-    """The solutions without the full reward, and how many get it."""
+    """Print the solutions without the full reward, and the number of those with it."""
     wrong = [trial for trial in trials if not is_perfect(trial)]
     if wrong:
         table = plain_table("solution of", "reward", "parts", "faults")
@@ -140,7 +141,7 @@ def print_task_list(console: Console, tasks: Iterable[Task]) -> None:
 
 
 def print_task(console: Console, task: Task) -> None:
-    """A task with its solution."""
+    """Print a task with its solution."""
     goal = task.goal
     turns = [f"at most {task.max_turns} turns"] if task.max_turns else []
     facts = " · ".join([task.difficulty, *turns, *([task.world] if task.world else [])])
@@ -185,7 +186,7 @@ def _few(places: Iterable[str]) -> str:
 
 
 def _words(text: str, style: str = "") -> Text:
-    """Text from a file, with secrets redacted."""
+    """Return text from a file as a rich Text, with secrets redacted."""
     from mcprl.secrets import SECRETS
 
     return words(SECRETS.redact(text), style)
@@ -193,7 +194,7 @@ def _words(text: str, style: str = "") -> Text:
 
 _SHIPPED = ("fmp", "polygon", "tavily", "slack", "python")
 _WORLD = re.compile(r"market-(\d+)")
-# Used if no task names a world: the tools are the same in each.
+# Used if no task names a world. The tools are the same in every world.
 _ANY_WORLD = 7
 
 app = Commands("Check, make and read task files.")
@@ -212,6 +213,10 @@ def validate_tasks(
         Path | None,
         typer.Option("--servers", help="mcpServers file; default: the offline market servers that mcprl ships."),
     ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", help="Recipe: check against its servers, with its limits and rewards."),
+    ] = None,
     gold: Annotated[
         bool, typer.Option("--gold", help="Play each task's solution on the servers and print its reward.")
     ] = False,
@@ -226,10 +231,11 @@ def validate_tasks(
     from mcprl.tasks import read_task_file
     from mcprl.tasks.validation import validate
 
+    config = _load(recipe, servers)
     read = read_task_file(file)
     others = [read_task_file(path) for path in against or ()]
-    tools, trials = asyncio.run(_ask_servers(read.tasks, servers, gold=gold))
-    report = validate(read, tools, against=others)
+    tools, trials = asyncio.run(_ask_servers(read.tasks, servers, config, gold=gold))
+    report = validate(read, tools, against=others, episodes=None if config is None else config.episodes)
     if as_json:
         played = {"gold": [_trial_json(trial) for trial in trials]} if gold else {}
         print(json.dumps(report.to_json() | played, indent=2))
@@ -266,30 +272,43 @@ def print_schema() -> None:
     print(json.dumps(task_schema(), indent=2, ensure_ascii=False))
 
 
+def _load(recipe: Path | None, servers: Path | None) -> RunConfig | None:
+    from mcprl.errors import BadValueError
+    from mcprl.recipe import load_recipe
+
+    if recipe is not None and servers is not None:
+        raise BadValueError("--recipe and --servers both name servers", fix="give one of the two")
+    return None if recipe is None else load_recipe(recipe)
+
+
 async def _ask_servers(
-    tasks: Sequence[Task], servers: Path | None, *, gold: bool
+    tasks: Sequence[Task], servers: Path | None, config: RunConfig | None, *, gold: bool
 ) -> tuple[tuple[Tool, ...], tuple[Trial, ...]]:
-    """The servers' tools and, with `gold`, the trials of the solutions, each in the world of its task."""
+    """Return the servers' tools and, with `gold`, the trials of the solutions, each in the world of its task."""
     from functools import partial
 
     from mcprl.cli.options import shown_opening
-    from mcprl.tools import Toolbox
+    from mcprl.config import EpisodesConfig, RewardsConfig
+    from mcprl.tools import Toolbox, open_toolbox
 
     tools: tuple[Tool, ...] = ()
     trials: list[Trial] = []
-    for world, members in _by_world(tasks, servers).items():
-        specs, then = _specs(servers, world), "playing the solutions" if gold else "listing the tools"
-        async with shown_opening(partial(Toolbox, specs), then) as toolbox:
+    rewards, episodes = (RewardsConfig(), EpisodesConfig()) if config is None else (config.rewards, config.episodes)
+    own = servers is not None or config is not None
+    for world, members in _by_world(tasks, own=own).items():
+        opens = partial(Toolbox, _specs(servers, world)) if config is None else partial(open_toolbox, config.servers)
+        async with shown_opening(opens, "playing the solutions" if gold else "listing the tools") as toolbox:
             tools = tuple(toolbox.catalog)
             if not gold:
                 break
-            trials += await _play(members, toolbox)
+            trials += await _play(members, toolbox, rewards, episodes)
     return tools, tuple(trials)
 
 
-async def _play(tasks: Sequence[Task], toolbox: Toolbox) -> tuple[Trial, ...]:
+async def _play(
+    tasks: Sequence[Task], toolbox: Toolbox, rewards: RewardsConfig, episodes: EpisodesConfig
+) -> tuple[Trial, ...]:
     """Play the solutions of tasks that have one and whose tools all exist."""
-    from mcprl.config import RewardsConfig
     from mcprl.episodes.demonstrations import play_gold
     from mcprl.episodes.environment import require_worlds
 
@@ -300,14 +319,14 @@ async def _play(tasks: Sequence[Task], toolbox: Toolbox) -> tuple[Trial, ...]:
         and all(name in toolbox.catalog for name in (*(task.tools or ()), *(state.tool for state in task.goal.state)))
     ]
     require_worlds(playable, toolbox)
-    return await play_gold(playable, toolbox, RewardsConfig())
+    return await play_gold(playable, toolbox, rewards, episodes=episodes)
 
 
-def _by_world(tasks: Sequence[Task], servers: Path | None) -> dict[int, list[Task]]:
+def _by_world(tasks: Sequence[Task], *, own: bool) -> dict[int, list[Task]]:
     """The tasks by the seed of their world. A user's own servers have one world and report it themselves."""
     from mcprl.errors import BadValueError
 
-    if servers is not None:
+    if own:
         return {_ANY_WORLD: list(tasks)}
     worlds: dict[int, list[Task]] = {}
     for task in tasks:

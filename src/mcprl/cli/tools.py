@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mcprl.config import ServersConfig
     from mcprl.records import Observation
+    from mcprl.tasks.validation import Alias
     from mcprl.tools import Tool, Toolbox, ToolDefinition
     from mcprl.tools.stats import StatsDocument, ToolFigures
 
@@ -36,9 +37,9 @@ _DIFF_STYLES = {"+++": "bold", "---": "bold", "+": "green", "-": "red", "@": "cy
 
 
 def print_tools(console: Console, tools: Iterable[Tool], aliases: Mapping[str, str] | None = None) -> None:
-    """Tools with their arguments: a line each if that fits the terminal, else a paragraph each.
+    """Print tools with their arguments: one line each if that fits the terminal, else one paragraph each.
 
-    `aliases` has the other names of tools: {"who_is": "find_person"}.
+    `aliases` maps other names of tools to their names: {"who_is": "find_person"}.
     """
     rows = [_tool_cells(tool, aliases or {}) for tool in tools]
     table = plain_table("server", "tool", "arguments", "effects", "description")
@@ -61,7 +62,7 @@ def _tool_cells(tool: Tool, aliases: Mapping[str, str]) -> tuple[Text, Text, Tex
     required = tool.parameters.get("required", [])
     arguments = [name if name in required else f"[{name}]" for name in tool.parameters.get("properties", {})]
     effects = "read-only" if tool.read_only else "idempotent" if tool.idempotent else ""
-    summary = " ".join(tool.description.strip().split("\n\n")[0].split())  # some servers write pages of it
+    summary = " ".join(tool.description.strip().split("\n\n")[0].split())  # some servers have very long descriptions
     if len(summary) > _MAX_DESCRIPTION:
         summary = summary[: _MAX_DESCRIPTION - 1].rsplit(" ", 1)[0] + "…"
     others = [alias for alias, meant in aliases.items() if meant == tool.name]
@@ -87,7 +88,7 @@ _PARTICULARS = {
 
 
 def print_tool_stats(console: Console, document: StatsDocument) -> None:
-    """A table of servers, one of tools, and one of retries, cached results and errors by code."""
+    """Print a table of servers, one of tools, and one of retries, cached results and errors by code."""
     servers = document["servers"]
     has_price = any(entry["usd"] for entry in servers.values())
     rows: list[tuple[Text, _Numbers]] = [
@@ -132,7 +133,7 @@ def _outcomes(figures: ToolFigures) -> _Numbers:
 
 
 def _number_table(first: str, rows: Sequence[tuple[Text, _Numbers]]) -> Table:
-    """Names, numbers and totals, without empty columns. Latencies have no total."""
+    """Make a table of names, numbers and totals, without empty columns. Latencies have no total."""
     titles = dict.fromkeys(title for _, row in rows for title, value in row.items() if value is not None)
     table = plain_table(first, right=list(titles))
     in_cents = all(round(row.get("usd") or 0, 2) == (row.get("usd") or 0) for _, row in rows)
@@ -155,7 +156,7 @@ def _natural_width(table: Table) -> int:
 
 
 def _meaning(code: str) -> str:
-    """The meaning of an error code: the first sentence of its class."""
+    """Return the meaning of an error code: the first sentence of its class's docstring."""
     from mcprl import errors
 
     for name in errors.__all__:
@@ -166,7 +167,7 @@ def _meaning(code: str) -> str:
 
 
 def diff_text(lines: Iterable[str]) -> Text:
-    """A unified diff with its colors."""
+    """Color a unified diff."""
     styled = Text()
     for line in lines:
         style = next((style for mark, style in _DIFF_STYLES.items() if line.startswith(mark)), "")
@@ -176,7 +177,7 @@ def diff_text(lines: Iterable[str]) -> Text:
 
 
 def observation_details(seen: Observation) -> Text:
-    """The source, latency and attempts of a result, in one line."""
+    """Format the source, latency and attempts of a result in one line."""
     if seen.fault is not None and not seen.latency_s:
         return words(f"{seen.server or 'no server'} · refused without asking the server", "dim")
     details = [seen.server or "no server", f"{1000 * seen.latency_s:,.0f} ms", seen.source.value]
@@ -221,8 +222,11 @@ def call_tool(
 
     servers = _load(recipe, overrides)
     exact = _parse_object(json_arguments) if json_arguments else {}
-    seen = asyncio.run(_call(servers, tool, exact, _parse_arguments(arguments or [])))
+    seen, aliases = asyncio.run(_call(servers, tool, exact, _parse_arguments(arguments or [])))
     _print_observation(seen)
+    for alias in aliases:
+        line = f"To accept it, put into the recipe: servers: {{settings: {{{alias.server}: {{{alias}}}}}}}"
+        Console(stderr=True, highlight=False).print(words(line), soft_wrap=True)
     if seen.fault is not None:
         raise typer.Exit(1)
 
@@ -250,7 +254,7 @@ def pin_tools(
     path = _pin_file(servers, into)
 
     async def listed() -> ToolsOfServers:
-        # Without the recipe's pins, which would stop the servers from being listed.
+        # Ignore the recipe's pins: if tools changed, they would prevent listing them.
         live = servers.model_copy(update={"pins": None, "cassette": None, "cassette_mode": "live"})
         async with _open(live) as toolbox:
             return toolbox.definitions
@@ -279,7 +283,7 @@ def show_stats(
 
 
 def _load(recipe: Path, overrides: list[str] | None) -> ServersConfig:
-    """The servers of a recipe, without replicas."""
+    """Load the servers of a recipe, without replicas."""
     from mcprl.recipe import load_recipe
 
     servers = load_recipe(recipe, overrides or []).servers
@@ -324,9 +328,13 @@ def _parse_arguments(pairs: list[str]) -> dict[str, str]:
     return texts
 
 
-async def _call(servers: ServersConfig, name: str, exact: dict[str, Any], texts: dict[str, str]) -> Observation:
+async def _call(
+    servers: ServersConfig, name: str, exact: dict[str, Any], texts: dict[str, str]
+) -> tuple[Observation, tuple[Alias, ...]]:
+    """The observation and, if the call was refused for its names, the aliases that would accept it."""
     from mcprl.config import ServerSettings
     from mcprl.records import ToolCall
+    from mcprl.tasks.validation import check_call
     from mcprl.tools.names import resolve_arguments, resolve_tool
 
     async with _open(servers, then=f"calling {name}") as toolbox:
@@ -338,14 +346,16 @@ async def _call(servers: ServersConfig, name: str, exact: dict[str, Any], texts:
             aliases = servers.settings.get(tool.server, ServerSettings()).argument_aliases
             named = resolve_arguments(texts, tool.parameters.get("properties", {}), aliases)
             arguments = exact | {key: typed_value(tool.parameters, key, text) for key, text in named.items()}
-        # Leased alone, so that per-episode servers start only if this tool needs one.
+        # Lease only this tool, so that per-episode servers start only if it needs one.
         async with toolbox.lease([meant] if meant in catalog else None) as lease:
-            return await lease.call(ToolCall(name=name, arguments=arguments))
+            seen = await lease.call(ToolCall(name=name, arguments=arguments))
+        refused = seen.fault is not None
+        return seen, check_call(name, arguments, {t.name: t for t in catalog}).aliases if refused else ()
 
 
 def _print_observation(seen: Observation) -> None:
     Console(highlight=False).print(words(seen.text, "red" if seen.fault is not None else ""), soft_wrap=True)
-    # On stderr, so that a pipe gets the result alone.
+    # On stderr, so that a pipe gets only the result.
     Console(stderr=True, highlight=False).print(observation_details(seen), soft_wrap=True)
 
 
@@ -358,7 +368,7 @@ def _pin_file(servers: ServersConfig, into: Path | None) -> Path:
 
 
 def _print_changes(console: Console, path: Path, found: ToolsOfServers, *, must_read: bool) -> bool:
-    """Print per server how its tools differ from the pins; True if nothing differs."""
+    """Print how each server's tools differ from the pins. Return True if nothing differs."""
     from mcprl.errors import ConfigFileError
     from mcprl.secrets import SECRETS
     from mcprl.tools.pins import compare_tools, read_pins

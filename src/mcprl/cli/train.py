@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -37,29 +35,25 @@ def command(
     from mcprl.cli.console import enduring_output
     from mcprl.cli.debug_log import debugging
     from mcprl.cli.printing import printable
+    from mcprl.cli.stages import loading_libraries
     from mcprl.runs.folder import RunFolder
 
-    with RunFolder.create(config) as folder, _removed_if_useless(folder.path):
+    with RunFolder.create(config) as folder:
         with enduring_output():
-            print(printable(f"run {folder.path}: loading libraries"), flush=True)
-        # Importing torch takes seconds, on a busy machine a minute.
-        from mcprl.cli.running import run_to_the_end
+            print(printable(f"run {folder.path}{_why_numbered(folder.path, config.name)}"), flush=True)
+            with loading_libraries():
+                from mcprl.cli.running import run_to_the_end
 
         with debugging(folder.logs) if debug else nullcontext():
             run_to_the_end(config, folder)
 
 
-@contextmanager
-def _removed_if_useless(folder: Path) -> Generator[None]:
-    """Remove the folder of a run that fails before its first step, unless the error names a file in it."""
-    from mcprl.errors import McprlError
+def _why_numbered(folder: Path, name: str) -> str:
+    """Why the folder is not named after the run alone."""
+    from mcprl.runs.folder import lock_holder
 
-    try:
-        yield
-    except (McprlError, KeyboardInterrupt) as error:
-        results = [*folder.glob("metrics.jsonl"), *folder.glob("checkpoints/*"), *folder.glob("logs/debug.log")]
-        results += [path for path in folder.glob("journal/*") if path.stat().st_size]
-        if not results and str(folder) not in str(error):
-            shutil.rmtree(folder, ignore_errors=True)
-            error.add_note(f"{folder} was removed: the run failed before its first step")
-        raise
+    first = folder.with_name(name)
+    if folder == first:
+        return ""
+    running, pid = lock_holder(first)
+    return f" ({first} is running, process {pid or 'unknown'})" if running else f" ({first} is an earlier run)"

@@ -1,9 +1,8 @@
-"""`mcprl try`: play a few episodes of a task and print them."""
+"""`mcprl try`: run a few episodes of a task and print them."""
 
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from mcprl.cli.options import Overrides, Recipe
+from mcprl.cli.options import Overrides, Recipe, temporary_logs
 from mcprl.cli.printing import printable, words
+from mcprl.cli.stages import StageConsole, loading_libraries
 
 if TYPE_CHECKING:
     from mcprl.config import RunConfig
@@ -75,24 +75,23 @@ def command(
 
     from mcprl.cli.options import choose_task
     from mcprl.recipe import load_recipe
+    from mcprl.samplers.model_folder import adapter_settings, check_base_model
 
-    config = load_recipe(recipe, overrides or [])
+    config = load_recipe(recipe, [*(overrides or []), *adapter_settings(adapter)])
+    check_base_model(adapter, config.model.path)
     chosen = choose_task(config.tasks.train, task)
     for trajectory in asyncio.run(_play(config, chosen, episodes, adapter)):
         print_transcript(chosen, trajectory)
 
 
 async def _play(config: RunConfig, task: Task, episodes: int, adapter: Path | None) -> tuple[Trajectory, ...]:
-    from mcprl.cli.stages import StageConsole
-
-    with tempfile.TemporaryDirectory(prefix="mcprl-try-") as folder, StageConsole() as console:
-        console.stage("loading libraries")
-
+    with loading_libraries():
         from mcprl.concurrency import run_all
         from mcprl.episodes.stage import open_stage
         from mcprl.records import Weights
 
-        async with open_stage(config, [task], console, logs=Path(folder) / "logs") as stage:
+    with temporary_logs() as logs, StageConsole() as console:
+        async with open_stage(config, [task], console, logs=logs) as stage:
             if adapter is not None:
                 await stage.sampler.publish(Weights(version=1, adapter=adapter))
             console.stage(f"playing {episodes} episode{'s' if episodes > 1 else ''} of {task.id}")

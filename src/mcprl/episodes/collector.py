@@ -1,8 +1,8 @@
-"""Collects complete groups: all members of all tasks run concurrently, up to a limit, and lost ones are run again.
+"""Collects complete groups. All members of all tasks run concurrently, up to a limit, and lost episodes run again.
 
-A group is returned only when it has all its members. An attempt that the infrastructure failed leaves a `LostEpisode`
-and nothing else: no reward of 0, no smaller group. If an episode is lost MAX_ATTEMPTS times, the run stops.
-An episode counts once it is in the journal, and episodes in the journal are not played again.
+A group is returned only when it has all its members. An attempt that fails because of the infrastructure leaves only a
+`LostEpisode`: no reward of 0, no smaller group. If an episode is lost MAX_ATTEMPTS times, the run stops.
+An episode counts as finished once it is in the journal. Episodes in the journal are not run again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from mcprl.secrets import SECRETS
 __all__ = ["Collector", "Journal", "RunsEpisodes", "episode_metrics", "lost_to", "run_until_kept"]
 
 Outcome = TypeVar("Outcome")
-MAX_ATTEMPTS: Final = 5  # per episode; those lost to the infrastructure are played again
+MAX_ATTEMPTS: Final = 5  # per episode; an attempt lost to the infrastructure is repeated
 _EXCERPT: Final = 120  # characters
 
 
 async def run_until_kept(episode: str, attempt: Callable[[int], Awaitable[Outcome | LostEpisode]]) -> Outcome:
-    """The outcome of the first attempt that is not lost, counted from 0. Raises GroupIncompleteError if all are lost.
+    """Return the outcome of the first attempt that is not lost. Attempts are numbered from 0.
+
+    Raises GroupIncompleteError if all are lost.
 
     kept = await run_until_kept("episode 3 of task a", play_once)
     """
@@ -46,7 +48,7 @@ async def run_until_kept(episode: str, attempt: Callable[[int], Awaitable[Outcom
 
 
 def lost_to(error: InfrastructureError, task: Task, member: int, attempt: int) -> LostEpisode:
-    """The record of an attempt that `error` ended. The reason includes the policy's last calls."""
+    """Make the record of an attempt that ended with `error`. The reason includes the policy's last calls."""
     last = ", ".join(_excerpt(name, given) for name, given in error.turns[-1]) if error.turns else ""
     return LostEpisode(
         task_id=task.id,
@@ -59,7 +61,7 @@ def lost_to(error: InfrastructureError, task: Task, member: int, attempt: int) -
 
 
 def _excerpt(tool: str, arguments: Mapping[str, Any]) -> str:
-    """A call in one line; long arguments, such as programs, as their beginning and a digest."""
+    """Format a call as one line. Long arguments, such as programs, are cut and followed by a digest."""
     text = json.dumps(dict(arguments), default=str)
     if len(text) > _EXCERPT:
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -68,10 +70,10 @@ def _excerpt(tool: str, arguments: Mapping[str, Any]) -> str:
 
 
 def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]:
-    """Means over the episodes of a step. Attempts lost to the infrastructure are counted, never averaged.
+    """Average over the episodes of a step. Attempts lost to the infrastructure are counted, never averaged.
 
-    A reward part is averaged over the episodes whose goal checks it. Injected failures count as `calls`, but not in
-    the rate of valid calls or the latency.
+    A reward part is averaged over the episodes whose goal checks it. Injected failures are included in `calls`, but not
+    in the rate of valid calls or the latency.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
@@ -120,11 +122,11 @@ class Journal(Protocol):
     """Stores finished episodes."""
 
     async def add(self, trajectory: Trajectory) -> None:
-        """Store an episode; it is durable when this returns."""
+        """Store an episode. It is durable when this returns."""
         ...
 
     def finished(self, step: int) -> Mapping[tuple[str, int], Trajectory]:
-        """The stored episodes of a step, by task and member, in the order in which they finished."""
+        """Return the stored episodes of a step by task and member, in the order in which they finished."""
         ...
 
 
@@ -142,7 +144,7 @@ class Collector:
         self._draining = False
 
     async def collect(self, tasks: Sequence[Task], step: int, on_finished: OnFinished) -> tuple[Group, ...]:
-        """A complete group for each task, in the order of `tasks`. `on_finished` is called as each attempt ends.
+        """Return a complete group for each task, in the order of `tasks`. Calls `on_finished` when an attempt ends.
 
         Raises GroupIncompleteError if an episode is lost MAX_ATTEMPTS times.
         """
@@ -155,7 +157,7 @@ class Collector:
         return tuple(await run_all(groups))
 
     async def drain(self) -> None:
-        """Start no more episodes, and return when the running ones have ended. `collect` never returns after this."""
+        """Start no more episodes, and wait until the running ones have ended. After this, `collect` never returns."""
         self._draining = True
         await self._none_alive.wait()
 

@@ -1,10 +1,10 @@
-"""Demonstrations: the solutions of tasks played as episodes, for the policy to imitate at the start of training.
+"""Demonstrations: the solutions of tasks run as episodes, for the policy to imitate at the start of training.
 
-A demonstration is a trajectory like any other, made by the same loop with the same prompt, tools, grammar and limits.
-But its turns are not sampled: each is the next call of the task's solution, as tokens of the policy. No errors are
-injected. Its logprobs have no meaning.
+A demonstration is a trajectory like any other, produced by the same loop with the same prompt, tools, grammar and
+limits. But its turns are not sampled: each turn is the next call of the task's solution, encoded as tokens of the
+policy. No errors are injected. Its logprobs have no meaning.
 
-`play` and `play_gold` play solutions without a model: on the environment alone, with no tokens.
+`play` and `play_gold` run solutions without a model: only the environment is used, and there are no tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _EPISODES: Final = EpisodesConfig()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The outcome of a scripted episode. `faults` are the texts of calls that failed.
+    """The outcome of a scripted episode. `faults` holds the error texts of failed calls.
 
     Trial(task_id="meet-ana", reward=1.0, parts={"answer": 1.0, "calls": 1.0, …}, success=True, faults=(), turns=(…,))
     """
@@ -55,7 +55,7 @@ class Trial:
 async def play_gold(
     tasks: Sequence[Task], toolbox: Leases, rewards: RewardsConfig, *, episodes: EpisodesConfig = _EPISODES
 ) -> tuple[Trial, ...]:
-    """Play the solutions of tasks, concurrently; outcomes in the order of `tasks`. Each task must have a solution."""
+    """Run the solutions of tasks concurrently. Outcomes are in the order of `tasks`. Each task must have a solution."""
     places = asyncio.Semaphore(episodes.max_concurrent)
 
     async def play_one(task: Task) -> Trial:
@@ -77,7 +77,7 @@ async def play(
     judge: Grader | None = None,
     episodes: EpisodesConfig = _EPISODES,
 ) -> Trial:
-    """Play these calls, one per turn, and then the answer, up to the turn limit. Without a judge, no rubric counts."""
+    """Make these calls, one per turn, then answer, up to the turn limit. Without a judge, rubrics are ignored."""
     async with lease_for(task, toolbox, lives_s=episodes.deadline_s) as access:
         limit = episodes.turn_limit(task)
         environment = Environment(task, access, preamble=(), max_turns=limit, rewards=rewards, judge=judge)
@@ -105,9 +105,10 @@ def _action(text: str, *, prose: str, calls: tuple[ToolCall, ...] = ()) -> Actio
 
 
 def require_solutions(tasks: Sequence[Task], config: RunConfig) -> int:
-    """The number of tasks with a solution that a warm start can imitate; 0 if there is no warm start.
+    """Return the number of tasks with a solution for the warm start to imitate; 0 if there is no warm start.
 
-    Raises a ConfigurationError if there are none, or if a solution is wrong in a way that shows without tools.
+    Raises a ConfigurationError if no task has a solution, or if a solution is wrong in a way that is visible without
+    calling tools.
     """
     weight = config.algorithm.warm_start.weight
     if weight <= 0:
@@ -131,7 +132,7 @@ def require_solutions(tasks: Sequence[Task], config: RunConfig) -> int:
 
 
 class Demonstrator:
-    """Plays the solutions of tasks as token sequences of one model.
+    """Runs the solutions of tasks as token sequences of one model.
 
     demonstrator = Demonstrator(config, chat=chat, leases=toolbox, preamble=preamble, grammars=None)
     trajectories = await demonstrator.play(tasks, 0)    # one for each task that has a solution
@@ -148,7 +149,7 @@ class Demonstrator:
         judge: Grader | None = None,
         functions: Functions | None = None,
     ) -> None:
-        from mcprl.chat.writing import TurnWriter  # imports a tokenizer library, which `play` does not need
+        from mcprl.chat.writing import TurnWriter  # imports a tokenizer library that the function `play` does not need
 
         self._episodes = config.episodes.model_copy(update={"injected_errors": 0.0})
         config = config.model_copy(update={"episodes": self._episodes})
@@ -160,9 +161,9 @@ class Demonstrator:
         self._places = asyncio.Semaphore(self._episodes.max_concurrent)
 
     async def play(self, tasks: Sequence[Task], step: int) -> tuple[Trajectory, ...]:
-        """A demonstration for each task that has a solution, in the order of `tasks`.
+        """Return a demonstration for each task that has a solution, in the order of `tasks`.
 
-        Raises a ConfigurationError that names the task if a solution does not solve it or cannot be written.
+        Raises a ConfigurationError with the task's id if a solution does not solve the task or cannot be encoded.
         """
         return await run_all(
             self._demonstrate(task, task.solution, step) for task in tasks if task.solution is not None
@@ -195,7 +196,7 @@ class Demonstrator:
 
 
 class _Script:
-    """The turns of one solution. It wraps the leases to learn the tools' schemas, which calls are written by."""
+    """Writes the turns of one solution. It wraps the leases to get the tools' schemas for writing calls."""
 
     def __init__(self, solution: Solution, writer: TurnWriter, leases: Leases) -> None:
         self._calls = list(solution.calls)
@@ -219,7 +220,7 @@ class _Script:
 
 
 def _require_success(task: Task, trajectory: Trajectory, max_turns: int) -> None:
-    """Raise if a demonstration is cut short or does not solve its task."""
+    """Raise if a demonstration was cut short or does not solve its task."""
     cut = [place for place, turn in enumerate(trajectory.turns) if turn.finish is FinishReason.LENGTH]
     if cut:
         raise BadValueError(

@@ -1,10 +1,10 @@
 """The environment of one episode: its task, the tools leased for it, and `step`.
 
-`step(action)` returns the observations, the reward of the turn, the reward parts so far, and why the episode stopped,
-if it did. Calls of one turn run in parallel, unless the task sets `calls_in_order`. A turn without a call is the
-answer: it ends the episode, unless the user has a follow-up. A fault of the policy is an observation; a fault of the
-infrastructure is raised and never scored. When the episode stops, the environment checks the state of the world with
-tool calls and has a judge grade the answer, if the goal asks for that.
+`step(action)` returns the observations, the reward of the turn, the reward parts so far, and the stop reason if the
+episode is over. The calls of one turn run in parallel, unless the task sets `calls_in_order`. A turn without a call is
+the answer: it ends the episode, unless the user has a follow-up. A fault of the policy is an observation; a fault of
+the infrastructure is raised and never scored. When the episode stops, the environment checks the state of the world
+with tool calls, and a judge grades the answer, if the goal asks for that.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FAILURES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorInjection:
-    """Which calls of one episode fail on purpose.
+    """Decides which calls of one episode fail on purpose.
 
     ErrorInjection(rate=0.05, seed=7, step=3, task_id="meet-ana", member=0)     # 5% of calls
     """
@@ -66,7 +66,7 @@ class ErrorInjection:
     member: int
 
     def failure_of(self, tool: str, *, turn: int, index: int) -> Observation | None:
-        """The observation that replaces call `index` of a turn; None if the call is to be made."""
+        """Return the observation that replaces call `index` of a turn, or None to make the call."""
         place = (self.step, self.task_id, self.member, turn, index)
         if derive_seed(self.seed, "injected error", *place) >= self.rate * _SEEDS:
             return None
@@ -98,19 +98,19 @@ class ToolAccess(Protocol):
         without: Collection[str] = (),
         instead: Callable[[str], Observation | None] | None = None,
     ) -> Observation:
-        """Make a call of the policy. The tools in `without` do not exist for it.
+        """Make a call of the policy. For this call, the tools in `without` do not exist.
 
-        If the call is valid, `instead(tool name)` may return an observation to use in place of the call.
+        If the call is valid, `instead(tool name)` may return an observation, which is used instead of making the call.
         """
         ...
 
     async def probe(self, call: ToolCall) -> Observation:
-        """Make a call of the environment, which may use tools that the policy is not offered."""
+        """Make a call of the environment. It may use tools that the policy is not offered."""
         ...
 
 
 class Grader(Protocol):
-    """Grades the answer to a task by its rubric, between 0 and 1."""
+    """Grades the answer to a task by its rubric. Grades are between 0 and 1."""
 
     async def grade(self, task: Task, answer: str) -> float: ...
 
@@ -126,7 +126,7 @@ class Functions(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One turn of the policy: the sampled tokens, and the prose and calls parsed from them."""
+    """One turn of the policy: the sampled tokens, and the text and calls parsed from them."""
 
     text: str
     prose: str
@@ -140,7 +140,7 @@ class Action:
 class StepResult:
     """The result of an action: (observation, reward, done, info). `stop` is None while the episode continues.
 
-    `follow_up` is the user's next message, if the action was an answer but not the end.
+    `follow_up` is the user's next message, if the action was an answer and the user has a follow-up.
     """
 
     observations: tuple[Observation, ...]
@@ -151,8 +151,8 @@ class StepResult:
 
 
 class Environment:
-    """The environment of one episode; used once. Without a judge, a rubric is not scored; without functions, the
-    recipe's reward functions are not.
+    """The environment of one episode. Use it once. A rubric is scored only with a judge, reward functions only with
+    `functions`.
 
     `max_turns` is the limit per user message.
     """
@@ -178,10 +178,10 @@ class Environment:
         self._functions = functions
         self._injection = injection
         self._follow_ups = list(task.follow_ups)
-        self._answered_turns = 0  # turns before the user's latest message
+        self._answered_turns = 0  # number of turns before the user's latest message
         self._parts: Mapping[str, float] = self._score((), None, None)
         self.turns: list[Turn] = []
-        weigh(self._parts, rewards)  # raises now, not after the first turn, if the goal rewards nothing
+        weigh(self._parts, rewards)  # raise now, not after the first turn, if the goal has no weighted part
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -190,7 +190,7 @@ class Environment:
 
     @property
     def tool_specs(self) -> list[dict[str, Any]]:
-        """The tools offered now, in the form used in prompts."""
+        """The tools offered now, in the format of prompts."""
         later = self._later_tools()
         return tool_specs(tool for tool in self._access.tools if tool.name not in later)
 
@@ -201,11 +201,11 @@ class Environment:
 
     @property
     def reward(self) -> float:
-        """The reward so far: the sum of the turns' rewards."""
+        """The reward so far: the sum of the turn rewards."""
         return weigh(self._parts, self._rewards) if self.turns else 0.0
 
     async def step(self, action: Action) -> StepResult:
-        """Carry out one turn."""
+        """Execute one turn."""
         turn = _turn_of(action, await self._carry_out(action.calls))
         stop = self._stop_after(action)
         answer = action.prose if stop is StopReason.ANSWERED else None
@@ -220,7 +220,7 @@ class Environment:
         return replace(result, follow_up=self._follow_ups.pop(0).messages)
 
     async def end(self, stop: StopReason) -> None:
-        """End the episode between two turns, for example at its deadline. The last turn takes the penalty."""
+        """End the episode between two turns, for example at its deadline. The last turn gets the penalty."""
         state = await self._share_of_state()
         graded = await self._grade(self.turns, None, stop, state)
         # No await from here on: if a line above is cancelled, the turns are unchanged.
@@ -229,7 +229,7 @@ class Environment:
         self._append(last, stop, None, state=state, graded=graded)
 
     def end_by_fault(self, action: Action, what: str) -> None:
-        """End the episode with a turn that made a server fail. All its parts become 0; penalties remain."""
+        """End the episode with a turn that made a server fail. All reward parts become 0; penalties remain."""
         failed = (Observation(tool=call.name, server=None, text=what, fault=Fault.POLICY) for call in action.calls)
         turn = _turn_of(action, tuple(failed))
         before = self.reward
@@ -248,13 +248,13 @@ class Environment:
 
     def _stop_after(self, action: Action) -> StopReason | None:
         if not action.calls and self._follow_ups:
-            return None  # the user continues even if this turn was cut by length
+            return None  # the user continues even if this turn reached the length limit
         if not action.calls:
             return StopReason.CUT_BY_LENGTH if action.finish is FinishReason.LENGTH else StopReason.ANSWERED
         return StopReason.TURN_LIMIT if len(self.turns) + 1 - self._answered_turns >= self._max_turns else None
 
     def _later_tools(self) -> set[str]:
-        """Tools that only a later follow-up offers. Until then they do not exist for the policy."""
+        """Return the tools that only a later follow-up offers. Until then they do not exist for the policy."""
         return {name for follow_up in self._follow_ups for name in follow_up.tools}
 
     def _append(
@@ -285,7 +285,7 @@ class Environment:
         return score(self._task.goal, turns, answer, stop, weights=self._rewards, state=state, graded=graded)
 
     def _graded_parts(self) -> list[str]:
-        """The parts that are known at the end only: 0 until then."""
+        """Return the names of the parts that are known only at the end, and 0 until then."""
         functions = () if self._functions is None else self._functions.names
         return [*(() if self._judge is None else ("rubric",)), *functions]
 
@@ -298,13 +298,13 @@ class Environment:
 
     async def _is_reached(self, wanted: ExpectedState) -> bool:
         seen = await self._access.probe(ToolCall(name=wanted.tool, arguments=wanted.arguments))
-        # If the call fails, the thing it asks about does not exist.
+        # A failed call means that the object it asks for does not exist.
         return seen.worked and all(meets(text, seen.text) for text in wanted.texts)
 
     async def _grade(
         self, turns: Sequence[Turn], answer: str | None, stop: StopReason, state: float | None
     ) -> dict[str, float]:
-        """What the judge and the reward functions say at the end of the episode."""
+        """Return the parts that the judge and the reward functions give at the end of the episode."""
         graded: dict[str, float] = {}
         if self._judge is not None:
             is_given = answer is not None and bool(answer.strip())
@@ -337,7 +337,7 @@ def _turn_of(action: Action, observations: tuple[Observation, ...]) -> Turn:
 
 
 def tool_specs(tools: Iterable[ToolFace]) -> list[dict[str, Any]]:
-    """Tools in the form that prompts show and grammars constrain calls to."""
+    """Convert tools to the format used in prompts and in grammars for calls."""
     return [
         {"name": tool.name, "description": tool.description, "parameters": _without_titles(tool.parameters)}
         for tool in tools
@@ -345,10 +345,10 @@ def tool_specs(tools: Iterable[ToolFace]) -> list[dict[str, Any]]:
 
 
 def _without_titles(schema: Any) -> Any:
-    """A JSON schema without `title` annotations, which cost tokens in every prompt and add nothing."""
+    """Remove `title` annotations from a JSON schema. They cost tokens in every prompt and add nothing."""
     if isinstance(schema, Mapping):
         fields = cast("Mapping[str, Any]", schema)
-        # A property may be named "title": only a title whose value is text is an annotation.
+        # A property may be named "title". It is an annotation only if its value is a string.
         kept = {key: value for key, value in fields.items() if not (key == "title" and isinstance(value, str))}
         return {key: _without_titles(value) for key, value in kept.items()}
     if isinstance(schema, list):
@@ -366,13 +366,13 @@ def require_tools(tasks: Sequence[Task], catalog: Catalog) -> None:
 
 
 def require_grammar(tasks: Sequence[Task], catalog: Catalog, grammars: TurnGrammars) -> None:
-    """Raise if no grammar can express the calls of a tool that some task offers."""
+    """Raise if the grammar cannot express the calls of a tool that some task offers."""
     offered = {name for task in tasks for name in task.tools or catalog.names}
     grammars.grammar_of(tool_specs(catalog[name] for name in catalog.names if name in offered))
 
 
 def require_worlds(tasks: Sequence[Task], toolbox: Toolbox) -> None:
-    """Raise if a task was made for another offline world than the one that its servers serve."""
+    """Raise if a task was generated for a different offline world than its servers serve."""
     versions = {server: version for server, (version, _) in toolbox.definitions.items()}
     for task in tasks:
         if task.world is None:

@@ -1,6 +1,6 @@
-"""The episode loop: lease tools, sample a turn, make its calls, append the results, until the episode stops.
+"""The episode loop: lease tools; then sample a turn, make its calls and append the results until the episode stops.
 
-Tokens are appended in the order in which the model sees them and never changed afterwards.
+Tokens are appended in the order in which the model sees them. They are never changed later.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
 __all__ = ["TRIALS", "EpisodeRunner", "Leases", "end_at_deadline", "lease_for", "longest_life_s"]
 
-# Extra time, as a share of the deadline, to check the state of the world after an episode hit its deadline.
+# Extra time, as a fraction of the deadline, to check the state of the world after an episode reached its deadline.
 _GRACE: Final = 0.2
 TRIALS: Final = 3
 _KNOWN_CALLS: Final = 8  # per tool
 
 
 def longest_life_s(deadline_s: float) -> float:
-    """How long an episode may need its tools."""
+    """Return the longest time in seconds for which an episode may need its tools."""
     return deadline_s * (1.0 + _GRACE)
 
 
 async def end_at_deadline(
     environment: Environment | None, *, played_s: float, deadline_s: float, late: EpisodeDeadlineError
 ) -> None:
-    """End an episode at its deadline if it was slow by its own turns; raise `late` if it hung on one wait.
+    """Handle an episode that reached its deadline: end it if its own turns were slow, else raise `late`.
 
-    It was slow by its own turns if finished turns, waits included, took at least half of the time. `environment` is
-    None if its tools were never leased.
+    Its own turns were slow if finished turns, including their waits, took at least half of the time. Otherwise it hung
+    in one wait, which is not the policy's fault. `environment` is None if the tools were never leased.
     """
     if environment is None or played_s < deadline_s / 2:
         raise late
@@ -65,9 +65,10 @@ OpenEnvironment = Callable[[], AbstractAsyncContextManager[tuple[Environment, To
 
 
 class Reproduction:
-    """Replays episodes that ended in a server fault, to tell whether the policy caused it.
+    """Replays episodes that ended with a server fault, to determine whether the policy caused it.
 
-    All episodes of a process share one, which replays one at a time: replays on one server would disturb each other.
+    All episodes of a process share one instance. It replays one episode at a time, because replays on the same server
+    would disturb each other.
     """
 
     def __init__(self, deadline_s: float) -> None:
@@ -76,7 +77,7 @@ class Reproduction:
         self._one_at_a_time = asyncio.Lock()
 
     def note(self, turn: Turn) -> None:
-        """Remember calls that worked: later, one of them checks whether the server is up."""
+        """Remember calls that worked. Later, one of them is used to check that the server works."""
         for call, seen in zip(turn.calls, turn.observations, strict=True):
             known = self._known.setdefault(call.name, deque(maxlen=_KNOWN_CALLS))
             if seen.server is not None and seen.source is Source.LIVE and call not in known:
@@ -85,7 +86,7 @@ class Reproduction:
     async def is_caused(
         self, actions: Sequence[Action], error: InfrastructureError, open_again: OpenEnvironment
     ) -> bool:
-        """Whether the last of these actions made a server fail with `error`. False without evidence.
+        """Return True if the last of these actions made a server fail with `error`; False without evidence.
 
         `open_again` opens the episode's environment and tools from the start.
         """
@@ -107,9 +108,10 @@ class Reproduction:
         return True
 
     def _control(self, suspects: Sequence[ToolCall], *, died: bool) -> ToolCall | None:
-        """A call that worked before: of the same tool with other arguments or, if the server died, of any tool.
+        """Return a call that worked before: of the same tool with other arguments or, if the server died, of any tool.
 
-        If the server did not die, other tools prove nothing: this tool's backend may be down, and they may not need it.
+        If the server did not die, other tools prove nothing: this tool's backend may be down, and other tools may not
+        use it.
         """
         names = [call.name for call in suspects]
         same_tool = [call for name in names for call in self._known.get(name, ()) if call not in suspects]
@@ -128,7 +130,7 @@ async def _works(control: ToolCall, open_again: OpenEnvironment) -> bool:
 
 
 async def _fails_again(actions: Sequence[Action], open_again: OpenEnvironment) -> bool:
-    """Whether the last action makes the server fail, and no earlier one does."""
+    """Return True if the last action makes the server fail and no earlier action does."""
     try:
         async with open_again() as (environment, _):
             for action in actions[:-1]:
@@ -143,7 +145,7 @@ async def _fails_again(actions: Sequence[Action], open_again: OpenEnvironment) -
 
 
 class Leases(Protocol):
-    """Leases tools: `tool_names` for the policy (None: all), `probes` for the environment alone."""
+    """Leases tools: `tool_names` for the policy (None: all), and `probes` for the environment only."""
 
     def lease(
         self, tool_names: Sequence[str] | None, *, probes: Sequence[str], lives_s: float
@@ -152,7 +154,7 @@ class Leases(Protocol):
 
 @dataclass(slots=True)
 class _Columns:
-    """The columns of a trajectory while it grows."""
+    """The columns of a trajectory that is being built."""
 
     token_ids: list[int] = field(default_factory=list[int])
     sampled: list[bool] = field(default_factory=list[bool])
@@ -200,7 +202,7 @@ class _Episode:
 async def lease_for(
     task: Task, leases: Leases, *, lives_s: float, rewards: RewardsConfig | None = None
 ) -> AsyncGenerator[ToolAccess]:
-    """Lease the tools that a task offers now or in a follow-up, and those that check its goal; make its setup calls."""
+    """Lease all tools of a task, including those of follow-ups and of reward checks, and make its setup calls."""
     functions = () if rewards is None else rewards.functions.values()
     asked = [*(call.name for call in task.setup), *(state.tool for state in task.goal.state)]
     probes = tuple(dict.fromkeys([*asked, *(tool for function in functions for tool in function.probes)]))
@@ -218,7 +220,7 @@ async def lease_for(
 
 
 class EpisodeRunner:
-    """Runs the episodes of a run. It has the model's chat, the sampler and the tools, but no groups and no learner."""
+    """Runs the episodes of a run with a chat format, a sampler and tools. It does not know groups or the learner."""
 
     def __init__(
         self,
@@ -249,7 +251,7 @@ class EpisodeRunner:
         self._reproduction = Reproduction(config.episodes.deadline_s)
 
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
-        """Run one episode. Raises an InfrastructureError if the infrastructure failed, not the policy."""
+        """Run one episode. Raises an InfrastructureError if the infrastructure fails."""
         if self._grammars is not None and any(follow_up.tools for follow_up in task.follow_ups):
             raise BadValueError(
                 f"task {task.id} offers more tools in a follow-up, but all turns of an episode share one grammar",
@@ -304,7 +306,7 @@ class EpisodeRunner:
     async def _open_environment(
         self, task: Task, seed_path: tuple[int, str, int]
     ) -> AsyncGenerator[tuple[Environment, ToolAccess]]:
-        """Lease tools for an episode and make its environment."""
+        """Lease tools for an episode and create its environment."""
         config, (step, task_id, member) = self._config.episodes, seed_path
         injection = None
         if config.injected_errors:
@@ -333,7 +335,7 @@ class EpisodeRunner:
         error.turns = tuple(tuple((call.name, call.arguments) for call in action.calls) for action in actions)
         if len(actions) == len(environment.turns):
             error.turns += ((),)
-            raise error  # no calls were under way
+            raise error  # no calls were in progress
         if not await self._reproduction.is_caused(
             actions, error, lambda: self._open_environment(task, episode.seed_path)
         ):
@@ -342,7 +344,7 @@ class EpisodeRunner:
         return StopReason.CAUSED_FAULT
 
     async def _end_late(self, episode: _Episode, task: Task) -> StopReason:
-        """End at the deadline. The unfinished turn is dropped."""
+        """End the episode at its deadline. The unfinished turn is dropped."""
         deadline_s = self._config.episodes.deadline_s
         late = EpisodeDeadlineError(
             f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, "
@@ -354,7 +356,7 @@ class EpisodeRunner:
         return StopReason.DEADLINE
 
     def _add_prompt(self, episode: _Episode, environment: Environment, task: Task) -> bool:
-        """Append the prompt. Returns whether a turn fits after it; raises if it does not and `task.must_fit`."""
+        """Append the prompt. Return whether a turn fits after it; raise if it does not and `task.must_fit` is set."""
         columns, most = episode.columns, self._config.model.context_tokens
         columns.add_context(self._chat.open(environment.messages, environment.tool_specs))
         fits = len(columns.token_ids) < most

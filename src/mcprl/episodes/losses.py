@@ -1,9 +1,9 @@
-"""Whether attempts are lost to the infrastructure at random, or correlate with a task, a tool or a word in arguments.
+"""Finds out whether attempts are lost at random, or lost more often with a certain task, tool or word in arguments.
 
-The unit is a turn with calls: it is lost if the attempt ended in it, else it survived. For each task, tool and word in
-the arguments, Fisher's exact test asks whether turns that have it are lost more often than others. With the Bonferroni
-correction, the probability of any false alarm is at most `_ALPHA`, provided that faults hit turns independently; one
-fault that ends many episodes at once is not independent.
+The unit is a turn with calls. It is lost if the attempt ended in it; otherwise it survived. For each task, tool and
+word in the arguments, Fisher's exact test tests whether turns with it are lost more often than turns without. With the
+Bonferroni correction, the probability of any false alarm is at most `_ALPHA`, provided that faults hit turns
+independently. One fault that ends many episodes at once is not independent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALPHA: Final = 0.001
 _MIN_LOST: Final = 3
 _STEPS: Final = 20
 _WORD: Final = re.compile(r"\w{3,}")
-_MAX_TEXT: Final = 20_000  # characters of an argument that are searched for words
+_MAX_TEXT: Final = 20_000  # at most this many characters of an argument are searched for words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,13 @@ Counts = Counter[Feature]
 
 
 class LossLedger:
-    """Counts the turns of recent steps. A resumed run starts with an empty one."""
+    """Counts the turns of recent steps. A resumed run starts with an empty ledger."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[Counts, Counts]] = deque(maxlen=_STEPS)  # lost turns, all turns
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Add the turns of a step. A turn that caused a fault counts as lost too."""
+        """Add the turns of a step. A turn that caused a fault also counts as lost."""
         lost, turns = Counts(), Counts()
         for task_id, calls, is_lost in _turns_of(groups):
             features: set[Feature] = {None, *_features(task_id, calls)}
@@ -69,7 +69,7 @@ class LossLedger:
         self._steps.append((lost, turns))
 
     def correlations(self) -> tuple[Correlation, ...]:
-        """The task, the tool and the word that correlate most with losses, if any do."""
+        """Return the task, the tool and the word that correlate most with losses, if any do."""
         lost, turns = Counts(), Counts()
         for step_lost, step_turns in self._steps:
             lost.update(step_lost)
@@ -98,7 +98,7 @@ class LossLedger:
 
 
 def _turns_of(groups: Sequence[Group]) -> Iterator[tuple[str, Sequence[ToolCall], bool]]:
-    """The task, the calls, and whether it was lost, of each turn."""
+    """Yield, for each turn, its task, its calls, and whether it was lost."""
     for group in groups:
         for played in group.trajectories:
             caused = played.stop is StopReason.CAUSED_FAULT
@@ -133,7 +133,7 @@ def _features(task_id: str, calls: Sequence[ToolCall]) -> set[tuple[Kind, str]]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts nested in an argument; other values as text."""
+    """Yield all strings nested in an argument. Other values are converted to strings."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

@@ -1,10 +1,10 @@
-"""The worker process of episodes on Ray: an async actor that plays episodes and calls the driver while it does.
+"""The worker process of episodes on Ray: an async actor that runs episodes and sends requests to the driver.
 
 The sampler and the limits of the tool servers are in the driver, because all workers share them. Ray cannot call a
-driver, so the driver fetches what a worker asks of it, and answers, in batches: a thousand episodes cost few calls.
+driver. So the driver fetches the workers' requests and responds in batches: a thousand episodes cost few calls.
 
     driver                                  worker
-    run_episode(task, step, member, ...) →  plays the episode, and meanwhile:
+    run_episode(task, step, member, ...) →  runs the episode, and meanwhile:
     take_requests()                      ←  Request(7, "sample", ...), Request(8, "take_place", ("fmp",))
     respond([Response(7, completion)])   →  the episode continues
 """
@@ -45,7 +45,7 @@ __all__ = [
     "take_all",
 ]
 
-_STATS_EVERY_S = 1.0  # from a worker that is never idle
+_STATS_EVERY_S = 1.0  # interval for a worker that is never idle
 
 T = TypeVar("T")
 Method = Literal["sample", "spend", "refund", "take_place", "free_place", "pause", "spent"]
@@ -53,7 +53,7 @@ Method = Literal["sample", "spend", "refund", "take_place", "free_place", "pause
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A worker calls a method of the driver: Request(8, "take_place", ("fmp",))."""
+    """A worker's call of a method of the driver: Request(8, "take_place", ("fmp",))."""
 
     id: int
     method: Method
@@ -62,14 +62,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The caller of a request was cancelled. It wants no response, and keeps nothing that the request gave it."""
+    """The caller of a request was cancelled. It needs no response, and gives back anything that the request took."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the method returned, or raised."""
+    """The return value of the method, or its exception."""
 
     id: int
     value: Any = None
@@ -78,18 +78,18 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """What the tool servers of one worker did so far."""
+    """Statistics of the tool servers of one worker so far."""
 
     tools: StatsDocument
     restarts: int
 
 
 EpisodeEnd = tuple[Trajectory | McprlError, WorkerStats | None]
-"""How an episode ended. Stats come at most once per second, and whenever the worker becomes idle."""
+"""How an episode ended. The stats are included at most once per second, and whenever the worker becomes idle."""
 
 
 class DriverClient(AlwaysOpen):
-    """The driver's sampler and limits, as a worker calls them."""
+    """A worker's access to the driver's sampler and limits."""
 
     def __init__(self) -> None:
         self._ids = itertools.count()
@@ -121,11 +121,11 @@ class DriverClient(AlwaysOpen):
         return await self._call("spent", server)
 
     async def take_requests(self) -> list[Request | Cancel]:
-        """All requests since the last call; waits for the first."""
+        """Return all requests since the last call. Waits for the first."""
         return await take_all(self._outbox)
 
     def respond(self, responses: Sequence[Response]) -> None:
-        """Resolve the calls that these responses belong to. A call that was cancelled meanwhile is gone."""
+        """Resolve the calls that these responses belong to. Responses to cancelled calls are ignored."""
         for response in responses:
             call = self._pending.get(response.id)
             if call is None or call.done():
@@ -152,7 +152,7 @@ OpenRunner = Callable[[DriverClient], AbstractAsyncContextManager[tuple[RunsEpis
 
 
 class EpisodeWorker:
-    """The actor. It plays episodes with the runner that `open_runner` gives, whose turns the driver samples."""
+    """The actor. It runs episodes with the runner from `open_runner`. The driver samples their turns."""
 
     def __init__(self, open_runner: OpenRunner) -> None:
         self._open_runner = open_runner
@@ -163,7 +163,7 @@ class EpisodeWorker:
         self._reported_at = -math.inf
 
     async def open(self) -> tuple[int, McprlError | None]:
-        """Start the tool servers. Returns the process id, and the error if they did not start: Ray would wrap it."""
+        """Start the tool servers. Return the process id and any error. (Ray would wrap an error that is raised.)"""
         try:
             self._runner, self._read_stats = await self._stack.enter_async_context(self._open_runner(self._client))
         except McprlError as error:
@@ -171,7 +171,7 @@ class EpisodeWorker:
         return os.getpid(), None
 
     async def run_episode(self, task: Task, step: int, member: int, attempt: int) -> EpisodeEnd:
-        """Play one episode. Cancelling this cancels it."""
+        """Run one episode. Cancelling this call cancels the episode."""
         assert self._runner is not None
         episode = asyncio.ensure_future(self._runner.run(task, step=step, member=member, attempt=attempt))
         self._episodes.add(episode)
@@ -187,15 +187,15 @@ class EpisodeWorker:
         return outcome, stats
 
     async def take_requests(self) -> list[Request | Cancel]:
-        """What the worker asks of the driver; waits until there is something. One caller at a time."""
+        """Return the worker's requests to the driver. Waits until there is one. Only one caller at a time."""
         return await self._client.take_requests()
 
     async def respond(self, responses: Sequence[Response]) -> None:
-        """The driver's responses to requests."""
+        """Deliver the driver's responses to the requests."""
         self._client.respond(responses)
 
     async def close(self) -> None:
-        """Cancel all episodes, then stop the tool servers. The driver answers requests until this returns."""
+        """Cancel all episodes, then stop the tool servers. The driver responds to requests until this returns."""
         episodes = list(self._episodes)
         for episode in episodes:
             episode.cancel()
@@ -207,7 +207,7 @@ class EpisodeWorker:
 async def open_runner(
     config: RunConfig, folder: str, log_dir: str, client: DriverClient
 ) -> AsyncGenerator[tuple[RunsEpisodes, Callable[[], WorkerStats]]]:
-    """What a worker plays with, in the folder that the run was started in."""
+    """Open everything that a worker needs to run episodes, in the folder in which the run was started."""
     try:
         os.chdir(folder)
     except OSError as error:
@@ -223,7 +223,7 @@ async def open_runner(
 
 
 async def take_all(queue: asyncio.Queue[T]) -> list[T]:
-    """All items of a queue, once there is one."""
+    """Return all items of a queue. Waits until there is at least one."""
     items = [await queue.get()]
     while not queue.empty():
         items.append(queue.get_nowait())

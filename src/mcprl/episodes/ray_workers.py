@@ -1,11 +1,12 @@
 """Episodes on Ray: one async actor per worker, on this machine or on the nodes of a cluster.
 
 Each worker opens its own tool servers, chat, grammars and judge from the run's configuration. The driver keeps what all
-workers share: the sampler, and the rate limits and budgets of the tool servers. So a node needs no accelerator, but:
+workers share: the sampler, and the rate limits and budgets of the tool servers. So a node needs no accelerator. It does
+need:
 
-- mcprl with the extras `ray` and those of the recipe, of the same version and under the same Python;
-- the folder that the run was started in, with the files that its recipe names, under the same path;
-- the keys of its tool servers, in `servers.env_file` or in the environment that Ray was started with there.
+- mcprl of the same version, under the same Python, with the extra `ray` and those of the recipe;
+- the folder in which the run was started, with the files that its recipe names, at the same path;
+- the keys of its tool servers, in `servers.env_file` or in the environment in which Ray was started on the node.
 
 The logs of a worker's tool servers are on its node, in the folder `worker-N` of the run's logs.
 """
@@ -59,14 +60,14 @@ __all__ = ["RayWorkers", "WorkerHandle", "WorkerPool", "make_shared_limits"]
 
 _logger = logging.getLogger(__name__)
 
-_MAX_DEATHS = 5  # of workers during one episode
-_MAX_FAILURES = 5  # of one worker in a row, with no episode ended on any worker in between
+_MAX_DEATHS = 5  # worker deaths during one episode
+_MAX_FAILURES = 5  # failures of one worker in a row, if no episode ended on any worker in between
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 10.0
-_START_S = 600.0  # a cluster that scales on demand takes minutes to add a node
+_START_S = 600.0  # a cluster that scales on demand needs minutes to add a node
 _CLOSE_S = 20.0
 _OBJECT_STORE_BYTES = 100 * 2**20
-# By default Ray reports usage to its authors, collects metrics that nobody reads here, and lowers the priority of its
+# By default Ray reports usage to its authors, collects metrics that are not used here, and lowers the priority of its
 # workers and their tool servers.
 _RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -77,19 +78,19 @@ _RAY_SETTINGS = {
 
 
 class WorkerHandle:
-    """The driver's side of one EpisodeWorker, `actor`. All methods but `close` and `kill` raise if the worker died."""
+    """The driver's handle of one EpisodeWorker, `actor`. All methods except `close` and `kill` raise if it has died."""
 
     def __init__(self, ray: Any, number: int, actor: Any) -> None:
         self.pid = 0
         self.is_closed = False
-        self.playing = 0  # episodes
+        self.playing = 0  # number of running episodes
         self.stats: WorkerStats | None = None  # as last reported
         self._ray = ray
         self._number = number
         self._actor = actor
 
     async def open(self) -> None:
-        """Start the tool servers of the worker. Raises its own error if one does not start."""
+        """Start the tool servers of the worker. Raises the worker's own error if one does not start."""
         try:
             async with asyncio.timeout(_START_S):
                 self.pid, failed = await self._actor.open.remote()
@@ -116,7 +117,7 @@ class WorkerHandle:
         await self._result(self._actor.respond.remote(responses))
 
     async def close(self) -> None:
-        """Stop the worker and its tool servers, also if it no longer answers."""
+        """Stop the worker and its tool servers, even if it no longer responds."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -126,12 +127,12 @@ class WorkerHandle:
         self.kill()
 
     def kill(self) -> None:
-        """End the actor's process at once; its tool servers end with it."""
+        """Kill the actor's process. Its tool servers end with it."""
         self.is_closed = True
         self._ray.kill(self._actor, no_restart=True)
 
     async def _result(self, ref: Any) -> Any:
-        """What a call of the actor returns. If this is cancelled, so is the call; returns when it has ended."""
+        """Return the result of a call of the actor. On cancellation, cancel the call and wait until it has ended."""
         errors = self._ray.exceptions
         try:
             return await ref
@@ -142,9 +143,10 @@ class WorkerHandle:
             raise
         except errors.RayError as error:
             if isinstance(error, errors.RayTaskError) and not isinstance(error, errors.TaskCancelledError):
-                # A bug on the worker. Ray's class is also that of its cause, which somebody might catch.
+                # A bug on the worker. Ray's exception also inherits from its cause, so an `except` elsewhere might
+                # catch it.
                 raise RuntimeError(str(error)) from error
-            # A worker that is only unreachable must not continue: others play its episodes.
+            # The worker may only be unreachable. It must not continue, because other workers run its episodes.
             self.kill()
             raise WorkerLostError(
                 f"worker {self._number}, process {self.pid}, died: {_first_line(error)}",
@@ -153,7 +155,7 @@ class WorkerHandle:
 
 
 class _RequestServer:
-    """Serves the requests of one worker in the driver, for as long as the worker lives."""
+    """Handles the requests of one worker in the driver, as long as the worker is alive."""
 
     def __init__(self, worker: WorkerHandle, sampler: Sampler, limits: LimitsService) -> None:
         self._worker = worker
@@ -170,7 +172,7 @@ class _RequestServer:
         self._places: dict[int, tuple[str, int]] = {}  # server and ticket, by the request that took the place
 
     async def serve(self) -> None:
-        """Serve until the worker is lost; raises the WorkerLostError. Gives back the places that it held."""
+        """Handle requests until the worker is lost, then raise WorkerLostError. Frees the rate limit places it held."""
         try:
             await run_all([self._receive(), self._send()])
         finally:
@@ -202,7 +204,7 @@ class _RequestServer:
             if ticket is None:
                 return None
             self._places[request.id] = (server, ticket)
-            return request.id  # the worker's ticket: if it cancels the request, it cannot know the limits' own
+            return request.id  # the worker's ticket: on cancellation it does not know the service's ticket
         if request.method == "free_place":
             _, request_id = request.args
             return await self._free_place(request_id)
@@ -216,7 +218,7 @@ class _RequestServer:
     def _finish(self, request_id: int, done: asyncio.Task[Any]) -> None:
         del self._running[request_id]
         if done.cancelled():
-            return  # its caller wants no response
+            return  # the caller needs no response
         error = done.exception()
         if error is None:
             self._outbox.put_nowait(Response(request_id, done.result()))
@@ -225,11 +227,12 @@ class _RequestServer:
 
 
 class WorkerPool:
-    """Plays episodes on workers. Entering starts them; leaving stops them.
+    """Runs episodes on workers. Entering the context starts the workers; leaving it stops them.
 
-    `start` starts worker N and raises its own error if that fails. The idlest worker plays an episode, each plays
-    `max_per_worker` at a time. If a worker dies, others play its episodes from the start. Ray's max_restarts and
-    max_task_retries would keep them for the same actor, restart it without backoff, and not return its rate limit.
+    `start` starts worker N and raises its own error if that fails. An episode goes to the worker with the fewest
+    running episodes; each runs at most `max_per_worker` at a time. If a worker dies, others run its episodes from the
+    start. Ray's max_restarts and max_task_retries would keep the episodes for the same actor, restart it without
+    backoff, and not free its places in the rate limits.
     """
 
     def __init__(
@@ -248,7 +251,7 @@ class WorkerPool:
         self._max_per_worker = max_per_worker
         self._sleep = sleep
         self.alive: list[WorkerHandle] = []
-        self._failures = [0] * count  # of each worker, since an episode last ended on any
+        self._failures = [0] * count  # per worker, since an episode last ended on any worker
         self._calls: set[asyncio.Future[EpisodeEnd]] = set()
         self._supervisors: list[asyncio.Task[None]] = []
         self._stats_of_lost: list[WorkerStats] = []
@@ -269,21 +272,21 @@ class WorkerPool:
 
     async def __aexit__(self, *_: object) -> None:
         self._fail(self._failure or WorkerLostError("the workers are being stopped", fix="no action is needed"))
-        await self._close_workers()  # their requests are still served: they give back what they took
+        await self._close_workers()  # their requests are still handled, so that they give back what they took
         for supervisor in self._supervisors:
             supervisor.cancel()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
-        await self._close_workers()  # one may have started meanwhile
+        await self._close_workers()  # one may have started in the meantime
 
     @property
     def stats(self) -> list[WorkerStats]:
-        """What the tool servers of all workers did; of a worker that died, as of its last report."""
+        """Return the stats of all workers' tool servers. For a worker that died, its last report."""
         return self._stats_of_lost + [each.stats for each in self.alive if each.stats is not None]
 
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
-        """Play one episode. Raises what it raised on its worker.
+        """Run one episode. Raises the error that the episode raised on its worker.
 
-        Raises WorkerLostError if one worker after the other died during it, or if none can be started any more.
+        Raises WorkerLostError if several workers died during the episode, or if no worker can be started any more.
         """
         deaths: list[WorkerLostError] = []
         while len(deaths) < _MAX_DEATHS:
@@ -306,7 +309,7 @@ class WorkerPool:
                 worker.playing -= 1
                 self._notify()
             worker.stats = stats or worker.stats
-            # An episode ended, so workers do start and play: those that were given up are tried again.
+            # An episode ended, so workers can start and run episodes: retry those that were given up.
             self._failures = [0] * len(self._failures)
             if isinstance(outcome, McprlError):
                 raise outcome
@@ -318,7 +321,7 @@ class WorkerPool:
         )
 
     async def _reserve(self) -> WorkerHandle:
-        """Wait for room on a worker, and take it on the idlest."""
+        """Wait until a worker has a free slot. Take it on the worker with the fewest running episodes."""
         while self._failure is None:
             idlest = min(self.alive, key=lambda each: each.playing, default=None)
             if idlest is not None and idlest.playing < self._max_per_worker:
@@ -328,14 +331,14 @@ class WorkerPool:
         raise self._failure
 
     def _drop(self, worker: WorkerHandle) -> None:
-        """Give a lost worker no more episodes. Its supervisor and its episodes learn of its death in any order."""
+        """Send a lost worker no more episodes. Its supervisor and its episodes notice its death in any order."""
         if worker in self.alive:
             self.alive.remove(worker)
             if worker.stats is not None:
                 self._stats_of_lost.append(worker.stats)
 
     def _notify(self) -> None:
-        """Wake up whoever waits for a worker, for an episode to end, or for the end of the pool."""
+        """Wake up all tasks that wait for a worker, for an episode to end, or for the pool to close."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -346,20 +349,20 @@ class WorkerPool:
         return worker
 
     async def _supervise(self, number: int, worker: WorkerHandle | None) -> None:
-        """Serve the worker's requests, and replace it whenever it dies."""
+        """Handle the worker's requests. Replace the worker whenever it dies."""
         while worker is not None and self._failure is None:
             try:
                 await _RequestServer(worker, self._sampler, self._limits).serve()
             except WorkerLostError as error:
                 if self._failure is not None:
-                    return  # it was stopped
+                    return  # the worker was stopped on purpose
                 self._drop(worker)
                 _logger.warning("worker %d is replaced: %s", number, error)
                 self._failures[number] += 1
                 worker = await self._restart(number, error)
 
     async def _restart(self, number: int, error: McprlError) -> WorkerHandle | None:
-        """Start a worker again, with exponential backoff. Fails the pool if all workers were given up."""
+        """Restart a worker, with exponential backoff. Fail the pool if all workers were given up."""
         while self._failure is None:
             failures = self._failures[number]
             if min(self._failures) > _MAX_FAILURES:
@@ -387,12 +390,12 @@ class WorkerPool:
         return None
 
     def _on_supervisor_end(self, supervisor: asyncio.Task[None]) -> None:
-        """A bug in a supervisor fails all episodes: nobody would serve the worker's requests any more."""
+        """Fail all episodes if a supervisor has a bug, because the worker's requests are no longer handled."""
         if not supervisor.cancelled() and (error := supervisor.exception()) is not None:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Raise this from every episode, those under way and those to come."""
+        """Raise this error from every episode, running or future."""
         self._failure = error
         for call in self._calls:
             call.cancel()
@@ -403,7 +406,7 @@ class WorkerPool:
 
 
 def make_shared_limits(config: RunConfig) -> SharedLimits:
-    """The rate limits and budgets over all workers. Reports what workers lack before anything is started."""
+    """Create the rate limits and budgets that all workers share. Checks what workers need before anything starts."""
     _secure(config)
     _load_ray()
     if config.servers.cassette_mode in ("record", "replay_else_live"):
@@ -415,9 +418,10 @@ def make_shared_limits(config: RunConfig) -> SharedLimits:
 
 
 class RayWorkers:
-    """Plays episodes on Ray. Entering starts the workers; leaving stops them, and Ray too if it was started here.
+    """Runs episodes on Ray. Entering the context starts the workers. Leaving it stops them, and Ray if it was started
+    here.
 
-    `toolbox` is the driver's own, which checks tasks and plays demonstrations: its stats count with the workers'.
+    `toolbox` is the driver's own, for checking tasks and running demonstrations. Its stats are added to the workers'.
 
     async with RayWorkers(config, sampler=sampler, limits=limits, toolbox=toolbox, logs=folder.logs) as workers:
         collector = Collector(workers, config.episodes, journal)
@@ -440,7 +444,7 @@ class RayWorkers:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            folder = stack.enter_context(private_folder())  # Ray's default is one that every user may write to
+            folder = stack.enter_context(private_folder())  # Ray's default folder is writable for every user
             if await asyncio.to_thread(_connect, self._config, folder):
                 stack.push_async_callback(asyncio.to_thread, _load_ray().shutdown)
             await stack.enter_async_context(self._pool)
@@ -451,16 +455,16 @@ class RayWorkers:
         await self._stack.aclose()
 
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
-        """Play one episode. If its worker dies, another plays it."""
+        """Run one episode. If its worker dies, another worker runs it."""
         try:
             return await self._pool.run(task, step=step, member=member, attempt=attempt)
         finally:
-            # Not left to the stats of the workers: one that died never reported its last calls. Only a server with
-            # settings has limits.
+            # Not from the stats of the workers: a worker that died never reported its last calls. Only servers with
+            # settings have limits.
             self._spent = {server: await self._limits.spent(server) for server in self._config.servers.settings}
 
     def stats(self) -> StatsDocument:
-        """What happened to the calls of all workers, perhaps except those of the last second."""
+        """Return the stats of all workers' calls. Calls of the last second may be missing."""
         return merge_stats([self._toolbox.stats(), *(each.tools for each in self._pool.stats)], spent=self._spent)
 
     @property
@@ -470,14 +474,14 @@ class RayWorkers:
 
     @property
     def pids(self) -> Sequence[int]:
-        """The processes of the workers that are alive, each on its node."""
+        """The process ids of the workers that are alive, each on its node."""
         return [worker.pid for worker in self._pool.alive if not worker.is_closed]
 
     async def _start(self, number: int) -> WorkerHandle:
         options = {
             "num_cpus": 1,
             "max_restarts": 0,  # WorkerPool restarts workers
-            "max_concurrency": self._max_per_worker + 8,  # beside the episodes, the calls that serve and close it
+            "max_concurrency": self._max_per_worker + 8,  # plus calls that handle requests and close it
             "scheduling_strategy": "SPREAD",
         }
         ray = _load_ray()
@@ -494,22 +498,22 @@ class RayWorkers:
 
 
 def _secure(config: RunConfig) -> None:
-    """Before Ray is loaded: let a cluster of our own listen on loopback only, and require a token.
+    """Before Ray is loaded: make a cluster that we start listen on loopback only, and require a token.
 
-    Whoever can talk to Ray can run code in it. The token is new, because Ray would keep its own in a file that others
-    can read under the usual umask. Who may talk to another cluster is decided by those who started it; and a Ray that
-    was loaded before has already read its settings.
+    Anyone who can connect to Ray can run code in it. The token is new, because Ray would store its own token in a file
+    that others can read under the usual umask. Nothing changes for a cluster that somebody else started, or if Ray is
+    already loaded, because it has already read its settings.
     """
     if config.workers.address is not None or "ray" in sys.modules:
         return
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on Linux too, in spite of its name
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # also applies to Linux, despite its name
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _load_ray() -> Any:
-    """The library, which only workers on Ray need."""
+    """Import Ray, which is needed only with workers."""
     for name, value in _RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -523,7 +527,7 @@ def _load_ray() -> Any:
 
 
 def _connect(config: RunConfig, folder: Path) -> bool:
-    """Join the cluster, or start one that fits the workers, with its sockets in `folder`. False if already joined."""
+    """Join the cluster, or start one with its sockets in `folder`. Return False if Ray was already connected."""
     ray = _load_ray()
     if ray.is_initialized():
         return False
@@ -550,7 +554,7 @@ def _connect(config: RunConfig, folder: Path) -> bool:
 
 
 def _portable(error: BaseException) -> Exception:
-    """The error as another process can load it: ours as it is, any other as text with its traceback."""
+    """Make an error that another process can load: ours unchanged, any other as text with its traceback."""
     if isinstance(error, McprlError):
         return error
     return RuntimeError("".join(traceback.format_exception(error)).rstrip())

@@ -1,7 +1,7 @@
-"""Rewards: parts between 0 and 1, averaged by weight, less penalties, clipped.
+"""Rewards: the weighted mean of parts between 0 and 1, minus penalties, clipped.
 
-A part exists only if the goal checks it. `score` computes the parts from the turns so far and `weigh` makes one number
-of them. The reward of a turn is the difference that it makes, so turn rewards add up to the episode's exactly.
+A part exists only if the goal checks it. `score` computes the parts from the turns so far, and `weigh` combines them
+into one number. The reward of a turn is the change in that number, so the turn rewards add up exactly to the episode's.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, cast
 
+from mcprl.bounds import is_found, why_no_pattern
 from mcprl.config import RewardsConfig
 from mcprl.errors import BadValueError, TaskFileError
 from mcprl.goals import AnyText, Contains, Exactly, ExpectedCall, ExpectedText, Goal, HasAll, HasNumber, Matches
 from mcprl.records import Source, StopReason, Task, Turn
-from mcprl.schemas import is_found, why_no_pattern
 
 __all__ = [
     "PARTS",
@@ -46,7 +46,7 @@ _GOOD_GRADE: Final = 0.5
 
 # Rewards are multiples of 1/_GRID, so that their sums and differences are exact in any order.
 _GRID: Final = 2**40
-# More than the calls in a goal: see _gain.
+# Larger than the number of calls in a goal; see _gain.
 _PAIRS: Final = 2**20
 
 
@@ -60,11 +60,11 @@ def score(
     state: float | None = None,
     graded: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """The reward parts of `turns`, unweighted, and the counts of penalties.
+    """Return the unweighted reward parts of `turns`, and the counts of penalties.
 
-    `answer` is the prose of the final turn and `stop` the reason why the episode ended; both are None before that.
-    `state` is the share of the expected state that was reached, None if not yet known. `graded` are the parts that the
-    judge (`rubric`) and reward functions give. `weights` only decide which pairing of calls is best.
+    `answer` is the text of the final turn and `stop` the reason why the episode ended; both are None before that.
+    `state` is the fraction of the expected state that was reached, or None if it is not yet known. `graded` holds the
+    parts from the judge (`rubric`) and from reward functions. `weights` only decide which pairing of calls is best.
     """
     graded = graded or {}
     # An injected failure counts neither for nor against the policy.
@@ -87,7 +87,7 @@ def score(
 
 
 def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
-    """Σ weight · part / Σ weight over the parts present, less Σ weight · penalty, clipped."""
+    """Return Σ weight · part / Σ weight over the parts present, minus Σ weight · penalty, clipped."""
     present = [(weights.weight_of(name), value) for name, value in parts.items() if name not in PENALTIES]
     total = sum(weight for weight, _ in present)
     if not total > 0:
@@ -103,7 +103,7 @@ def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
 
 
 def succeeded(parts: Mapping[str, float]) -> bool:
-    """Whether the task is solved: by its outcome if the goal checks one, else by its calls, else by reward functions."""
+    """Return True if the task is solved: by its outcome if the goal checks one, else by calls, else by functions."""
     outcomes = {"answer": 1.0, "state": 1.0, "rubric": _GOOD_GRADE}
     checked = [parts[name] >= least for name, least in outcomes.items() if name in parts]
     if checked or "calls" in parts:
@@ -113,11 +113,11 @@ def succeeded(parts: Mapping[str, float]) -> bool:
 
 
 def _score_answer(goal: Goal, answer: str | None, others: Mapping[str, float]) -> float:
-    # An empty answer never counts, even if the goal only lists words that must not occur.
+    # An empty answer never counts, even if the goal only lists words that must not appear.
     if goal.answer is None or answer is None or not answer.strip() or not meets(goal.answer, answer):
         return 0.0
     if isinstance(goal.answer, AnyText):
-        # Any answer will do, so it is worth no more than the other parts.
+        # Any text is accepted, so the answer scores no higher than the other parts.
         return min((others[name] for name in ("calls", "state", "rubric") if name in others), default=1.0)
     return 1.0
 
@@ -125,7 +125,7 @@ def _score_answer(goal: Goal, answer: str | None, others: Mapping[str, float]) -
 def _score_calls(
     goal: Goal, worked: Sequence[tuple[str, Mapping[str, Any]]], made: int, weights: RewardsConfig
 ) -> dict[str, float]:
-    """The parts calls, arguments and efficiency, for the best pairing of needed and made calls."""
+    """Compute the parts calls, arguments and efficiency for the best pairing of expected and actual calls."""
     needed = max(len(goal.calls), goal.min_calls)
     enough = min(1.0, len(worked) / goal.min_calls) if goal.min_calls else 1.0
     thrift = min(1.0, needed / made) if made else 0.0
@@ -134,7 +134,7 @@ def _score_calls(
         for want in goal.calls
     ]
     wanted = sum(len(want.arguments) for want in goal.calls)
-    # What one more pair, and one more correct argument, adds to the weighted sum.
+    # How much one more pair, and one more correct argument, adds to the weighted sum.
     per_pair = (weights.calls + weights.efficiency * thrift) * enough / max(1, len(goal.calls))
     per_argument = weights.arguments / max(1, wanted)
     gains = [[None if count is None else _gain(per_pair + per_argument * count) for count in row] for row in right]
@@ -147,7 +147,7 @@ def _score_calls(
 
 
 def _gain(value: float) -> int:
-    # Among pairings of equal value, also if all weights are 0, prefer the one with more pairs.
+    # Among pairings of equal value, prefer the one with more pairs, even if all weights are 0.
     return round(value * _GRID) * _PAIRS + 1
 
 
@@ -156,7 +156,7 @@ def _right_arguments(want: ExpectedCall, given: Mapping[str, Any]) -> int:
 
 
 def _is_same(wanted: object, given: object) -> bool:
-    """Equality that ignores case and outer spaces; 5 equals 5.0, but true does not equal 1, nor "5" 5."""
+    """Compare values. Case and outer spaces are ignored; 5 equals 5.0, but true is not 1, and "5" is not 5."""
     if isinstance(wanted, str) and isinstance(given, str):
         return wanted.strip().casefold() == given.strip().casefold()
     if isinstance(wanted, bool) or isinstance(given, bool):
@@ -174,9 +174,10 @@ Gains = Sequence[Sequence[int | None]]
 
 
 def pair_in_order(gains: Gains) -> list[tuple[int, int]]:
-    """The pairs (i, j) with the largest total gain, both indices increasing.
+    """Return the pairs (i, j) with the largest total gain, both indices increasing.
 
-    most[i][j] is the best total for the first i needed and the first j made calls; pairs are read off backwards.
+    most[i][j] is the best total for the first i expected and the first j actual calls. The pairs are read off
+    backwards.
     """
     made = len(gains[0]) if gains else 0
     most = [[0] * (made + 1) for _ in range(len(gains) + 1)]
@@ -198,14 +199,14 @@ def pair_in_order(gains: Gains) -> list[tuple[int, int]]:
 
 
 def pair_in_any_order(gains: Gains) -> list[tuple[int, int]]:
-    """The pairs (i, j) with the largest total gain that use each call once: the assignment problem.
+    """Return the pairs (i, j) with the largest total gain, using each call at most once: the assignment problem.
 
-    Rows (needed calls) are added one by one. A new row takes a free column, or the column of another row, which then
-    takes another: the cheapest such chain, by Bellman-Ford, keeps the assignment optimal. Each row also has a column
-    with gain 0, so that it may stay unpaired.
+    Rows (expected calls) are added one by one. A new row takes a free column, or the column of another row, which then
+    takes a different column. Bellman-Ford finds the cheapest such chain, which keeps the assignment optimal. Each row
+    also has a column with gain 0, so that it may stay unpaired.
     """
     needed, made = len(gains), len(gains[0]) if gains else 0
-    # Costs are negated gains. A pair that is not allowed (None) always costs more than the column with gain 0.
+    # Costs are negated gains. A forbidden pair (None) always costs more than the column with gain 0.
     forbidden = 1 + sum(max((gain or 0 for gain in row), default=0) for row in gains)
     costs = [
         [forbidden if gain is None else -gain for gain in row]
@@ -215,7 +216,7 @@ def pair_in_any_order(gains: Gains) -> list[tuple[int, int]]:
     column_of: dict[int, int] = {}
     for new in range(needed):
         owner_of = {column: row for row, column in column_of.items()}
-        distance, taker_of = {new: 0}, dict[int, int]()  # by the row that is left without a column
+        distance, taker_of = {new: 0}, dict[int, int]()  # keyed by the row that is left without a column
         changed = True
         while changed:
             changed = False
@@ -244,7 +245,7 @@ _DATES_AND_TIMES = re.compile(
     rf"|{_CLOCK}|{_MONTH}\s{_DAY},?\s[0-9]{{4}}|{_DAY}\s{_MONTH},?\s[0-9]{{4}})(?![\w:]|\.[0-9])",
     re.IGNORECASE,
 )
-# 1,234.5 or 1234.5 or .5, with sign, currency and unit, but not inside a word or something like 1.2.3.
+# Matches 1,234.5 or 1234.5 or .5, with sign, currency and unit, but not inside a word or in something like 1.2.3.
 _NUMBER = re.compile(
     r"(?<!\w)(?<![0-9]\.)(?:(?<![%)\]])(?P<sign>[-+−]))?"
     r"(?:(?:[A-Z]{0,2}[$€£¥₹]|USD|EUR|GBP|JPY|CHF)\s?(?P<inner_sign>[-+−])?)?"
@@ -260,7 +261,7 @@ _MINUS = "-−"
 
 
 def meets(expected: ExpectedText, text: str) -> bool:
-    """Whether a text meets an expectation.
+    """Return True if a text meets an expectation.
 
     >>> meets(HasNumber(value=213.88, tolerance=0.005), "VLKN closed at $213.88 on 2025-11-14.")
     True
@@ -282,7 +283,7 @@ def meets(expected: ExpectedText, text: str) -> bool:
 
 
 def why_unusable(expected: ExpectedText) -> str | None:
-    """Why this expectation cannot be checked (nothing, or everything, would meet it); None if it can."""
+    """Return why this expectation cannot be checked (no text, or every text, meets it), or None if it can."""
     match expected:
         case Contains() | Exactly():
             return None if expected.text.strip() else "an empty text is expected"
@@ -300,7 +301,7 @@ def why_unusable(expected: ExpectedText) -> str | None:
 
 
 def numbers_in(text: str) -> tuple[Decimal, ...]:
-    """The numbers in a text, in order. Signs, thousands separators and multipliers are understood.
+    """Return the numbers in a text, in order. Handles signs, thousands separators and multipliers.
 
     Dates, times, digits inside words such as Q3, and versions such as 1.2.3 are not numbers. 5% counts as 5.
 
@@ -314,7 +315,7 @@ def _value(found: re.Match[str]) -> Decimal:
     exponent = (found["exponent"] or "").replace("−", "-")
     number = Decimal(found["digits"].replace(",", "") + exponent)
     unit = (found["letter"] or found["apart"] or found["word"] or "").lower()
-    # "thousand" and "tn" begin alike.
+    # "thousand" and "tn" begin with the same letter.
     power = 3 if unit.startswith("thousand") else _POWERS[unit[0]] if unit else 0
     is_negative = ((found["sign"] or "+") in _MINUS) != ((found["inner_sign"] or "+") in _MINUS)
     return number.scaleb(power) * (-1 if is_negative else 1)
@@ -324,7 +325,7 @@ def _has_number(expected: HasNumber, text: str) -> bool:
     numbers = set(numbers_in(text))
     if expected.at_most is not None and len(numbers) > expected.at_most:
         return False
-    # As decimals, because floats would round: 213.885 is within 0.005 of 213.88.
+    # Use decimals, because floats would round: 213.885 is within 0.005 of 213.88.
     value, tolerance = Decimal(str(expected.value)), Decimal(str(expected.tolerance))
     return any(abs(number - value) <= tolerance for number in numbers)
 
@@ -335,13 +336,13 @@ def _contains_words(text: str, words: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _pattern_of(words: str) -> re.Pattern[str]:
-    """Matches whole words: not 5 in 3.5, nor 30 in 23:30; a full stop or a colon may follow."""
+    """Return a pattern that matches whole words: not 5 in 3.5, nor 30 in 23:30. A period or a colon may follow."""
     escaped = r"\s+".join(re.escape(word) for word in words.split())
     return re.compile(rf"(?<![\w.])(?<![0-9]:){escaped}(?!\w|\.\w|:[0-9])", re.IGNORECASE)
 
 
 def require_scorable(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
-    """Raise if a task's goal cannot be checked, or if nothing that it checks has a weight."""
+    """Raise if a task's goal cannot be checked, or if none of the parts that it checks has a weight."""
     for task in tasks:
         for text in [task.goal.answer, *(text for state in task.goal.state for text in state.texts)]:
             if text is not None and (problem := why_unusable(text)) is not None:

@@ -1,7 +1,7 @@
 """Opens everything that episodes need from a configuration: tool servers, chat, grammars, judge and sampler.
 
-Training, evaluation, the doctor and `mcprl try` open a stage. Its kit is everything but the sampler: with workers,
-each worker opens a kit from the same configuration.
+Training, evaluation, the doctor and `mcprl try` open a stage. A stage consists of a kit and a sampler. With workers,
+each worker opens its own kit from the same configuration.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ __all__ = ["MeteredSampler", "Occupancy", "PlayerKit", "Stage", "ToolFigures", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerKit:
-    """What the episodes of a process share besides the sampler.
+    """Everything that the episodes of a process share, except the sampler.
 
-    `runner` makes a runner for a sampler. `grammars` is None without constraints, `demonstrator` without a warm start.
+    `runner` makes a runner for a sampler. `grammars` is None without constraints. `demonstrator` is None without a warm
+    start.
     """
 
     chat: Chat
@@ -63,9 +64,9 @@ async def open_kit(
     tasks: Sequence[Task] = (),
     tell: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[PlayerKit]:
-    """Open the kit of `config` over an open toolbox. Raises if a tool that `tasks` offer has no grammar.
+    """Open the kit of `config` with an open toolbox. Raises if a tool that `tasks` offer has no grammar.
 
-    `tell` is called before slow work.
+    `tell` is called before slow steps.
     """
     preamble = load_preamble(config.tasks.preamble)
     async with AsyncExitStack() as stack:
@@ -118,7 +119,7 @@ async def open_kit(
 def _make_grammars(
     config: RunConfig, chat: Chat, tasks: Sequence[Task], catalog: Catalog
 ) -> tuple[Grammars, TurnGrammars]:
-    """Load the grammars, and check that each tool that a task offers has one."""
+    """Load the grammars, and check that each tool offered by a task has one."""
     catalog.require(config.sampling.loose_tools, wanted_by="sampling.loose_tools")
     grammars = load_grammars(config.model.path)
     turn_grammars = TurnGrammars(chat, grammars, config.sampling)
@@ -127,7 +128,7 @@ def _make_grammars(
 
 
 class Occupancy:
-    """Measures the time during which any work is under way: work from 0 s to 3 s and from 2 s to 5 s counts 5 s."""
+    """Measures the time during which work is in progress: work from 0 s to 3 s and from 2 s to 5 s counts as 5 s."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -148,7 +149,7 @@ class Occupancy:
                 self._busy_s += self._clock() - self._busy_since
 
     def take(self) -> float:
-        """The busy seconds since the last call, including work that has not ended."""
+        """Return the busy seconds since the last call, including work that has not ended."""
         if self._under_way:
             now = self._clock()
             self._busy_s += now - self._busy_since
@@ -194,10 +195,10 @@ class ToolFigures(Protocol):
 
 @dataclass(slots=True)
 class Stage:
-    """What episodes need: tools and a sampler. Training adds a learner.
+    """Everything that episodes need: tools and a sampler. Training adds a learner.
 
-    `grammars` is None without constraints, `engine` unless the engine is SkyRL, `demonstrator` without a warm start.
-    `toolbox` belongs to this process; `figures` cover all workers.
+    `grammars` is None without constraints, `engine` is None unless the engine is SkyRL, and `demonstrator` is None
+    without a warm start. `toolbox` belongs to this process; `figures` cover all workers.
     """
 
     toolbox: Toolbox
@@ -214,7 +215,7 @@ class Stage:
 async def open_stage(
     config: RunConfig, tasks: Sequence[Task], watcher: Watcher, *, logs: Path
 ) -> AsyncGenerator[Stage]:
-    """Start the tool servers, check the tasks against their tools, and only then load the model."""
+    """Start the tool servers, check the tasks against their tools, and then load the model."""
     require_scorable(tasks, config.rewards)
     limits: SharedLimits | None = None
     if config.workers.count:
@@ -254,7 +255,7 @@ async def open_stage(
 
 
 def make_engine(config: RunConfig, logs: Path, watcher: Watcher) -> SkyrlEngine:
-    """The engine that sampler and learner share. Its server stores its files beside the logs."""
+    """Create the engine that the sampler and the learner share. Its server stores its files beside the logs."""
     if importlib.util.find_spec("tinker") is None:
         raise MissingExtraError("engine is skyrl, which needs tinker", fix="install mcprl[skyrl]")
     from mcprl.skyrl.engine import SkyrlEngine
@@ -265,7 +266,7 @@ def make_engine(config: RunConfig, logs: Path, watcher: Watcher) -> SkyrlEngine:
 def make_sampler(
     config: RunConfig, logs: Path, grammars: Grammars | None, engine: SkyrlEngine | None = None
 ) -> Sampler:
-    """The sampler of the configured engine. Imports only the libraries of that engine."""
+    """Create the sampler of the configured engine. Imports only the libraries of that engine."""
     if engine is not None:
         from mcprl.samplers.skyrl import SkyrlSampler
 

@@ -1,1 +1,1 @@
-"""Evaluation: `harness` plays, `outcomes` judges, `statistics` and `results` count and compare, `report` writes."""
+"""Evaluation: `harness` runs episodes, `outcomes` judges, `statistics` and `results` analyze, `report` writes."""

@@ -1,4 +1,4 @@
-"""Plays an evaluation: every episode of every task, without a learner; lost episodes are played again."""
+"""Runs an evaluation: all episodes of all tasks, without a learner. Lost episodes are run again."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from mcprl.evaluation.statistics import TaskResult, count_figures
 from mcprl.progress import Watcher
 from mcprl.recipe import load_recipe
 from mcprl.records import LostEpisode, Task, Trajectory, Weights
+from mcprl.samplers.model_folder import adapter_settings, check_base_model
 from mcprl.seeds import derive_seed
 from mcprl.tasks import load_tasks
 from mcprl.tools.stats import StatsDocument
@@ -52,7 +53,8 @@ _STEP = 0
 class Request:
     """What to evaluate: Request(config=config, suite=suite, episodes=4, sample=None, adapter=Path("…/adapter")).
 
-    `config` has the settings that the suite needs. With `sample`, a subset of that size is drawn by the seed.
+    `config` has the settings that the suite needs. With `sample`, only a random subset of this many tasks is run; the
+    seed determines it.
     """
 
     config: RunConfig
@@ -64,14 +66,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """An evaluation and the trajectories that it was counted from, task by task in the order of their members."""
+    """An evaluation and its trajectories, ordered by task and then by member."""
 
     evaluation: Evaluation
     trajectories: tuple[Trajectory, ...]
 
 
 async def evaluate(request: Request, watcher: Watcher, *, logs: Path) -> Played:
-    """Play, judge, count. `watcher` hears of each attempt. Raises GroupIncompleteError if an episode keeps failing."""
+    """Run all episodes, judge them and compute the figures.
+
+    `watcher` is called after each attempt. Raises GroupIncompleteError if an episode keeps failing.
+    """
     config, suite = request.config, request.suite
     started, began = datetime.now(UTC), time.monotonic()
     every_task = suite.tasks()
@@ -106,7 +111,7 @@ async def evaluate(request: Request, watcher: Watcher, *, logs: Path) -> Played:
 
 
 def choose_tasks(tasks: Sequence[Task], sample: int | None, seed: int) -> tuple[Task, ...]:
-    """All tasks, or a sample of them drawn by the seed, in their order."""
+    """Return all tasks, or a random sample of them that the seed determines, in their original order."""
     if not tasks:
         raise BadValueError("there is no task to play", fix="name a file that has some with --tasks")
     if sample is None or sample >= len(tasks):
@@ -116,13 +121,13 @@ def choose_tasks(tasks: Sequence[Task], sample: int | None, seed: int) -> tuple[
 
 
 def fingerprint(task: Task) -> str:
-    """Equal for two tasks only if they ask the same and check the same."""
-    # `repr` names the class of each check: `Contains` and `Exactly` differ in nothing else.
+    """Return a hash of the task: two tasks have the same one only if all of their fields are equal."""
+    # `repr` includes the class of each check. `Contains` and `Exactly` differ only in that.
     return hashlib.blake2b(repr(task).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class Player:
-    """Plays the episodes of tasks concurrently; those lost to the infrastructure are counted and played again."""
+    """Runs the episodes of tasks concurrently. Episodes lost to the infrastructure are counted and run again."""
 
     def __init__(self, runner: RunsEpisodes, config: EpisodesConfig, suite: Suite, watcher: Watcher) -> None:
         self.lost: Counter[str] = Counter()
@@ -133,7 +138,7 @@ class Player:
         self._places = asyncio.Semaphore(config.max_concurrent)
 
     async def play(self, task: Task, episodes: int) -> tuple[tuple[Trajectory, EpisodeOutcome], ...]:
-        """That many episodes of a task, each with its outcome."""
+        """Run `episodes` episodes of a task. Returns each trajectory with its outcome."""
         return await run_all(self._member(task, member) for member in range(episodes))
 
     async def _member(self, task: Task, member: int) -> tuple[Trajectory, EpisodeOutcome]:
@@ -176,7 +181,7 @@ def _costs(stats: StatsDocument) -> dict[str, ServerCost]:
 
 
 GREEDY_TEMPERATURE: Final = 0.01
-"""Nearly greedy. Samplers do not take 0: the logprobs of a certain choice say nothing."""
+"""Nearly greedy. Samplers do not accept 0, because all logprobs would then be 0."""
 
 
 def make_request(  # noqa: PLR0913 - each is an option of `mcprl eval`
@@ -191,7 +196,7 @@ def make_request(  # noqa: PLR0913 - each is an option of `mcprl eval`
     greedy: bool = False,
     overrides: Sequence[str] = (),
 ) -> Request:
-    """The request of a command line: a recipe or a suite is needed, the rest has defaults.
+    """Make the request of `mcprl eval` from its options. A recipe or a suite is required.
 
     Raises a ConfigurationError if arguments contradict each other.
     """
@@ -200,14 +205,15 @@ def make_request(  # noqa: PLR0913 - each is an option of `mcprl eval`
     if suite is not None and tasks is not None:
         raise BadValueError("a suite has its own tasks", fix="give --suite or --tasks, not both")
     named = None if suite is None else named_suite(suite)
-    # Later settings win. Training injects faults; an evaluation does so only on request.
+    # Later settings override earlier ones. Training injects errors; an evaluation does so only on request.
     settings = ["episodes.injected_errors=0", *overrides]
     if greedy:
         settings.append(f"sampling.temperature={GREEDY_TEMPERATURE}")
     if model is not None:
         settings.append(f"model.path={json.dumps(_location(model))}")
-    settings += _adapter_settings(adapter)
+    settings += adapter_settings(adapter)
     config = _bare_config(suite or "", settings) if recipe is None else load_recipe(recipe, settings)
+    check_base_model(adapter, config.model.path)
     # Nothing is imitated here, so no task needs a solution.
     config = _without_warm_start(config)
     chosen = named or _task_suite(config, tasks)
@@ -225,7 +231,7 @@ def _task_suite(config: RunConfig, tasks: Path | None) -> Suite:
 
 
 def _bare_config(suite: str, settings: Sequence[str]) -> RunConfig:
-    """A configuration without a recipe: the suite's settings, those of the command line, and defaults."""
+    """Make a configuration without a recipe, from the suite's settings, the command line and defaults."""
     bare: dict[str, Any] = {"name": suite, "tasks": {"train": f"{suite}.jsonl"}, "servers": {"file": f"{suite}.json"}}
     with tempfile.TemporaryDirectory(prefix="mcprl-eval-") as folder:
         path = Path(folder) / f"{suite}.yaml"
@@ -240,23 +246,11 @@ def _from_working_directory(setting: str) -> str:
 
 
 def _location(model: str) -> str:
-    """A folder as an absolute path, since a recipe's own paths are relative to the recipe; a hub name as it is."""
+    """Return the absolute path of a model folder, or a hub name unchanged.
+
+    A relative path would refer to the folder of the recipe.
+    """
     return str(Path(model).absolute()) if Path(model).is_dir() or model.startswith((".", "/")) else model
-
-
-def _adapter_settings(adapter: Path | None) -> list[str]:
-    """Settings of a sampler that can load the adapter, even if the recipe trains something else."""
-    if adapter is None:
-        return []
-    path = adapter / "adapter_config.json"
-    fix = "name the folder of a LoRA adapter, such as outputs/hello-cpu/adapter"
-    try:
-        rank = json.loads(path.read_bytes())["r"]
-    except OSError as error:
-        raise BadValueError(f"--adapter {adapter}: {path.name} cannot be read: {error.strerror}", fix=fix) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadValueError(f"--adapter {adapter}: {path.name} has no adapter rank", fix=fix) from error
-    return ["learner.tuning=lora", f"learner.lora_rank={rank}"]
 
 
 def _without_warm_start(config: RunConfig) -> RunConfig:

@@ -1,4 +1,4 @@
-"""The outcome of an episode: whether it solved its task, one reason if it did not, its calls, its cost."""
+"""The outcome of an episode: whether it solved its task, one reason if it did not, its calls and its cost."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """Whether an episode solved its task, and why not.
+    """Whether an episode solved its task, and the reason if it did not.
 
-    `failure` is the suite's own reason, such as "wrong state"; if it is None, `failure_of` derives one from the
+    `failure` is the suite's reason, such as "wrong state". If it is None, `failure_of` derives a reason from the
     trajectory.
 
     Judged(success=False, failure="wrong state")
@@ -44,35 +44,35 @@ class Judged:
 
 
 class Suite(Protocol):
-    """Tasks with a judge. Benchmarks implement it; `TaskSuite` does so for a task file."""
+    """Tasks and a judge of their episodes. Implemented by benchmarks, and by `TaskSuite` for a task file."""
 
     @property
     def name(self) -> str:
-        """Its name after `--suite`, and in the names of folders."""
+        """The name for `--suite` and for output folders."""
         ...
 
     def adapt(self, config: RunConfig) -> RunConfig:
-        """The configuration with the servers and limits that the suite needs. Model and sampling stay the user's.
+        """Add the servers and limits that the suite needs to the configuration. Model and sampling are not changed.
 
-        Without a recipe, `config` has placeholders for servers and tasks, which the suite replaces.
+        Without a recipe, `config` has placeholders for servers and tasks, which the suite must replace.
         """
         ...
 
     def tasks(self) -> Sequence[Task]:
-        """All tasks, in a fixed order. An evaluation may play a sample of them."""
+        """Return all tasks, in a fixed order. An evaluation may use only a sample of them."""
         ...
 
     def category(self, task: Task) -> str:
-        """The category in reports: the difficulty, or a benchmark's own category."""
+        """Return the category of a task in reports: its difficulty, or a category of the benchmark."""
         ...
 
     async def judge(self, task: Task, trajectory: Trajectory) -> Judged:
-        """Whether the finished episode solved its task. Called once per episode, concurrently."""
+        """Judge whether a finished episode solved its task. Called once per episode, concurrently."""
         ...
 
 
 class TaskSuite:
-    """The tasks of a file: solved if every check of their goal passes."""
+    """The tasks of a file. A task is solved if every check of its goal passes."""
 
     def __init__(self, name: str, tasks: Sequence[Task]) -> None:
         self.name = name
@@ -92,7 +92,7 @@ class TaskSuite:
 
 
 def named_suite(name: str) -> Suite:
-    """The suite of that name: packages add suites through the entry point group `mcprl.suites`."""
+    """Return the suite of this name. Packages add suites through the entry point group `mcprl.suites`."""
     suites = {entry.name: entry for entry in entry_points(group="mcprl.suites")}
     if name not in suites:
         raise BadValueError(
@@ -106,19 +106,19 @@ def named_suite(name: str) -> Suite:
 
 
 UNKNOWN_TOOL: Final = "(no tool)"
-"""Calls that are unreadable or name an unknown tool are counted under one name: a policy may invent many."""
+"""The name under which calls are counted that cannot be parsed or that name an unknown tool."""
 
 
 class CallFate(StrEnum):
-    """What became of a call."""
+    """What happened to a call."""
 
     WORKED = "worked"
-    INVALID = "invalid"  # refused before it reached a tool: not a call, unknown tool, or bad arguments
-    ERROR = "error"  # the tool answered with an error, or the failure was injected
+    INVALID = "invalid"  # refused before it reached a tool: malformed, unknown tool, or bad arguments
+    ERROR = "error"  # the tool returned an error, or the failure was injected
 
 
 class FailureKind(StrEnum):
-    """Why an episode failed: exactly one reason per failed episode. A suite may add its own names."""
+    """Why an episode failed. Every failed episode has exactly one reason. A suite may add its own reasons."""
 
     CUT_BY_LENGTH = "cut by length"
     CONTEXT_LIMIT = "context limit"
@@ -139,7 +139,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOutcome:
-    """One call of an episode. `server` is None if it named an unknown tool.
+    """The outcome of one call. `server` is None if the call named an unknown tool.
 
     CallOutcome(tool="find_person", server="directory", fate=CallFate.WORKED, latency_s=0.003, source=Source.LIVE)
     """
@@ -153,9 +153,9 @@ class CallOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOutcome:
-    """One episode, reduced to what is counted. `failure` is None if and only if it solved its task.
+    """The data of one episode that statistics need. `failure` is None if and only if the episode solved its task.
 
-    `prompt_tokens` are those that the policy read, each counted once: prompt, tools, and results of tools.
+    `prompt_tokens` counts the tokens that the policy read: prompt, tools and tool results, each counted once.
 
     EpisodeOutcome(task_id="meet-ana", member=0, success=False, failure="wrong answer", reward=0.4,
                    stop=StopReason.ANSWERED, turns=3, prompt_tokens=812, sampled_tokens=96, duration_s=2.1, calls=(…))
@@ -187,7 +187,7 @@ _ENDED_BY: Final = {
 
 
 def outcome_of(task: Task, trajectory: Trajectory, judged: Judged) -> EpisodeOutcome:
-    """The outcome of a finished episode that its suite has judged."""
+    """Return the outcome of a finished episode that its suite has judged."""
     sampled = sum(trajectory.sampled)
     return EpisodeOutcome(
         task_id=task.id,
@@ -205,10 +205,10 @@ def outcome_of(task: Task, trajectory: Trajectory, judged: Judged) -> EpisodeOut
 
 
 def failure_of(goal: Goal, trajectory: Trajectory) -> FailureKind:
-    """Why an episode failed: the limit that ended it, or else the first thing that went wrong.
+    """Return why an episode failed: the limit that ended it, or else the first thing that went wrong.
 
-    Earlier kinds cause later ones, so the first that holds is the one to fix: a call that was never valid, then an
-    error that was not overcome, a needed tool that was not used, its arguments, and only then the answer itself.
+    Reasons are checked in this order, because earlier ones cause later ones: no call was valid, an error was never
+    recovered, a required tool was not used, its arguments were wrong, the answer was wrong.
     """
     if trajectory.stop in _ENDED_BY:
         return _ENDED_BY[trajectory.stop]
@@ -225,7 +225,7 @@ def failure_of(goal: Goal, trajectory: Trajectory) -> FailureKind:
 
 
 def _why_not_solved(goal: Goal, trajectory: Trajectory, calls: Sequence[CallOutcome]) -> FailureKind:
-    """The reason for an episode that ended with an answer and whose last calls worked."""
+    """Return why an episode failed that ended with an answer and whose last calls worked."""
     parts = trajectory.reward_parts
     if not calls and (goal.calls or goal.min_calls or goal.state):
         return FailureKind.NO_CALL
@@ -239,13 +239,14 @@ def _why_not_solved(goal: Goal, trajectory: Trajectory, calls: Sequence[CallOutc
         return FailureKind.WRONG_ARGUMENTS
     if parts.get("state", 1.0) < 1.0:
         return FailureKind.WRONG_STATE
-    if parts.get("answer", 1.0) < 1.0 or succeeded(parts):  # solved by its parts: the suite wants more of the answer
+    # If all parts passed, the suite requires more of the answer than the task's goal does.
+    if parts.get("answer", 1.0) < 1.0 or succeeded(parts):
         return FailureKind.WRONG_ANSWER
     return FailureKind.LOW_GRADE
 
 
 def _ends_in_errors(trajectory: Trajectory) -> bool:
-    """Whether the last turn that made calls made none that worked."""
+    """Whether none of the calls worked in the last turn that made any."""
     last = next((turn.observations for turn in reversed(trajectory.turns) if turn.observations), ())
     return bool(last) and not any(seen.worked for seen in last)
 
@@ -267,6 +268,6 @@ def _calls(trajectory: Trajectory) -> tuple[CallOutcome, ...]:
 def _fate(call: ToolCall, seen: Observation) -> CallFate:
     if seen.worked:
         return CallFate.WORKED
-    # A call that is refused before it reaches a server has no latency.
+    # A call that was refused before it reached a server has no latency.
     refused = call.problem is not None or seen.server is None or not seen.latency_s
     return CallFate.INVALID if refused and seen.source is not Source.INJECTED else CallFate.ERROR

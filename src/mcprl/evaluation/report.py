@@ -1,12 +1,12 @@
-"""The folder of an evaluation: results, reports for people, and every trajectory for the viewer.
+"""Writes the folder of an evaluation: results, reports, and every trajectory for the viewer.
 
 outputs/eval-hello-cpu/
   results.json            everything, with a schema version
-  report.md, report.html  the same for people
+  report.md, report.html  the same as readable reports
   trajectories.parquet    one row per episode
   logs/                   vLLM and the tool servers
 
-A report is a title, a few sentences and a list of tables; Markdown, HTML and the terminal render the same list.
+A report is a title, a few sentences and a list of tables. It can be shown as Markdown, as HTML and in the terminal.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ EVERY_TASK = "Every task"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable:
-    """A table whose first column is text and whose others are figures. No cell has a line break.
+    """A table. Its first column is text, the others are figures. No cell has a line break.
 
-    In HTML, `plot` (an SVG) is shown above the table, and a `folded` table is closed until it is clicked.
+    In HTML, `plot` (an SVG) is shown above the table, and a `folded` table is collapsed until it is clicked.
 
     ReportTable(title="By difficulty", columns=("difficulty", "tasks"), rows=(("easy", "3"),))
     """
@@ -88,7 +88,7 @@ def evaluation_report(evaluation: Evaluation, comparison: Comparison | None) -> 
 
 
 def comparison_report(comparison: Comparison) -> Report:
-    """A comparison of two existing evaluations."""
+    """Make the report of a comparison of two existing evaluations."""
     before, after = _line(comparison.before_name), _line(comparison.after_name)
     return Report(
         title=f"{after} against {before}", about=(comparison.verdict,), tables=tuple(_comparison_tables(comparison))
@@ -183,7 +183,7 @@ def _tasks(evaluation: Evaluation) -> ReportTable:
 
 
 def _comparison_tables(comparison: Comparison) -> list[ReportTable]:
-    """Before and after, overall and by category; tasks won and lost, biggest change first; settings that differ."""
+    """Make tables of success before and after, tasks won and lost (biggest change first), and settings that differ."""
     parts = [(_line(name), part) for name, part in comparison.categories.items()] if comparison.categories else []
     rows = [*(parts if len(parts) > 1 else ()), ("all", comparison)]
     skipped = f"; skipped {len(comparison.left_out)} tasks that only one of the two has" if comparison.left_out else ""
@@ -246,7 +246,7 @@ _MAX_CELL_CHARS = 160
 
 
 def _line(text: str) -> str:
-    r"""A name for a cell: on one line, cut, with control and direction characters escaped.
+    r"""Make a name fit into a cell: one line, limited length, control and direction characters escaped.
 
     >>> _line("a\x1b[31m\n\u202eb")
     'a\\x1b[31m \\u202eb'
@@ -257,7 +257,7 @@ def _line(text: str) -> str:
 
 
 def _interval(estimate: Estimate, form: str, scale: float = 1.0, unit: str = "") -> str:
-    """`+12.5 points (−3.1 to +28.0)`: a figure and its 95% interval, if it has one."""
+    """Format a figure and its 95% interval, if it has one: `+12.5 points (−3.1 to +28.0)`."""
     value, low, high = (
         "" if x is None else format(scale * x, form).replace("-", "−")
         for x in (estimate.value, estimate.low, estimate.high)
@@ -282,7 +282,7 @@ def _share(value: float | None) -> str:
 
 
 def _amount(value: float) -> str:
-    """`1,204` or `2.4`: a count, or a mean of counts."""
+    """Format a count or a mean of counts: `1,204` or `2.4`."""
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.1f}"
 
 
@@ -292,7 +292,7 @@ _METHOD = (
     "evaluations are compared task by task with an exact sign-flip test, which is McNemar's if each task has one "
     "episode."
 )
-_MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")  # characters with a meaning in Markdown, or in HTML inside it
+_MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")  # special characters of Markdown, and of HTML inside it
 
 
 def to_markdown(report: Report) -> str:
@@ -338,7 +338,7 @@ _POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none
 
 
 def to_html(report: Report) -> str:
-    """One page without scripts or requests: its content security policy admits only its style sheet."""
+    """Render one page without scripts or requests. Its content security policy allows only its style sheet."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -354,7 +354,7 @@ def _html_table(table: ReportTable) -> str:
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
     rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
-    # A table that scrolls must be reachable by keyboard.
+    # A scrollable table must be reachable by keyboard.
     body = (
         f'{table.plot}<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
@@ -368,7 +368,7 @@ _LEFT, _WIDTH, _ROW, _MAX_ROWS = 8.0, 424.0, 42, 24
 
 
 def _plot(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
-    """A line per row, from 0 to 100%: a label, its figures, and a mark from `_bar` or `_change` at height 0."""
+    """Draw one line per row, on a scale from 0 to 100%. A row is a label, its figures and an SVG mark at y = 0."""
     shown = [*rows[: _MAX_ROWS - 1], rows[-1]] if len(rows) > _MAX_ROWS else rows
     marks = [
         f'<g transform="translate(0 {20 + number * _ROW})"><text x="{_LEFT}" y="0">{escape(label)}</text>'
@@ -398,7 +398,7 @@ def _change(before: float, after: float) -> str:
 
 
 def make_folder(outputs: Path, name: str, chosen: Path | None) -> Path:
-    """A new folder: the chosen one, or `eval-NAME` in `outputs`, with a number if that exists."""
+    """Create and return the folder: `chosen`, or else `eval-NAME` in `outputs`, with a number if that exists."""
     with storage_faults(f"making a folder for the evaluation {name}"):
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)
@@ -416,7 +416,7 @@ def make_folder(outputs: Path, name: str, chosen: Path | None) -> Path:
 
 
 def write_report(folder: Path, played: Played, comparison: Comparison | None) -> None:
-    """Write all files of an evaluation. The results come last: if they exist, the rest does too."""
+    """Write all files of an evaluation. `results.json` is written last: if it exists, the others do too."""
     extra: dict[str, Any] = {} if comparison is None else {"comparison": comparison_json(comparison)}
     write_trajectories(folder / "trajectories.parquet", played.trajectories)
     _write_pages(folder, evaluation_report(played.evaluation, comparison))

@@ -1,4 +1,4 @@
-"""`results.json`, an evaluation as versioned data, and the comparison of two evaluations."""
+"""Reads and writes `results.json`, the versioned data of an evaluation, and compares two evaluations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCost:
-    """How much a tool server was used: ServerCost(calls=120, usd=0.12, restarts=0). `usd` needs a price per call."""
+    """The use of a tool server: ServerCost(calls=120, usd=0.12, restarts=0). `usd` is 0 without a price per call."""
 
     calls: int
     usd: float
@@ -55,10 +55,10 @@ class ServerCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A whole evaluation: what was played, the outcome of each episode, and the figures.
+    """A whole evaluation: what was evaluated, the outcome of each episode, and the figures.
 
-    `lost` counts attempts lost to the infrastructure, by code; all were played again, none is in a figure. `config`
-    has every setting.
+    `lost` counts the attempts lost to the infrastructure, by error code. All of them were run again, and no figure
+    includes them. `config` has every setting.
     """
 
     schema: Literal[1] = SCHEMA
@@ -79,7 +79,7 @@ class Evaluation:
 
     @property
     def title(self) -> str:
-        """The model and its adapter."""
+        """The names of the model and its adapter."""
         model = Path(self.model).name
         return model if self.adapter is None else f"{model} with {_adapter_name(Path(self.adapter))}"
 
@@ -89,7 +89,7 @@ class Evaluation:
 
 
 def _adapter_name(path: Path) -> str:
-    """`outputs/hello-cpu/adapter` is shown as hello-cpu/adapter."""
+    """Shorten the path of an adapter: `outputs/hello-cpu/adapter` becomes hello-cpu/adapter."""
     return f"{path.parent.name}/{path.name}" if path.name == "adapter" and path.parent.name else path.name
 
 
@@ -101,14 +101,14 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation, extra: Mapping[str, Any]) -> None:
-    """Write `results.json`, with `extra` entries such as a comparison."""
+    """Write `results.json`. `extra` are further entries, such as a comparison."""
     document = {**to_json(evaluation), **extra}
-    # ASCII: a policy can write half of a surrogate pair, which is not UTF-8.
+    # ASCII, because a policy can write half of a surrogate pair, which UTF-8 cannot encode.
     write_file(folder / FILE_NAME, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
 
 
 def read_evaluation(folder: Path) -> Evaluation:
-    """The evaluation in a folder, or in a `results.json` file. Raises ConfigFileError if there is none."""
+    """Read the evaluation in a folder or in a `results.json` file. Raises ConfigFileError if there is none."""
     path = folder / FILE_NAME if folder.is_dir() else folder
     fix = "give the folder of an evaluation, such as outputs/eval-hello-cpu"
     try:
@@ -129,7 +129,7 @@ def read_evaluation(folder: Path) -> Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskChange:
-    """A task before and after: TaskChange(id="meet-ana", category="medium", before=0.25, after=1.0)."""
+    """The success of a task before and after: TaskChange(id="meet-ana", category="medium", before=0.25, after=1.0)."""
 
     id: str
     category: str
@@ -139,7 +139,7 @@ class TaskChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryChange:
-    """A category before and after, and the mean difference of its tasks."""
+    """The success of a category before and after, and the mean difference of its tasks."""
 
     tasks: int
     before: float
@@ -149,11 +149,11 @@ class CategoryChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Before and after on the tasks that both played.
+    """A comparison of two evaluations on the tasks that both have.
 
-    `p` is from the exact paired test of success; `changes` has every task. `left_out` are tasks that only one of the
-    two played, or that differ between them. `other_settings` are settings that differ besides the weights: they may
-    explain the difference.
+    `p` is the p-value of the exact paired test of success. `changes` has every task. `left_out` are tasks that only one
+    of the two has, or that differ between them. `other_settings` are settings, other than the weights, that differ and
+    may explain the difference.
 
     Comparison(before_name="smollm2-135m", after_name="smollm2-135m with hello-cpu/adapter", tasks=4, before=0.0,
                after=0.5, difference=Estimate(value=0.5, low=-0.1, high=0.8), p=0.25, won=2, lost=0, …)
@@ -176,7 +176,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """The comparison in one sentence."""
+        """The result of the comparison in one sentence."""
         if not self.p <= 1.0 - CONFIDENCE:
             return "No difference that this many tasks can show."
         return (
@@ -184,7 +184,7 @@ class Comparison:
         )
 
 
-# Settings that may differ without a remark: the weights are what is compared.
+# Settings that are expected to differ, because two versions of the weights are compared.
 _COMPARED: Final = ("name", "model.path", "learner", "training", "algorithm", "tasks.train", "workers")
 
 
@@ -257,7 +257,7 @@ def _other_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict
 
 
 def _leaves(section: Mapping[str, Any], path: str = "") -> dict[str, str]:
-    """Every setting by its dotted name."""
+    """Return every setting by its dotted name."""
     found: dict[str, str] = {}
     for name, value in section.items():
         here = f"{path}.{name}" if path else name

@@ -1,8 +1,8 @@
-"""Statistics of evaluations: intervals, pass@k and pass^k, paired tests, and figures by task and tool.
+"""Statistics of evaluations: confidence intervals, pass@k and pass^k, paired tests, and figures by task and tool.
 
-Pure Python, no numpy. Episodes of one task are correlated, so K episodes of one task tell less than one episode each of
-K tasks. Every interval is therefore computed from the tasks' means. An interval that treats episodes as independent
-would be too narrow by up to √K.
+Pure Python, no numpy. Episodes of one task are correlated, so K episodes of one task contain less information than one
+episode of each of K tasks. Every interval is therefore computed from the means of tasks. An interval that treats
+episodes as independent would be too narrow by a factor of up to √K.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CONFIDENCE: Final = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure and its 95% interval. One task alone has no interval.
+    """A figure and its 95% confidence interval. There is no interval if there is only one task.
 
     Estimate(value=0.42, low=0.31, high=0.54)
     """
@@ -54,12 +54,13 @@ class Estimate:
 
 
 def share_interval(task_means: Sequence[float], episodes: int) -> Estimate:
-    """The mean over tasks of something between 0 and 1, with a Wilson interval at the effective number of episodes.
+    """Return the mean over tasks of a number in [0, 1], with a Wilson interval at the effective number of episodes.
 
-    That number is p(1 − p)·n / s² for n tasks whose means have variance s². It lies between the number of tasks
-    (episodes of a task fully correlated) and `episodes` (independent). If all means are equal, s² is unknown and the
-    number of tasks is used. A Wilson interval stays within [0, 1] and does not shrink to a point if all tasks were
-    solved, or none. Its quantile is Student's if tasks have several episodes, as s² is then an estimate.
+    The effective number of episodes is p(1 − p)·n / s² for n tasks whose means have variance s². It is at least the
+    number of tasks (if the episodes of a task are fully correlated) and at most `episodes` (if they are independent).
+    If all means are equal, s² is unknown and the number of tasks is used. A Wilson interval stays within [0, 1], and
+    does not shrink to a point if all tasks or none were solved. If tasks have several episodes, s² is an estimate, so
+    Student's quantile is used.
     """
     tasks = len(task_means)
     p = fmean(task_means)
@@ -72,12 +73,12 @@ def share_interval(task_means: Sequence[float], episodes: int) -> Estimate:
     shrunk = 1.0 + z * z / effective
     centre = (p + z * z / (2 * effective)) / shrunk
     half = z / shrunk * math.sqrt(p * (1.0 - p) / effective + z * z / (4 * effective * effective))
-    # Rounding must not push the estimate out of its own interval.
+    # Rounding must not move the estimate out of its interval.
     return Estimate(value=p, low=max(0.0, min(p, centre - half)), high=min(1.0, max(p, centre + half)))
 
 
 def mean_interval(task_means: Sequence[float]) -> Estimate:
-    """The mean over tasks, with Student's interval of the tasks' means."""
+    """Return the mean over tasks, with Student's interval of the means of tasks."""
     mean = fmean(task_means)
     if len(task_means) < 2:
         return Estimate(value=mean)
@@ -88,11 +89,11 @@ def mean_interval(task_means: Sequence[float]) -> Estimate:
 
 
 def difference_interval(differences: Sequence[float]) -> Estimate:
-    """The mean of paired differences of shares, each between −1 and 1, with an interval that is never a point.
+    """Return the mean of paired differences, each between −1 and 1, with an interval that is never a single point.
 
-    Two tasks are added, one won and one lost, and Student's interval is taken of the n + 2. With one episode per task,
-    this is the interval of Bonett and Price for paired proportions, which holds even if few pairs differ; an interval
-    of the differences alone would be a point if none does.
+    It is Student's interval over n + 2 tasks: two are added, one with difference +1 and one with −1. With one episode
+    per task, this is the interval of Bonett and Price for paired proportions. It is valid even if few pairs differ.
+    Without the two tasks, the interval would be a single point if no pair differs.
     """
     n = len(differences) + 2
     centre = sum(differences) / n
@@ -103,9 +104,9 @@ def difference_interval(differences: Sequence[float]) -> Estimate:
 
 
 def pass_at_k(episodes: int, solved: int, k: int) -> float:
-    """The probability that one or more of k of the episodes solve the task: 1 − C(n−c, k) / C(n, k).
+    """Return the probability that at least one of k episodes solves the task: 1 − C(n−c, k) / C(n, k).
 
-    Unbiased for k fresh episodes, unlike 1 − (1 − c/n)^k.
+    n is the number of episodes, c the number that solved the task. The estimate is unbiased, unlike 1 − (1 − c/n)^k.
 
     >>> pass_at_k(4, 1, 2)
     0.5
@@ -116,7 +117,9 @@ def pass_at_k(episodes: int, solved: int, k: int) -> float:
 
 
 def pass_all_k(episodes: int, solved: int, k: int) -> float:
-    """pass^k, the probability that all of k episodes solve the task: C(c, k) / C(n, k). It measures reliability.
+    """Return pass^k, the probability that all of k episodes solve the task: C(c, k) / C(n, k).
+
+    n is the number of episodes, c the number that solved the task. It measures reliability.
 
     >>> round(pass_all_k(4, 3, 2), 3)
     0.5
@@ -131,10 +134,10 @@ def _require_k(episodes: int, solved: int, k: int) -> None:
 
 
 def sign_flip_p(differences: Sequence[Fraction]) -> float:
-    """The two-sided p-value of a mean difference this large, by the exact sign-flip test.
+    """Return the two-sided p-value of the mean difference, by the exact sign-flip test.
 
-    Under the null hypothesis, each task's difference could as well have had the other sign. All 2ⁿ choices of signs
-    are counted by their sums. With one episode per task this is McNemar's exact test.
+    Under the null hypothesis, each task's difference is equally likely to have the opposite sign. The test considers
+    all 2ⁿ combinations of signs. With one episode per task, it is McNemar's exact test.
     """
     unit = math.lcm(*(d.denominator for d in differences)) if differences else 1
     steps = [abs(int(d * unit)) for d in differences if d]
@@ -143,7 +146,8 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
     common = math.gcd(*steps)
     steps = [step // common for step in steps]
     total, observed = sum(steps), abs(int(sum(differences) * unit)) // common
-    # chance[i]: the probability that the positive ones sum to i. With a positive sum m, the signed sum is 2m − total.
+    # chance[i] is the probability that the positive differences sum to i. If they sum to m, the signed sum is 2m −
+    # total.
     chance = [1.0] + [0.0] * total
     reached = 0
     for step in steps:
@@ -155,14 +159,14 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By nearest rank: the smallest value that at least `percent` of all values do not exceed."""
+    """Return the percentile by nearest rank: the smallest value that at least `percent` % of values do not exceed."""
     return sorted(values)[max(0, math.ceil(percent * len(values) / 100) - 1)]
 
 
 def student_cdf(t: float, freedom: int) -> float:
-    """The probability that Student's t with `freedom` degrees is at most `t` (Abramowitz and Stegun 26.7.3–4).
+    """Return P(T ≤ t) for Student's t with `freedom` degrees of freedom (Abramowitz and Stegun 26.7.3–4).
 
-    With θ = atan(t / √ν), the probability of [−t, t] is a finite sum of powers of cos θ.
+    With θ = atan(t / √ν), P(−t ≤ T ≤ t) is a finite sum of powers of cos θ.
     """
     angle = math.atan(t / math.sqrt(freedom))
     square = math.cos(angle) ** 2
@@ -177,7 +181,7 @@ def student_cdf(t: float, freedom: int) -> float:
 
 @lru_cache(maxsize=1024)
 def student_quantile(probability: float, freedom: int) -> float:
-    """The quantile of Student's distribution for a probability of at least one half, by bisection."""
+    """Return the quantile of Student's distribution for a probability of at least 0.5, by bisection."""
     if not 0.5 <= probability < 1.0:
         raise ValueError(f"{probability} is out of range: at least 0.5 and less than 1")
     low, high = 0.0, 1.0
@@ -191,7 +195,9 @@ def student_quantile(probability: float, freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """One task over all its episodes. Two evaluations compare tasks whose ids and fingerprints agree.
+    """The result of one task over all its episodes.
+
+    To compare two evaluations, tasks are matched by id and fingerprint.
 
     TaskResult(id="meet-ana", category="medium", fingerprint="9f2c…", episodes=4, solved=1, reward=0.31)
     """
@@ -206,7 +212,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A part of the tasks: Slice(tasks=12, episodes=48, success=Estimate(…), reward=Estimate(…))."""
+    """The results of a subset of tasks: Slice(tasks=12, episodes=48, success=Estimate(…), reward=Estimate(…))."""
 
     tasks: int
     episodes: int
@@ -227,9 +233,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """One tool. Shares are of its calls; `success` is of the tasks with an episode that used it.
+    """The results of one tool. `valid` and `errors` are shares of its calls.
 
-    Latencies are of live calls that reached the server, None if there was none.
+    `success` is computed over the tasks with at least one episode that used the tool. Latencies are those of live calls
+    that reached the server, or None if there were none.
 
     ToolResult(server="directory", calls=40, valid=0.9, errors=0.05, latency_p50_s=0.003, latency_p95_s=0.011,
                tasks=10, success=Estimate(value=0.6, low=0.4, high=0.8))
@@ -247,10 +254,10 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of an evaluation as a whole.
+    """All figures of an evaluation.
 
-    `pass_at[k]` and `pass_all[k]` go from k = 1 to the number of episodes per task; `failures` has the most frequent
-    kind first; `turn_counts` are episodes by their number of turns.
+    `pass_at[k]` and `pass_all[k]` exist for k from 1 to the number of episodes per task. `failures` is sorted by
+    frequency. `turn_counts` maps a number of turns to the number of episodes with it.
     """
 
     tasks: int
@@ -271,7 +278,7 @@ class Figures:
 
 
 def count_figures(tasks: Sequence[TaskResult], episodes: Sequence[EpisodeOutcome]) -> Figures:
-    """The figures of all episodes of all tasks; each task has at least one."""
+    """Compute the figures of all episodes. Each task has at least one episode."""
     whole = _slice(tasks)
     most_k = min(task.episodes for task in tasks)
     categories = sorted({task.category for task in tasks}, key=_by_difficulty)
@@ -352,6 +359,6 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _by_difficulty(category: str) -> tuple[int, str]:
-    """Difficulties in their own order, other categories by name."""
+    """Sort key: difficulties from easy to hard, then other categories by name."""
     order = ("easy", "medium", "hard")
     return (order.index(category) if category in order else len(order), category)

@@ -1,20 +1,20 @@
-r"""The grammar of a turn: a structural tag (xgrammar) that holds each call to the schemas of the tools on offer.
+r"""The grammar of a turn: a structural tag (xgrammar) that enforces the tools' schemas in each call.
 
-`calls`: prose and thinking are free. A call that has begun names a tool on offer, has arguments that fit its schema,
-and is closed. `act`: a turn is one or more calls and nothing else, or an answer, which is text in which no call begins.
-In both modes, a turn that ends has closed its thinking and its calls.
+Mode `calls`: prose and thinking are free. Every call names an available tool, has arguments that fit its schema, and is
+closed. Mode `act`: a turn is either one or more calls and nothing else, or an answer, which is text without a call. In
+both modes, a turn must close its thinking and its calls before it ends.
 
-Thinking comes first or not at all. OPEN: the turn begins inside it, up to `</think>`. OPTIONAL: a block
-`<think>`…`</think>` may begin the turn. NONE: there is none. Inside it, neither a call nor a second `<think>` begins;
-outside it neither marker is written, not even as prose, since parsers take a leading `<think>` for thinking regardless
-of the prompt.
+Thinking is at the start of a turn or absent. OPEN: the turn begins inside thinking, which ends with `</think>`.
+OPTIONAL: the turn may begin with a block `<think>`…`</think>`. NONE: there is no thinking. Inside thinking, no call and
+no second `<think>` may begin. Outside thinking, neither of the two tags may appear, not even as prose, because parsers
+treat a leading `<think>` as thinking regardless of the prompt.
 
-The grammar may admit less than a schema, never more: properties come in the schema's order, with no others; white space
-in JSON is at most one character. Strings contain none of the first two characters of markers (`</`, `<t`, `<|`), which
-JSON can write with `\u003c`: excluding whole markers costs the compiler twenty times as much. They contain no `\ud…`
-escape either, because half a surrogate pair is not a character. Arguments written one by one are raw text if the schema
-says `"type": "string"` and JSON otherwise, as the parsers read them. An answer begins with a token that is more than
-white space and does not end with the beginning of a marker.
+The grammar may allow less than a schema, but never more. Properties are in the schema's order, and no others are
+allowed. Whitespace in JSON is at most one character. Strings do not contain the first two characters of a marker (`</`,
+`<t`, `<|`); JSON can write them with `\u003c`. (Excluding whole markers would make compilation twenty times slower.)
+Strings contain no `\ud…` escape either, because half a surrogate pair is not a character. In families that write
+arguments one by one, a value is raw text if the schema says `"type": "string"` and JSON otherwise, as the parsers
+expect. An answer begins with a token that is not only whitespace and that does not end with the beginning of a marker.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from typing import Any, Literal, cast
 
 from renderers.base import Tokenizer
 
+from mcprl.bounds import GrammarWork, OverLimitError
 from mcprl.chat.parsing import Thinking
 from mcprl.chat.rendering import Chat, control_tokens
 from mcprl.chat.writing import CallSyntax, FieldSyntax, syntax_of
 from mcprl.errors import BadValueError, ToolLimitError, UnheldSchemaError
 from mcprl.grammar.patterns import Chars, Either, Joined, Pattern, Repeated, read_pattern
 from mcprl.grammar.schemas import Unheld, rewrite
-from mcprl.schemas import GrammarWork, OverLimitError
 
 __all__ = ["make_grammar"]
 
@@ -43,7 +43,7 @@ Format = dict[str, Any]
 Schema = Mapping[str, Any]
 
 SPACE = "\\s\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-"""White space as Python defines it, for a character class of a regular expression."""
+"""Whitespace as Python defines it, for a character class of a regular expression."""
 
 _STRINGS = ("string", ["string"])
 _STRIPPED = "leading and trailing white space of this argument is not kept"
@@ -51,7 +51,10 @@ _STRIPPED = "leading and trailing white space of this argument is not kept"
 
 @dataclass(frozen=True, slots=True)
 class FieldArguments:
-    """Formats for arguments written one by one. `pieces`, `json` and `text` make fixed text, JSON and raw text."""
+    """Makes the formats of arguments that are written one by one.
+
+    `pieces` and `json` make the formats of fixed text and of JSON; `text` is the format of raw text.
+    """
 
     fields: FieldSyntax
     pieces: Callable[[str], list[Format]]
@@ -59,7 +62,7 @@ class FieldArguments:
     text: Format
 
     def write(self, schema: Schema, held: Schema) -> tuple[list[Format], list[Unheld]]:
-        """The arguments of a tool, and the keywords that are not enforced. `held` is the rewritten schema."""
+        """Return the formats of a tool's arguments, and the keywords not enforced. `held` is the rewritten schema."""
         definitions: Mapping[str, Schema] = held.get("$defs", {})
         unheld: list[Unheld] = []
         whole = _target(held, definitions)
@@ -94,7 +97,7 @@ class FieldArguments:
         return format_
 
     def _raw(self, schema: Schema, held: Schema) -> tuple[Format, str | None]:
-        """A string as raw text, and the keyword that is not enforced there, if any."""
+        """Return the format of a string as raw text, and the keyword that is not enforced, if any."""
         if "enum" in held:
             kept = [value for value in held["enum"] if value == value.strip()]
             texts: list[Format] = [{"type": "const_string", "value": value} for value in kept]
@@ -120,7 +123,10 @@ def _is_only_counted(schema: Schema) -> bool:
 
 
 def _counted(schema: Schema) -> Format:
-    """Text of a length whose first and last characters are not white space, since parsers strip it."""
+    """Return the format of text with a limited length.
+
+    Its first and last characters are not whitespace, because parsers strip whitespace.
+    """
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
     if most == 0:
         return {"type": "const_string", "value": ""}
@@ -146,7 +152,7 @@ ToolSpec = Mapping[str, Any]
 
 _THINK, _THINK_END = "<think>", "</think>"
 _HALF_CHARACTERS = ("\\ud", "\\uD")
-# White space in byte-level and other vocabularies. Those with byte fallback write `<` as its number.
+# Whitespace in byte-level and other vocabularies. Vocabularies with byte fallback write `<` as <0x3C>.
 _SPACES_IN_VOCABULARIES = "ĠĊĉčċČ▁ \t\n\r"
 _BEGINNING_AS_A_BYTE = "<0x3C>"
 _NO_ARGUMENTS: ToolSpec = {"type": "object", "properties": {}}
@@ -160,12 +166,12 @@ def make_grammar(
     loose_tools: Collection[str] = (),
     stop: Sequence[str] = (),
 ) -> str:
-    """The structural tag for turns of `chat` with `tools` on offer, as JSON text: the same text for the same inputs.
+    """Return the structural tag for turns of `chat` with these tools, as JSON text. It is deterministic.
 
-    `stop`: texts that end a turn. Strings contain none of them, since the call would be cut there; strings with a
-    pattern or a length are only kept free of `<`. Raises NoCallSyntaxError if there is no grammar for the family's
-    calls, and UnheldSchemaError if a grammar cannot enforce all of a tool's schema, unless the tool is in
-    `loose_tools`: its calls are held to the rest.
+    `stop` are the texts that end a turn. Strings do not contain them, because they would cut off the call. In strings
+    with a pattern or a length limit, only `<` is excluded. Raises NoCallSyntaxError if there is no grammar for the
+    family's calls. Raises UnheldSchemaError if a grammar cannot enforce all of a tool's schema, unless the tool is in
+    `loose_tools`. For such a tool, the grammar enforces the rest of the schema.
     """
     syntax = syntax_of(chat)
     _check_stops(syntax, stop)
@@ -222,7 +228,7 @@ _GAP: Format = {"type": "regex", "pattern": "\n{0,2}"}
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """The parts of a turn as formats of a structural tag. `control`: the control tokens by their text."""
+    """Makes the parts of a turn as formats of a structural tag. `control` maps texts of control tokens to ids."""
 
     syntax: CallSyntax
     tokenizer: Tokenizer
@@ -232,7 +238,7 @@ class _Turns:
     work: GrammarWork
 
     def thinking(self, thinking: Thinking) -> list[Format]:
-        """The thinking that a turn begins with."""
+        """Return the formats of the thinking at the start of a turn."""
         if thinking is Thinking.NONE:
             return []
         inside = [self._free_text(), *self._pieces(_THINK_END)]
@@ -242,17 +248,17 @@ class _Turns:
         return block if self.syntax.always_thinks else [_optional(block)]
 
     def prose_and_calls(self, tags: Sequence[Format]) -> Format:
-        """Free text with calls in it."""
-        if self.syntax.opening is None:  # A turn is a call, or it is prose.
+        """Return the format of free text that contains calls."""
+        if self.syntax.opening is None:  # a turn is either a call or prose
             return _optional([_or([*tags, self.answer()])])
         if not tags:
             return self._free_text()
-        if self.syntax.section[0]:  # Parsers read the first section of a turn and no other.
+        if self.syntax.section[0]:  # parsers read only the first section of a turn
             return _sequence([self._free_text(), _optional([self.calls(tags), self._free_text()])])
         return _sequence([self._free_text(), {"type": "star", "content": _sequence([_or(tags), self._free_text()])}])
 
     def calls(self, tags: Sequence[Format]) -> Format:
-        """One call or more, and nothing else."""
+        """Return the format of one or more calls and nothing else."""
         begin, end = self.syntax.section
         several: Format = {
             "type": "tags_with_separator",
@@ -264,10 +270,11 @@ class _Turns:
         return _sequence([*self._pieces(begin), several, *self._pieces(end)])
 
     def answer(self) -> Format:
-        """Text that is not empty and in which no call begins."""
+        """Return the format of text that is not empty and contains no call."""
         if self.syntax.opening is None:
             return {"type": "regex", "pattern": f"[^{SPACE}{{<][\\s\\S]*"}
-        # A single character before the free text would cost the first mask 30 ms, since most tokens are longer.
+        # If the text had to begin with a single character, the first mask would take 30 ms, because most tokens are
+        # longer.
         start: Format = {
             "type": "exclude_token",
             "exclude_tokens": _no_starts(self.tokenizer, tuple(self._kept_out_of_text())),
@@ -275,7 +282,7 @@ class _Turns:
         return _sequence([self._told_apart(start, "answer"), self._free_text()])
 
     def call_tag(self, tool: ToolSpec, *, loose: bool) -> Format:
-        """The tag of one tool's calls."""
+        """Return the tag of one tool's calls."""
         spec = _spec(tool)
         name, schema = str(spec["name"]), spec.get("parameters") or _NO_ARGUMENTS
         self._check_names(name, schema)
@@ -312,7 +319,7 @@ class _Turns:
                 )
 
     def _pieces(self, text: str) -> list[Format]:
-        """A fixed text, in which the markers that parsers look for as tokens are those tokens."""
+        """Return the formats of a fixed text. Markers that parsers match as tokens become tokens."""
         tokens = [*self.syntax.tokens, *(_think_tokens(self.control) if self.syntax.tokens else ())]
         parts = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text) if tokens else [text]
         return [
@@ -324,11 +331,12 @@ class _Turns:
         ]
 
     def _told_apart(self, tokens: Format, role: str) -> Format:
-        """A part that names tokens, made distinct from all others.
+        """Return a format that refers to tokens, made different from all others.
 
-        The compiler of xgrammar 0.2.8 caches its results per rule, reuses them for any rule that differs only in
-        tokens, in other grammars too, and then admits the wrong ones. So each rule gets a branch that differs in
-        text. The branch is never taken: a stop token is only admissible at the end of a turn.
+        This works around a bug in the compiler of xgrammar 0.2.8. It caches results per rule and reuses them for rules
+        that differ only in tokens, even in other grammars, so it allows the wrong tokens. The workaround gives each
+        rule a branch with a different text. The branch is never taken, because it begins with a stop token, which is
+        only admissible at the end of a turn.
         """
         never = [{"type": "token", "token": self.stop_token_id}, _const(role)]
         return _or([tokens, _sequence(never)])
@@ -349,8 +357,8 @@ class _Turns:
         return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1, "excludes": excludes}
 
     def _excluded_from_json(self) -> list[str]:
-        """The first two characters of each marker, and the stop texts that contain none of these."""
-        # Of the tokenizer's own: those with brackets and bars. Excluding a plain `<s>` is not worth its cost.
+        """Return the first two characters of each marker, and the stop texts that contain none of these."""
+        # Of the tokenizer's own tokens, only those like `<|…`. Excluding a plain `<s>` as well would cost too much.
         own = [text for text in self.control if text[0] == "<" and not text[1].isalnum()]
         short = sorted({marker[:2] for marker in (_THINK, _THINK_END, *self.syntax.tags, *own)})
         return short + [text for text in self.stop if not any(marker in text for marker in short)]
@@ -358,7 +366,7 @@ class _Turns:
 
 @lru_cache(maxsize=8)
 def _no_starts(tokenizer: Tokenizer, markers: tuple[str, ...]) -> tuple[int, ...]:
-    """The tokens that are only white space, contain a marker, or end with the beginning of one."""
+    """Return the tokens that are only whitespace, contain a marker, or end with the beginning of one."""
     beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
     vocabulary: Mapping[str, int] = cast("Any", tokenizer).get_vocab()
     return tuple(
@@ -377,7 +385,7 @@ def _think_tokens(control: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _joined(pieces: Sequence[Format]) -> list[Format]:
-    """The pieces, with adjacent fixed texts merged."""
+    """Merge adjacent fixed texts."""
     joined: list[Format] = []
     for piece in pieces:
         if joined and piece["type"] == "const_string" == joined[-1]["type"]:

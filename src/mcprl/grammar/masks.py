@@ -1,7 +1,7 @@
-"""The tokens that a grammar admits at each position of a turn, while sampling and when replaying a sampled turn.
+"""Computes the tokens that a grammar allows at each position, while sampling a turn and when replaying it.
 
-A grammar is a structural tag (JSON text), enforced by xgrammar, the same engine and version as inside vLLM. So the
-tokens that were admissible to the sampler are those that the learner renormalises over, bit for bit.
+A grammar is a structural tag (JSON text). xgrammar enforces it, in the same version as in vLLM, so the masks of the
+learner are bit for bit those of the sampler.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Grammars", "Matcher", "Replay", "TurnGrammars", "load_grammars"]
 
 
 class TurnGrammars:
-    """The grammars of a run: one per set of tools on offer, made once. Thread-safe."""
+    """The grammars of a run: one per set of tools, made when first needed. Thread-safe."""
 
     def __init__(self, chat: Chat, grammars: Grammars, sampling: SamplingConfig) -> None:
         if sampling.constrain == "off":
@@ -39,7 +39,7 @@ class TurnGrammars:
         self._making = threading.Lock()
 
     def grammar_of(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """The structural tag of a turn with these tools on offer. Raises if a grammar cannot enforce their schemas."""
+        """Return the structural tag of a turn with these tools. Raises McprlError if a schema cannot be enforced."""
         # Not sorted: the grammar requires properties in the schema's order.
         key = json.dumps(tools)
         with self._making:
@@ -50,7 +50,7 @@ class TurnGrammars:
             return self._made[key]
 
     def choices(self, grammar: str, sampled_ids: Sequence[int]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-        """Which tokens of a sampled turn were forced, and which only spelled a fixed text."""
+        """Return which tokens of a sampled turn were `forced` and which were `fixed`: see `Replay`."""
         replay = self._grammars.replay(grammar, self._chat.stop_token_ids, sampled_ids)
         return replay.forced, replay.fixed
 
@@ -64,19 +64,20 @@ except ModuleNotFoundError as error:
         fix="pip install 'mcprl[torch]', or set sampling.constrain to off",
     ) from error
 
-# The cache of compiled grammars, as large as vLLM's: 25 tools take 4 to 10 MB, and seconds to compile.
+# The size of the cache of compiled grammars, as in vLLM. 25 tools take 4 to 10 MB, and seconds to compile.
 _CACHE_BYTES = 512 * 1024 * 1024
 
-# Parts of a structural tag that name tokens instead of text. xgrammar ignores them when it computes the forced text.
+# Parts of a structural tag that refer to tokens instead of text. xgrammar ignores them when it computes the forced
+# text.
 _NAMES_TOKENS = re.compile(r'"type"\s*:\s*"(?:\w*token\w*|grammar)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """The choices that a grammar left at each token of a sampled turn. Row i is the state before token i.
+    """What a grammar allowed at each token of a sampled turn. Row i is the state before token i.
 
-    `forced`: one token was admissible. `fixed`: several were, but the text of the sampled one was required. For
-    the grammar `<a>` or `<b>`, three tokens sampled:
+    `forced`: only one token was admissible. `fixed`: several tokens were admissible, but the grammar required the text
+    of the sampled one. Example: the grammar is `<a>` or `<b>`, and three tokens were sampled.
 
         token           "<"                   "b"                ">"
         admissible      "<" "<a" "<b" "<b>"   "a" "a>" "b" "b>"  ">"
@@ -92,7 +93,7 @@ class Replay:
 class Grammars:
     """Compiles and caches grammars for one tokenizer. Thread-safe.
 
-    `vocab_size` is the number of rows of the model's head, which may exceed the number of tokens.
+    `vocab_size` is the number of rows of the model's head. It may be larger than the number of tokens.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
@@ -102,16 +103,16 @@ class Grammars:
         self._vocabulary = _Vocabulary([bytes(text) for text in info.decoded_vocab], tokenizer.added_tokens_decoder)
 
     def check(self, tag: str) -> None:
-        """Compile a grammar to find its errors. Raises GrammarError."""
+        """Compile a grammar. Raises GrammarError if it has errors."""
         try:
-            # vLLM parses it without a tokenizer first: tokens must be named by their ids.
+            # vLLM first parses it without a tokenizer, so it must refer to tokens by id.
             xgr.Grammar.from_structural_tag(tag)
         except RuntimeError as error:
             raise _grammar_error(error) from error
         self._compile(tag)
 
     def start(self, tag: str, stop_token_ids: Sequence[int]) -> Matcher:
-        """A turn to be sampled under the grammar, which may end in any of `stop_token_ids`."""
+        """Return a matcher for a turn that starts now. The turn may end with any of `stop_token_ids`."""
         compiled = self._compile(tag)
         try:
             matcher = xgr.GrammarMatcher(compiled, override_stop_tokens=list(stop_token_ids))
@@ -120,10 +121,10 @@ class Grammars:
         return Matcher(matcher, self._vocabulary, names_tokens=_NAMES_TOKENS.search(tag) is not None)
 
     def replay(self, tag: str, stop_token_ids: Sequence[int], ids: Sequence[int]) -> Replay:
-        """Walk the grammar over a sampled turn. Raises InadmissibleTokenError if it could not have been sampled."""
+        """Replay the grammar over a sampled turn. Raises InadmissibleTokenError if it does not allow a token."""
         matcher = self.start(tag, stop_token_ids)
         rows = torch.zeros((len(ids), self._vocabulary.words), dtype=torch.int32)
-        inside: list[bool] = []  # whether a token's text lies in the forced text
+        inside: list[bool] = []  # whether a token's text is part of the forced text
         text_to_come = b""
         for position, token in enumerate(ids):
             matcher.fill(rows, position)
@@ -138,7 +139,8 @@ class Grammars:
         tokens = np.asarray(ids, dtype=np.int64)
         masked = bits[np.arange(len(ids)), tokens // 32] >> (tokens % 32) & 1 == 0
         if masked.any():
-            # A matcher accepts the tokenizer's end of text as text if it is not among the stops; a mask does not.
+            # A matcher accepts the tokenizer's end-of-text token as text if it is not a stop token. The mask does not
+            # allow it.
             position = int(masked.argmax())
             raise _inadmissible(position, f"{self._vocabulary.name(ids[position])} is not admissible")
         forced = (np.bitwise_count(bits).sum(axis=1, dtype=np.int64) == 1).tolist()
@@ -156,7 +158,7 @@ class Grammars:
 
 
 class Matcher:
-    """One turn under a grammar, token by token."""
+    """Follows one turn under a grammar, token by token."""
 
     def __init__(self, matcher: xgr.GrammarMatcher, vocabulary: _Vocabulary, *, names_tokens: bool) -> None:
         self._matcher = matcher
@@ -166,18 +168,18 @@ class Matcher:
 
     @property
     def ended(self) -> bool:
-        """Whether a stop token was accepted: nothing can follow."""
+        """Whether a stop token was accepted. No token can follow it."""
         return self._matcher.is_terminated()
 
     def admissible(self) -> torch.Tensor:
-        """The tokens admissible next, as one row of bits: int32 [ceil(vocab_size / 32)]."""
+        """Return the admissible next tokens as one row of bits: int32 [ceil(vocab_size / 32)]."""
         row = torch.zeros((1, self._vocabulary.words), dtype=torch.int32)
         self.fill(row, 0)
         row[:, -1] &= self._vocabulary.last_word
         return row[0]
 
     def admit_only(self, logit_V: torch.Tensor) -> torch.Tensor:
-        """The logits of the next token with −inf where it is not admissible."""
+        """Return the logits of the next token, with −inf for inadmissible tokens."""
         if len(logit_V) != len(self._vocabulary.texts):
             raise ValueError(f"{len(logit_V)} logits do not fit a grammar over {len(self._vocabulary.texts)} tokens")
         masked_V = logit_V.clone()
@@ -185,13 +187,13 @@ class Matcher:
         return masked_V
 
     def fill(self, rows: torch.Tensor, index: int) -> None:
-        """Write the tokens admissible next into one row of many. The bits after the last token are undefined."""
+        """Write the admissible next tokens into row `index` of `rows`. The bits after the last token are undefined."""
         if self.ended:
             raise _inadmissible(self._position, "the turn continues after the token that ended it")
         self._matcher.fill_next_token_bitmask(rows, index)
 
     def accept(self, token: int) -> None:
-        """Advance by a token. Raises InadmissibleTokenError if the grammar does not admit it."""
+        """Advance by one token. Raises InadmissibleTokenError if the grammar does not allow it."""
         if self.ended:
             raise _inadmissible(self._position, "the turn continues after the token that ended it")
         if not self._matcher.accept_token(token):
@@ -199,15 +201,15 @@ class Matcher:
         self._position += 1
 
     def forced_text(self) -> bytes:
-        """The longest text that every continuation begins with."""
+        """Return the longest text that every allowed continuation begins with."""
         try:
             text = self._matcher.find_jump_forward_string().encode()
         except UnicodeDecodeError as error:
-            text = error.object  # the bytes of a text that begins or ends within a character
+            text = error.object  # the text begins or ends inside a multi-byte character
         return self._before_any_marker(text) if self._names_tokens and text else text
 
     def _before_any_marker(self, text: bytes) -> bytes:
-        """The part of a forced text in which no marker token is admissible instead of the text."""
+        """Return the part of a forced text before the first position at which a marker token is admissible too."""
         row = torch.zeros((1, self._vocabulary.words), dtype=torch.int32)
         walked = 0
         for byte in text:
@@ -221,7 +223,7 @@ class Matcher:
 
 
 class _Vocabulary:
-    """The bytes of each token, and sets of tokens as rows of bits."""
+    """The bytes of each token, and sets of tokens as bitmasks."""
 
     def __init__(self, texts: list[bytes], markers: Collection[int]) -> None:
         self.texts = texts
@@ -229,7 +231,7 @@ class _Vocabulary:
         self.words = (len(texts) + 31) // 32
         used_bits = (len(texts) - 1) % 32 + 1
         self.last_word = -1 if used_bits == 32 else (1 << used_bits) - 1
-        # Of tokens that write text, which excludes markers.
+        # The first byte of each token that has text and is not a marker.
         self._first_byte = np.full(self.words * 32, -1, dtype=np.int16)
         for token, text in enumerate(texts):
             if text and token not in self.markers:
@@ -243,7 +245,7 @@ class _Vocabulary:
         return f"token {token} ({self.text(token).decode(errors='replace')!r})"
 
     def others_than(self, byte: int) -> torch.Tensor:
-        """The tokens that cannot begin a text with this first byte: those with another first byte, and the markers."""
+        """Return a bitmask of the tokens that do not begin with this byte, including all markers."""
         if byte not in self._others:
             other = self._first_byte != byte
             other[len(self.texts) :] = False
@@ -252,7 +254,7 @@ class _Vocabulary:
 
 
 def load_grammars(model: str) -> Grammars:
-    """The grammars for the tokenizer and head of a model, by its folder or name."""
+    """Load the tokenizer of a model, given by folder or name, and return its `Grammars`."""
     try:
         tokenizer = cast("Any", AutoTokenizer.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
         config = cast("Any", AutoConfig.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
@@ -272,7 +274,7 @@ def _inadmissible(position: int, what: str) -> InadmissibleTokenError:
 
 
 def _grammar_error(error: RuntimeError) -> GrammarError:
-    # xgrammar puts the time and its source line first.
+    # xgrammar's messages begin with the time and a line of its source.
     words = re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).strip()
     return GrammarError(
         f"the grammar of the tools on offer does not compile: {words}",

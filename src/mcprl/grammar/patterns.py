@@ -1,11 +1,10 @@
-r"""Regular expressions of JSON schemas, read as trees that match whole texts.
+r"""Parses the regular expressions of JSON Schemas into trees that match whole texts.
 
-JSON Schema searches a string for a `pattern`; xgrammar matches the whole string, and ignores look-around and inner
-anchors with a warning. So a side without an anchor is filled with any characters, and what a grammar cannot hold raises
-ValueError.
+JSON Schema searches a string for a `pattern`, but xgrammar matches the whole string. So any text is added on a side
+without an anchor. xgrammar ignores look-around and inner anchors with a warning; here they raise ValueError.
 
-Libraries disagree on what `\d`, `\w` and `\s` match beyond ASCII. Each is read as narrowly as possible if a pattern
-requires it and as widely as possible if a pattern forbids it: what is read here is what all of them accept.
+Libraries disagree on what `\d`, `\w` and `\s` match beyond ASCII. Each class is taken as small as possible, and as
+large as possible if it is negated, so that all libraries accept every text that the tree matches.
 
 >>> write_pattern(read_pattern("^[a-c]+-[0-9]{2}$"))
 '^[a-c]+\\-[0-9]{2}$'
@@ -15,6 +14,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from mcprl.bounds import MAX_PATTERN_CHARS
 
 __all__ = [
     "ANY_TEXT",
@@ -40,7 +41,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character out of ranges: Chars(((48, 57),)) is a digit."""
+    """One character from these ranges: Chars(((48, 57),)) is a digit."""
 
     ranges: Ranges
 
@@ -61,7 +62,7 @@ class Either:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A pattern several times: Repeated(Chars(((48, 57),)), 1, None) is one digit or more."""
+    """A repeated pattern: Repeated(Chars(((48, 57),)), 1, None) is one or more digits."""
 
     item: Pattern
     least: int
@@ -70,7 +71,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The beginning or the end of the text: Anchor("^"). Only used while a pattern is read."""
+    """The beginning or the end of the text: Anchor("^"). Used only while a pattern is parsed."""
 
     sign: str
 
@@ -81,7 +82,7 @@ TOP = 0x10FFFF
 
 
 def without(ranges: Ranges) -> Ranges:
-    """All characters except these."""
+    """Return the ranges of all characters except these."""
     kept: list[tuple[int, int]] = []
     start = 0
     for low, high in sorted(ranges):
@@ -97,13 +98,13 @@ def _both(left: Ranges, right: Ranges) -> Ranges:
 
 _ANY = Chars(((0, TOP),))
 ANY_TEXT = Repeated(_ANY, 0, None)
-# Characters that need no escape in a JSON string, except `<`, with which markers begin.
+# Characters that need no escape in a JSON string. `<` is not included, because markers begin with it.
 _PLAIN = without(((0x00, 0x1F), (0x22, 0x22), (0x3C, 0x3C), (0x5C, 0x5C), (0xD800, 0xDFFF)))
 _ESCAPES = {0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: "f", 0x0D: "r", 0x22: '"', 0x3C: "u003c", 0x5C: r"\\"}
 
 
 def length_of(tree: Pattern) -> tuple[int, int | None]:
-    """The fewest and the most characters of a text that matches; None: unlimited."""
+    """Return the minimum and maximum length of matching texts. None: no maximum."""
     match tree:
         case Chars():
             return 1, 1
@@ -123,12 +124,12 @@ def length_of(tree: Pattern) -> tuple[int, int | None]:
 
 
 def is_too_large(tree: Pattern) -> bool:
-    """Whether the pattern counts further than a grammar can."""
+    """Whether the pattern is too large for a grammar once its counts are written out."""
     return num_chars(tree) > _MAX_CHARS
 
 
 def num_chars(tree: Pattern) -> int:
-    """The number of characters in the pattern, with all its counts written out."""
+    """Return the number of characters in the pattern once its counts are written out."""
     match tree:
         case Joined(parts) | Either(parts):
             return sum(num_chars(part) for part in parts)
@@ -140,7 +141,10 @@ def num_chars(tree: Pattern) -> int:
 
 
 def with_length(tree: Pattern, least: int, most: int | None) -> Pattern | None:
-    """The tree limited to a length. None if that takes more than the count of one repeated character."""
+    """Limit the tree to texts of `least` to `most` characters.
+
+    Returns None if this is not possible by changing the count of a single repeated character.
+    """
     low, high = length_of(tree)
     if low >= least and (most is None or (high is not None and high <= most)):
         return tree
@@ -164,9 +168,9 @@ def with_length(tree: Pattern, least: int, most: int | None) -> Pattern | None:
 
 
 def write_pattern(tree: Pattern, *, escapes: bool = False) -> str | None:
-    """The tree as a regular expression over raw text. None if no text that may be written matches.
+    """Write the tree as a regular expression over raw text. Returns None if no text that may be written matches.
 
-    `escapes`: the text is JSON, so a character that may not be written as it is can be escaped.
+    With `escapes`, the text is JSON, so characters that may not appear in it can be escaped.
     """
     written = _grouped(tree, escapes) if isinstance(tree, Either) else _write(tree, escapes)
     return None if written is None else f"^{written}$"
@@ -239,7 +243,7 @@ _WIDE_SPACE: Ranges = (
     *((0x09, 0x0D), (0x1C, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x180E, 0x180E), (0x2000, 0x200B)),
     *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
 )
-# What each shorthand matches in all libraries, and what it matches in some.
+# What each shorthand matches in all libraries, and what it matches in at least one.
 _SHORTHANDS: dict[str, tuple[Ranges, Ranges]] = {
     "d": (_DIGITS, _DIGITS + _BEYOND_ASCII),
     "D": (without(_DIGITS + _BEYOND_ASCII), without(_DIGITS)),
@@ -250,18 +254,16 @@ _SHORTHANDS: dict[str, tuple[Ranges, Ranges]] = {
 }
 _CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
 
-_MAX_READ = 4096
-
 _NOT_NEWLINE = Chars(without(((0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029))))
 
 
 def read_pattern(pattern: str) -> Pattern:
-    """A pattern, which JSON Schema searches for, as a tree that matches whole texts.
+    """Parse a pattern that JSON Schema searches for into a tree that matches whole texts.
 
-    Raises ValueError, with the offending construct, if it cannot be translated exactly.
+    Raises ValueError, which names the construct, if the pattern cannot be translated exactly.
     """
-    if len(pattern) > _MAX_READ:
-        raise ValueError(f"a pattern of more than {_MAX_READ} characters")
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise ValueError(f"a pattern of more than {MAX_PATTERN_CHARS} characters")
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -270,7 +272,7 @@ def read_pattern(pattern: str) -> Pattern:
 
 
 def _searched(tree: Pattern) -> Pattern:
-    """The tree with its outer anchors resolved: a side without an anchor may be followed by anything."""
+    """Replace the outer anchors: a side without an anchor matches any text there."""
     if isinstance(tree, Either):
         return Either(tuple(_searched(option) for option in tree.options))
     items = tree.items if isinstance(tree, Joined) else (tree,)
@@ -298,7 +300,7 @@ def _holds_anchor(tree: Pattern) -> bool:
 
 
 class _Reader:
-    """Recursive descent over a regular expression that Python accepts."""
+    """A recursive descent parser for regular expressions that Python accepts."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -374,7 +376,7 @@ class _Reader:
             if self._text.startswith("-", self._place) and not self._text.startswith("-]", self._place):
                 self._place += 1
                 high = self._read_class_item()
-                low = _exactly(low[0][0][0], high[0][0][0])  # Python accepts no shorthand as an end of a range
+                low = _exactly(low[0][0][0], high[0][0][0])  # Python does not accept a shorthand as the end of a range
             sure, wide = sure + low[0], wide + low[1]
         return Chars(without(wide) if negated else without(without(sure)))
 

@@ -1,4 +1,4 @@
-"""A tool's schema taken apart: the schemas that apply to one value, and the path of each.
+"""Finds all subschemas of a tool's schema that apply to one value, with the path of each.
 
 One value is often described by several schemas, because `$ref` and `allOf` add more. `Document.gather` lists them all,
 so the code that rewrites a schema sees every keyword that applies to a value, together with its path.
@@ -20,6 +20,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
+from mcprl.bounds import GrammarWork
 from mcprl.grammar.patterns import (
     ANY_TEXT,
     MAX_COUNT,
@@ -30,12 +31,12 @@ from mcprl.grammar.patterns import (
     with_length,
     write_pattern,
 )
-from mcprl.schemas import Checking, GrammarWork, bounded
+from mcprl.schemas import Checking, bounded
 
 __all__ = ["Branches", "Document", "Findings", "Part", "Unheld", "number_schema", "string_schema"]
 
 
-# All other keywords are annotations and reject nothing.
+# All other keywords are annotations that reject no value.
 _ASSERTIONS = frozenset(
     (
         *("type", "enum", "const", "not", "if", "anyOf", "oneOf", "$dynamicRef", "$recursiveRef"),
@@ -62,7 +63,7 @@ class Unheld:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A schema and its path, without the keywords that are `done`. `made`: generated, not in the tool's schema.
+    """A subschema and its path, without the keywords in `done`. `made`: generated, not from the tool's schema.
 
     Part(path="/properties/tags", schema={"type": "array", "uniqueItems": True})
     """
@@ -79,7 +80,7 @@ class Part:
         return cast("Mapping[str, Any]", self.schema)[keyword] if keyword in self else default
 
     def at(self, *steps: str | int) -> Part:
-        """The subschema at these steps."""
+        """Return the subschema at these steps."""
         inner: Any = self.schema
         for step in steps:
             inner = inner[step]
@@ -90,7 +91,7 @@ class Part:
 
     @property
     def key(self) -> tuple[str, frozenset[str], bool]:
-        """Unique among the parts of a document."""
+        """An identifier that is unique among the parts of a document."""
         return self.path, self.done, self.made
 
     @property
@@ -106,10 +107,10 @@ def _escaped(step: str) -> str:
 
 @dataclass
 class Findings:
-    """What was found while rewriting a schema, each keyword of a path once.
+    """What was found while rewriting a schema. Each keyword of a path is listed once.
 
-    `unheld`: the grammar admits values that the schema rejects, or can write none of those that it admits.
-    `dead_ends`: the schema itself rejects every value there.
+    `unheld`: the grammar allows values that the schema rejects, or cannot write any value that the schema allows.
+    `dead_ends`: the schema itself rejects every value at this path.
     `work`: the remaining work budget.
     """
 
@@ -121,14 +122,14 @@ class Findings:
         self.unheld.setdefault((part.path, keyword), Unheld(part.path, keyword, why))
 
     def add_all(self, parts: Sequence[Part], keywords: Collection[str], why: str) -> None:
-        """Add each of the keywords in each part that has it."""
+        """Report each of the keywords in each part that has it."""
         for keyword in keywords:
             for part in parts:
                 if keyword in part:
                     self.add(part, keyword, why)
 
     def add_dead_end(self, parts: Collection[Part], keywords: Collection[str], why: str) -> None:
-        """A place that no value fits, reported under the first of the keywords that is there."""
+        """Report that no value is valid here, under the first of the keywords that a part has."""
         found = ((part, keyword) for part in parts for keyword in keywords if keyword in part and not part.made)
         for part, keyword in found:
             self.dead_ends.append(Unheld(part.path, keyword, why))
@@ -136,7 +137,7 @@ class Findings:
 
 
 class Document:
-    """One tool's schema: resolves its references, and validates values by any part of it."""
+    """One tool's schema. Resolves its references, and validates values against any part of it."""
 
     def __init__(self, root: Mapping[str, Any], findings: Findings) -> None:
         self.root = Part("", {key: value for key, value in root.items() if key != "$id"})
@@ -149,9 +150,9 @@ class Document:
         self._validators: dict[object, Validator] = {}
 
     def is_valid(self, value: Any, part: Part, *, unsure: bool) -> bool:
-        """Whether a value is valid by a part of the original schema.
+        """Whether a value is valid against a part of the original schema.
 
-        The result is `unsure` if that cannot be decided: a reference cannot be followed, or a pattern cannot be
+        Returns `unsure` if that cannot be decided, because a reference cannot be followed or a pattern cannot be
         searched in linear time.
         """
         if part.key not in self._validators:
@@ -165,7 +166,7 @@ class Document:
         return valid if self._checking.assumed == assumed else unsure
 
     def gather(self, parts: Sequence[Part]) -> tuple[tuple[Part, ...], bool]:
-        """All parts that apply to a value to which these apply, and whether a reference was followed."""
+        """Add all parts that `allOf` and `$ref` lead to. Also returns whether a reference was followed."""
         gathered: list[Part] = []
         seen: set[object] = set()
         followed = False
@@ -217,19 +218,22 @@ def _stepped(target: Any, step: str) -> Any:
 
 _MAX_INTEGER = 2**63 - 1
 _MAX_NUMBER = 2**53
-_MAX_FINE_NUMBER = 10**9  # beyond it, a float cannot distinguish numbers with six decimals
+_MAX_FINE_NUMBER = 10**9  # above it, a float cannot distinguish numbers with six decimals
 _FINEST = Decimal("0.000001")
 _MAX_DIVISOR = 1024
 _LOWS, _HIGHS = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
-# Formats whose grammar can neither write a marker nor break the JSON. `format` rejects nothing, so others are dropped.
+# Formats whose grammar can neither write a marker nor break the JSON. Others are dropped, as `format` rejects nothing.
 _SAFE_FORMATS = frozenset(
     ("date", "time", "date-time", "duration", "hostname", "ipv4", "ipv6", "uri", "uri-reference", "uuid")
 )
 
 
 def number_schema(parts: Sequence[Part], findings: Findings, *, whole: bool) -> dict[str, Any] | None:
-    """A number (`whole`: an integer) within its bounds, or an integer that is a multiple of its divisors."""
+    """Return the schema of a number within its bounds, or of an integer that is a multiple of its divisors.
+
+    With `whole`, the number is an integer.
+    """
     divisors: set[int] = set()
     for part in parts:
         divisor = part.get("multipleOf", 1)
@@ -247,13 +251,13 @@ def number_schema(parts: Sequence[Part], findings: Findings, *, whole: bool) -> 
     if divisor > 1:
         why = f"a grammar divides by {_MAX_DIVISOR} at most, and only if there are no bounds"
         findings.add_all(parts, ("multipleOf",), why)
-    # Without bounds a number may have an exponent too large for a float, or endless digits.
+    # Without bounds, a number could have an exponent too large for a float, or any number of digits.
     most = _MAX_INTEGER if whole else _MAX_NUMBER
     return {"type": "integer" if whole else "number", "minimum": -most, "maximum": most, **bounds}
 
 
 def _bounds(parts: Sequence[Part], findings: Findings, *, whole: bool) -> dict[str, Any] | None:
-    """The tightest bounds, moved inward to numbers that the grammar can write. None if no number is left."""
+    """Return the tightest bounds, moved inward to numbers that the grammar can write. None if no number is left."""
     most = _MAX_INTEGER if whole else _MAX_NUMBER
     asked = {
         keyword: [Decimal(str(part.get(keyword))) for part in parts if keyword in part] for keyword in _LOWS + _HIGHS
@@ -279,7 +283,7 @@ def _bounds(parts: Sequence[Part], findings: Findings, *, whole: bool) -> dict[s
 
 
 def _inward(bound: Decimal, rounding: str, keyword: str, whole: bool) -> int | float:
-    """The bound, or the next number inward that a grammar can write and that is itself allowed."""
+    """Return the bound, or the next number inward that is allowed and that a grammar can write."""
     step = Decimal(1) if whole or abs(bound) >= _MAX_FINE_NUMBER else _FINEST
     steps = (bound / step).to_integral_value(rounding)
     if keyword.startswith("exclusive") and steps * step == bound:
@@ -289,7 +293,7 @@ def _inward(bound: Decimal, rounding: str, keyword: str, whole: bool) -> int | f
 
 
 def string_schema(parts: Sequence[Part], findings: Findings, *, escapes: bool) -> dict[str, Any] | None:
-    """A string that matches its pattern and has an admissible length."""
+    """Return the schema of a string with its pattern, format and length limits."""
     least = max((int(part.get("minLength")) for part in parts if "minLength" in part), default=0)
     most = min((int(part.get("maxLength")) for part in parts if "maxLength" in part), default=None)
     if most is not None and least > most:
@@ -315,7 +319,7 @@ def string_schema(parts: Sequence[Part], findings: Findings, *, escapes: bool) -
 
 
 def _tree(parts: Sequence[Part], findings: Findings) -> Pattern:
-    """The pattern of the parts. A grammar cannot hold two at once, so a second one is reported."""
+    """Return the pattern of the parts. A grammar cannot enforce two at once, so a second one is reported."""
     patterns: dict[str, Part] = {}
     for part in parts:
         if "pattern" in part:
@@ -342,14 +346,14 @@ _MAX_DEPTH = 6
 
 
 class Branches:
-    """Checks on a rewritten schema: `oneOf` branches exclude each other, and every definition has a finite value."""
+    """Checks a rewritten schema: `oneOf` branches exclude each other, and every definition has a finite value."""
 
     def __init__(self, document: Document, findings: Findings, definitions: Mapping[str, Schema | None]) -> None:
         self._document = document
         self._findings = findings
         self._definitions = definitions
         self.one_ofs: list[tuple[Part, Sequence[Schema | None]]] = []
-        """Each `oneOf` and what its branches were rewritten to."""
+        """Each `oneOf` with its rewritten branches."""
         self.parts: dict[str, Sequence[Part]] = {}
         """The parts of each definition, by its name."""
 
@@ -370,7 +374,7 @@ class Branches:
                 return
 
     def _differs(self, written: Schema, branch: Part, depth: int) -> bool:
-        """Whether no value of the rewritten schema is valid by the branch of the original one."""
+        """Whether no value of the rewritten schema is valid against this branch of the original schema."""
         self._document.steps.spend()
         if "$ref" in written:
             target = self._definitions[written["$ref"].removeprefix("#/$defs/")]
@@ -410,7 +414,7 @@ class Branches:
         )
 
     def _endless(self) -> list[str]:
-        """Definitions that no finite value satisfies."""
+        """Return the definitions that no finite value satisfies."""
         defined = {name: body for name, body in self._definitions.items() if body is not None}
         ending: set[str] = set()
         while more := {name for name in defined.keys() - ending if _ends(defined[name], ending)}:
@@ -419,12 +423,12 @@ class Branches:
 
 
 def _kinds(kind: str) -> set[str]:
-    """Types that share values, under one name."""
+    """Return the types that have values in common with this type."""
     return {"number", "integer"} if kind == "number" else {kind}
 
 
 def _kinds_of(part: Part) -> set[str] | None:
-    """The types that a part admits. None: any."""
+    """Return the types that a part allows. None: any."""
     if "enum" in part or "const" in part:
         values: list[Any] = part.get("enum") if "enum" in part else [part.get("const")]
         return {kind for value in values for kind in _kinds(_kind_of_value(value))}
@@ -444,7 +448,7 @@ def _kind_of_value(value: Any) -> str:
 
 
 def _ends(schema: Schema, ending: set[str]) -> bool:
-    """Whether some value of a rewritten schema is finite, given the definitions known to have one."""
+    """Whether a rewritten schema has a finite value. `ending` are the definitions known to have one."""
     if "$ref" in schema:
         return schema["$ref"].removeprefix("#/$defs/") in ending
     if "anyOf" in schema:

@@ -1,12 +1,17 @@
-"""Rewrites a tool's schema into the few forms that xgrammar enforces.
+"""Rewrites a tool's schema into the few forms that xgrammar enforces correctly.
 
-For each place in a value, all schemas that apply there are gathered (`Document.gather`), their choices are multiplied
-out, and the rest is written type by type. Only forms that were measured to hold are ever written. Every other keyword
-is reported, so nothing holds by accident and nothing is dropped silently.
+For each subvalue, `Document.gather` collects all schemas that apply to it. Their `anyOf` and `oneOf` are multiplied
+out, and the other keywords are written type by type. The result uses only forms that tests have shown to be enforced.
+Every other keyword is reported, so no keyword is dropped silently.
 
-The forms: `$ref` into `$defs`, `anyOf`, `enum`, `{}`, and one `type` with `minimum` and `maximum`, or `multipleOf`;
-`pattern` or `format`; `items`, `prefixItems`, `minItems`, `maxItems`; `properties` and `required` with no other names;
-or `additionalProperties` alone.
+The forms are `$ref` into `$defs`, `anyOf`, `enum`, `{}`, and one `type` with one of these sets of keywords:
+
+    minimum, maximum
+    multipleOf
+    pattern or format
+    items, prefixItems, minItems, maxItems
+    properties and required, without additional properties
+    additionalProperties alone
 """
 
 from __future__ import annotations
@@ -17,8 +22,9 @@ from typing import Any
 
 from jsonschema.validators import Draft202012Validator
 
+from mcprl.bounds import MAX_PROPERTIES, MAX_SCHEMA_BYTES, GrammarWork, OverLimitError, measure
 from mcprl.grammar.schema_parts import Branches, Document, Findings, Part, Unheld, number_schema, string_schema
-from mcprl.schemas import MAX_PROPERTIES, MAX_SCHEMA_BYTES, GrammarWork, OverLimitError, find_problems, measure
+from mcprl.schemas import find_problems
 
 __all__ = ["Unheld", "rewrite"]
 
@@ -40,7 +46,7 @@ _TYPES = ("null", "boolean", "integer", *_KEYWORDS_OF_TYPES)
 _DEPENDENT = "a grammar cannot make one property depend on another"
 _UNEVALUATED = "it depends on which other schemas hold"
 _DYNAMIC = "what it leads to depends on the way there"
-# Keywords that are never enforced: the values that reject nothing, and why the keyword is reported with any other.
+# Keywords that are never enforced. For each: the values that reject nothing, and why any other value is reported.
 _NEVER_HELD: Mapping[str, tuple[tuple[object, ...], str]] = {
     "not": ((), "a grammar cannot forbid what it admits elsewhere"),
     "dependencies": ((), _DEPENDENT),
@@ -61,7 +67,7 @@ _MAX_INTEGER = 2**63 - 1
 
 
 class _Rewriter:
-    """Rewrites one schema. `excludes`: texts that may not occur in a call; `escapes`: see patterns."""
+    """Rewrites one schema. `excludes` are texts that may not occur in a call. For `escapes` see `write_pattern`."""
 
     def __init__(self, schema: Mapping[str, Any], *, excludes: Sequence[str], escapes: bool, work: GrammarWork) -> None:
         self.findings = Findings(work=work)
@@ -75,9 +81,9 @@ class _Rewriter:
         self._awaited: set[str] = set()
 
     def rewrite(self) -> Schema | None:
-        """The schema for the arguments of a call, which are an object. None if no arguments are admitted."""
+        """Return the schema for the arguments of a call, which are an object. None if no arguments are valid."""
         root = self._document.root
-        # A tool that declares no arguments takes none; elsewhere an object without properties may have any.
+        # A tool that declares no arguments accepts none. Anywhere else, an object without `properties` may have any.
         arguments = Part(root.path, {"type": "object", "properties": {}}, made=True)
         written = self._place((root, arguments), 0)
         self._branches.check()
@@ -86,9 +92,9 @@ class _Rewriter:
         return {**written, "$defs": {name: body for name, body in self._definitions.items() if body is not None}}
 
     def _place(self, parts: Sequence[Part], depth: int, width: int = 1) -> Schema | None:
-        """The schema for a value to which all parts apply. None if there is no such value.
+        """Return the schema of the values that all parts allow. None if there is no such value.
 
-        `depth`: the number of objects and arrays around it; `width`: the number of combinations tried so far.
+        `depth` is the number of objects and arrays around the value, `width` the number of combinations tried so far.
         """
         self._document.steps.spend()
         gathered, followed = self._document.gather(parts)
@@ -113,7 +119,7 @@ class _Rewriter:
         self._definitions[name] = written
         self._branches.parts[name] = parts
         if written is None and name in self._awaited:
-            self._definitions[name] = {}  # it is referred to from within
+            self._definitions[name] = {}  # the definition refers to itself
             for part in parts:
                 self.findings.add(part, part.keywords[0], "no value fits, and a value of it may contain another one")
 
@@ -139,7 +145,7 @@ class _Rewriter:
         return _any_of([self._of_type(kind, parts, depth) for kind in types])
 
     def _listed(self, holder: Part, parts: Sequence[Part]) -> Schema | None:
-        """The values of an `enum` that all parts admit. Each value is validated, so every keyword is enforced."""
+        """Return the values of an `enum` that all parts allow. Values are validated, so all keywords are enforced."""
         keyword = "enum" if "enum" in holder else "const"
         values: list[Any] = holder.get("enum") if keyword == "enum" else [holder.get("const")]
         valid = [v for v in values if all(self._document.is_valid(v, part, unsure=False) for part in parts)]
@@ -159,7 +165,7 @@ class _Rewriter:
         return kept == value and not any(excluded in text for excluded in self._excludes)
 
     def _chosen(self, part: Part, keyword: str, parts: Sequence[Part], depth: int, width: int) -> Schema | None:
-        """Each branch combined with everything that applies beside it."""
+        """Combine each branch of `keyword` with everything else that applies to the value."""
         branches = range(len(part.get(keyword)))
         rest = tuple(each.without(keyword) if each is part else each for each in parts)
         if width * len(branches) > _MAX_COMBINATIONS:
@@ -244,7 +250,7 @@ class _Rewriter:
         return self._place(found, depth + 1)
 
     def _map(self, parts: Sequence[Part], depth: int) -> Schema:
-        """An object whose properties may have any names."""
+        """Return the schema of an object whose properties may have any names."""
         self._check_counts(parts, 0, None)
         value = self._place([part.at("additionalProperties") for part in parts if _describes_others(part)], depth + 1)
         if value is None:
@@ -252,7 +258,7 @@ class _Rewriter:
         return {"type": "object", "additionalProperties": value}
 
     def _check_counts(self, parts: Sequence[Part], fewest: int, most: int | None) -> None:
-        """Report counts that an object with `fewest` to `most` properties may violate."""
+        """Report `minProperties` or `maxProperties` if an object of `fewest` to `most` properties can violate it."""
         for part in parts:
             if part.get("minProperties", 0) > fewest:
                 self.findings.add(part, "minProperties", "a grammar does not count properties")
@@ -272,7 +278,10 @@ def _describes_others(part: Part) -> bool:
 
 
 def _types_of(parts: Sequence[Part]) -> list[str] | None:
-    """The types that all parts admit. If none is named, those that the other keywords are about; None: any."""
+    """Return the types that all parts allow. None: any type.
+
+    If no part has `type`, the types follow from the other keywords. For example, `minLength` implies a string.
+    """
     declared = [part.get("type") for part in parts if "type" in part]
     if not declared:
         implied = [
@@ -289,14 +298,14 @@ def _types_of(parts: Sequence[Part]) -> list[str] | None:
 
 
 def _short_range(value: Any) -> Schema | None:
-    """A fraction as bounds: in an `enum`, xgrammar writes 0.1 as 0.10000000000000001."""
+    """Write a fraction as bounds, because xgrammar writes 0.1 in an `enum` as 0.10000000000000001."""
     if isinstance(value, float) and not value.is_integer() and round(value, 6) == value and abs(value) < 1e9:
         return {"type": "number", "minimum": value, "maximum": value}
     return None
 
 
 def _any_of(schemas: Sequence[Schema | None]) -> Schema | None:
-    """One of the schemas, without duplicates. None if none is left."""
+    """Return a schema that allows any of the schemas, without duplicates. None if there are none."""
     flat: dict[str, Schema] = {}
     for schema in schemas:
         if schema is not None:
@@ -311,13 +320,14 @@ def _any_of(schemas: Sequence[Schema | None]) -> Schema | None:
 def rewrite(
     schema: Mapping[str, Any], *, excludes: Sequence[str] = (), escapes: bool = False, work: GrammarWork | None = None
 ) -> tuple[dict[str, Any], tuple[Unheld, ...]]:
-    """The schema for a grammar, and every keyword that the grammar does not enforce. Raises OverLimitError.
+    """Return the schema for a grammar, and every keyword that the grammar does not enforce. Raises OverLimitError.
 
-    The result admits what the schema admits, or less, except for the reported keywords.
+    Apart from the reported keywords, the result allows nothing that the schema forbids. It may allow less.
 
-    `excludes`: the texts that the grammar excludes. Values that contain one are left out here, since xgrammar would
-    admit the name of a property and then have no value for it. It does not look for them in strings with a pattern, but
-    no `<` is written there. `escapes`: the whole call is JSON, so such a string may have escaped characters.
+    `excludes` are the texts that the grammar excludes. Values that contain one are left out here; otherwise xgrammar
+    would allow the name of a property and then no value for it. xgrammar does not exclude texts in strings with a
+    pattern, but these strings contain no `<`. With `escapes`, the whole call is JSON, so such a string may have escaped
+    characters.
 
     >>> rewrite({"properties": {"id": {"type": "string", "pattern": "^[a-f]+$", "maxLength": 9}}})[0]["properties"]
     {'id': {'type': 'string', 'pattern': '^[a-f]{1,9}$'}}
@@ -341,7 +351,7 @@ def rewrite(
 
 
 def _find_malformed(schema: Mapping[str, Any]) -> tuple[Unheld, ...]:
-    """Where it is not a valid JSON Schema of 2020-12, so that its meaning is unknown."""
+    """Return the places at which `schema` is not a valid JSON Schema (2020-12), so its meaning is unknown."""
     found: dict[tuple[str, str], Unheld] = {}
     for error in find_problems(schema, Draft202012Validator):
         steps = list(error.absolute_path)

@@ -1,4 +1,4 @@
-"""Learners: a batch in, an update out."""
+"""Learners: they take a batch and return an update."""
 
 from mcprl.learning.learner import Learner, open_learner
 from mcprl.learning.torch_learner import TorchLearner

@@ -1,8 +1,8 @@
-"""Trajectories laid out as padded rows or as a tree of shared prefixes, and attention over such a tree.
+"""Arranges trajectories as padded rows or as a tree of shared prefixes, and computes attention over such a tree.
 
-The attention works for any model whose layers use transformers' attention interface. On a GPU one `flex_attention`
-kernel gets the tree as a block mask. On a CPU attention is split by nodes: each node's queries meet the keys of the
-nodes above it and its own in one call of PyTorch's attention, so no token is padded and no masked pair is computed.
+The attention works for any model whose layers use transformers' attention interface. On a GPU, one `flex_attention`
+kernel gets the tree as a block mask. On a CPU, PyTorch's attention is called once per node, with the queries of the
+node and the keys of the node and its ancestors, so nothing is padded, and no pairs of different branches are computed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 
-# A shorter prefix is computed for each sequence again: another node would cost attention more than the tokens.
+# A shorter prefix is repeated for each sequence, because an additional node would cost more than its tokens.
 _MIN_SHARED_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The packed tokens from `start` to `stop`, which follow those of the node `parent` (−1: nothing)."""
+    """The packed tokens from `start` to `stop` (exclusive). They follow the tokens of node `parent`; −1: a root."""
 
     start: int
     stop: int
@@ -51,9 +51,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Tree:
-    """Nodes, each after its parent. A token sees the tokens of the nodes above its node, and those before it there.
+    """Nodes in order, each after its parent.
 
-    Two trajectories that share a prompt of 100 tokens, followed by 20 and 30 tokens:
+    A token attends to all tokens of its node's ancestors, to the tokens before it in its node, and to itself.
+
+    Example: two trajectories share a prompt of 100 tokens, followed by 20 and 30 tokens:
 
         Tree(nodes=(Node(0, 100, -1), Node(100, 120, 0), Node(120, 150, 0)))
     """
@@ -62,7 +64,7 @@ class Tree:
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """For each node the nodes from its root to itself."""
+        """For each node, the nodes on the path from the root to the node itself."""
         found: list[tuple[int, ...]] = []
         for place, node in enumerate(self.nodes):
             found.append((*(found[node.parent] if node.parent >= 0 else ()), place))
@@ -70,13 +72,13 @@ class Tree:
 
     @cached_property
     def node_T(self) -> Tensor:
-        """The node of each packed token."""
+        """The index of each packed token's node."""
         lengths = torch.tensor([node.stop - node.start for node in self.nodes])
         return torch.repeat_interleave(torch.arange(len(self.nodes)), lengths)
 
     @cached_property
     def sees_XX(self) -> Tensor:
-        """Whether the tokens of a node (first axis) see those of another (second): itself and the nodes above it."""
+        """Whether a node (first axis) attends to another (second axis). A node attends to itself and its ancestors."""
         sees_XX = torch.zeros(len(self.nodes), len(self.nodes), dtype=torch.bool)
         for place, path in enumerate(self.paths):
             sees_XX[place, list(path)] = True
@@ -85,9 +87,9 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Token ids as the model gets them, and the place of each token of each trajectory in the flattened [B · T].
+    """The token ids that the model gets. `places` are the indices of each trajectory's tokens in the flattened [B · T].
 
-    `position_BT` and `tree` are None for padded rows, whose positions and attention are the default.
+    `position_BT` and `tree` are None for padded rows, which use the default positions and attention.
     """
 
     token_id_BT: Tensor
@@ -97,7 +99,7 @@ class Layout:
 
 
 def lay_out_rows(sequences: Sequence[Sequence[int]], device: torch.device) -> Layout:
-    """One row each, padded on the right with id 0. Causal attention needs no mask for it: padding comes last."""
+    """Put each sequence into one row, padded on the right with id 0. Causal attention needs no mask for padding."""
     longest = max(len(ids) for ids in sequences)
     token_id_BT = torch.zeros(len(sequences), longest, dtype=torch.long)
     for row, ids in enumerate(sequences):
@@ -107,7 +109,7 @@ def lay_out_rows(sequences: Sequence[Sequence[int]], device: torch.device) -> La
 
 
 def lay_out_tree(sequences: Sequence[Sequence[int]], device: torch.device) -> Layout:
-    """One row for all: each shared prefix once, followed by what comes after it."""
+    """Put all sequences into one row. Each shared prefix appears once, followed by its continuations."""
     all_ids = [tuple(ids) for ids in sequences]
     nodes: list[Node] = []
     token_ids: list[int] = []
@@ -126,13 +128,13 @@ def lay_out_tree(sequences: Sequence[Sequence[int]], device: torch.device) -> La
         return len(nodes) - 1
 
     def grow(members: list[int], start: int, parent: int) -> None:
-        """Lay out what follows token `start` of these sequences, which are equal up to there."""
+        """Lay out the sequences `members` from token `start` on. Their tokens before `start` are equal."""
         common = _common_length([all_ids[i] for i in members])
         ended = [i for i in members if len(all_ids[i]) == common]
         if len(members) == 1 or len(ended) == len(members) or common - start >= _MIN_SHARED_TOKENS:
             parent = add_node(members, start, common, parent)
             start = common
-        elif ended:  # within a prefix that is too short to be shared with the longer ones
+        elif ended:  # they end within a prefix that is too short to share
             add_node(ended, start, common, parent)
         branches: dict[int, list[int]] = defaultdict(list)
         for i in members:
@@ -154,9 +156,12 @@ def lay_out_tree(sequences: Sequence[Sequence[int]], device: torch.device) -> La
 
 
 def _common_length(sequences: Sequence[tuple[int, ...]]) -> int:
-    """The length of the longest common prefix: that of the first and the last sequence in lexicographic order."""
+    """Return the length of the longest common prefix.
+
+    The first and the last sequence in lexicographic order have the same common prefix as all sequences.
+    """
     first, last = min(sequences), max(sequences)
-    # By bisection, because slices are compared much faster than tokens one by one.
+    # Bisection, because comparing slices is much faster than comparing single tokens.
     lengths = range(1, min(len(first), len(last)) + 1)
     return bisect_left(lengths, True, key=lambda length: first[:length] != last[:length])
 
@@ -178,10 +183,12 @@ def tree_attention(
     tree: Tree | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Queries [1, H, T, D], keys and values [1, K, T, D] with K a divisor of H; the result is [1, T, H, D].
+    """Compute causal attention over a tree of shared prefixes.
 
-    transformers calls this once per layer. It passes no mask (`attention_mask` is None): the tree defines it. Without a
-    tree every row is one trajectory.
+    Queries are [1, H, T, D], keys and values [1, K, T, D], where K divides H. The result is [1, T, H, D].
+
+    transformers calls this function once per layer. `attention_mask` is None, because the tree defines the mask.
+    Without a tree, every row is one trajectory.
     """
     if unsupported := [name for name in _UNSUPPORTED if more.get(name) is not None]:
         raise UnsharableError(
@@ -218,13 +225,16 @@ def _attend_by_nodes(query: Tensor, key: Tensor, value: Tensor, scaling: float |
 
 @lru_cache(maxsize=512)
 def _mask_below(above: int, own: int, device: torch.device) -> Tensor:
-    """Everything above is visible, and causally the node itself. The same for every layer."""
+    """Return a mask under which a node attends to all tokens of its ancestors, and causally to its own.
+
+    It is cached, because it is the same for every layer.
+    """
     return torch.ones(own, above + own, dtype=torch.bool, device=device).tril(diagonal=above)
 
 
 def _attend_by_flex(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, tree: Tree) -> Tensor:
-    # torch specializes on a size of 1, and on a query shorter than a block. With one more root, which is empty if there
-    # are enough tokens, all sizes are at least 2, and one graph serves every tree.
+    # torch compiles separate graphs for a size of 1 and for a query shorter than a block. An additional root makes all
+    # sizes at least 2, so that one graph fits every tree. The root is empty if there are enough tokens.
     tokens = tree.nodes[-1].stop
     tree = Tree(nodes=(*tree.nodes, Node(tokens, max(tokens, 2 * _BLOCK), -1)))
     missing = tree.nodes[-1].stop - tokens
@@ -235,8 +245,11 @@ def _attend_by_flex(query: Tensor, key: Tensor, value: Tensor, scaling: float | 
 
 
 def _vary(tensor: Tensor, *axes: int) -> Tensor:
-    """Mark these sizes as dynamic. Otherwise torch takes one that equals a constant, such as the number of heads, for
-    constant, and compiles again for the next."""
+    """Mark these axes as dynamic.
+
+    Otherwise, if a size happens to equal a constant such as the number of heads, torch treats it as constant and
+    compiles again for the next size.
+    """
     cast("Any", torch)._dynamo.maybe_mark_dynamic(tensor, axes)
     return tensor
 
@@ -248,14 +261,15 @@ def _compiled_flex() -> Any:
 
 @lru_cache(maxsize=4)
 def _block_mask(tree: Tree, device: torch.device) -> BlockMask:
-    """The same as `create_block_mask(tree_mask(tree, device), …)`, without a grid of all pairs of tokens.
+    """Return the same as `create_block_mask(tree_mask(tree, device), …)`, without a grid of all pairs of tokens.
 
-    Let o[b, x] be the number of tokens of node x in block b. Of a key block c, a query block b sees
+    Let o[b, x] be the number of tokens of node x in block b. The number of pairs of tokens for which query block b
+    attends to key block c is
 
-        Σ o[b, x] · o[c, y] over nodes y above x, and in each node x:  o[b, x] · o[c, x] if c < b,
-        o[b, x] · (o[b, x] + 1) / 2 if c = b
+        Σ o[b, x] · o[c, y] over ancestors y of x, plus for each node x:
+        o[b, x] · o[c, x] if c < b, or o[b, x] · (o[b, x] + 1) / 2 if c = b
 
-    pairs of tokens: all of them, some, or none. In float32 these counts, of 16,384 at most, are exact.
+    The blocks attend fully, partially or not at all. The counts are at most 16,384, so they are exact in float32.
     """
     tokens = tree.nodes[-1].stop
     edge_B = torch.arange(0, tokens, _BLOCK)[:, None]
@@ -280,17 +294,17 @@ def _block_mask(tree: Tree, device: torch.device) -> BlockMask:
 
 
 def _counted(is_in_BB: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The number of key blocks per row, and the key blocks with those first, in flex_attention's format."""
+    """Return, as flex_attention expects, the number of True key blocks per row and all key blocks, True ones first."""
     order_BB = is_in_BB.int().argsort(dim=1, descending=True, stable=True)
     return is_in_BB.sum(1, dtype=torch.int32).to(device)[None, None], order_BB.int().to(device)[None, None]
 
 
 def tree_mask(tree: Tree, device: torch.device) -> Any:
-    """The tree as a mask_mod of flex_attention: may the query at place q see the key at place k?"""
+    """Return the tree as a mask_mod of flex_attention: whether the query at index q attends to the key at index k."""
     node_T, sees_XX = _vary(tree.node_T.to(device), 0), _vary(tree.sees_XX.to(device), 0, 1)
 
     def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return sees_XX[node_T[q], node_T[k]] & (q >= k)  # a node comes after its parent, so places are in order
+        return sees_XX[node_T[q], node_T[k]] & (q >= k)  # a node comes after its parent, so indices are in order
 
     return sees
 
@@ -300,8 +314,7 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def require_sharable(config: PretrainedConfig, model: str) -> None:
-    """Refuse models in which a token depends on its neighbours otherwise: windows, states, convolutions."""
-    # The text part of a multimodal model.
+    """Raise UnsharableError for a model that has layers other than full attention: windows, states, convolutions."""
     text: PretrainedConfig = cast("Any", config).get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     window = getattr(text, "sliding_window", None)

@@ -1,6 +1,7 @@
-"""The learner in several processes: the run starts them, sends all of them each request, and uses the first's answer.
+"""The learner in several processes. The run starts them, sends each request to all, and uses the first one's answer.
 
-If one of them ends or fails, the others may wait for it forever: then all are ended, and the error says which failed.
+If one process ends or fails, the others may wait for it forever. So all are killed, and the error names the one that
+failed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mcprl.config import RunConfig
 from mcprl.errors import LearnerLostError, McprlError
 from mcprl.processes import ChildProcess, private_folder
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
+from mcprl.secrets import HUB_VARIABLES, environment_without_keys
 
 if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
@@ -30,15 +32,15 @@ __all__ = ["SOCKET_VARIABLE", "Answer", "DistributedLearner", "Plan", "receive",
 
 
 SOCKET_VARIABLE = "MCPRL_LEARNER_SOCKET"
-"""Environment variable of a process: the socket to connect to."""
+"""The environment variable that tells a process which socket to connect to."""
 _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a process needs to start. `constrained`: trajectories were sampled under grammars.
+    """What a process needs to start. `constrained` is true if trajectories are sampled under grammars.
 
-    The processes exchange their addresses through the file `rendezvous`, in a folder that only the user can enter.
+    The processes exchange their addresses through the file `rendezvous`, in a folder that only the user can access.
 
     Plan(config=…, folder=Path("outputs/hello/weights"), rendezvous=Path("/tmp/mcprl-x1/rendezvous"), constrained=True)
     """
@@ -51,7 +53,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to one request: its result, or the error that it ended with. Only the first process has results.
+    """The answer to one request: its result or its error. Only the first process sends results.
 
     Answer(result=Update(…), error=None)
     """
@@ -61,7 +63,7 @@ class Answer:
 
 
 async def send(writer: StreamWriter, message: Any) -> None:
-    """Raises ConnectionError if the other side is gone."""
+    """Send a pickled message with its length. Raises ConnectionError if the other side is gone."""
     data = await asyncio.to_thread(pickle.dumps, message, pickle.HIGHEST_PROTOCOL)
     writer.write(len(data).to_bytes(_LENGTH_BYTES, "big"))
     writer.write(data)
@@ -69,23 +71,23 @@ async def send(writer: StreamWriter, message: Any) -> None:
 
 
 async def receive(reader: StreamReader) -> Any:
-    """Raises IncompleteReadError if the connection has ended."""
+    """Receive a message from `send`. Raises IncompleteReadError if the connection was closed."""
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
     data = await reader.readexactly(length)
     return await asyncio.to_thread(pickle.loads, data)
 
 
 _WORKER = (sys.executable, "-m", "mcprl.learning.worker")
-# If one process fails, others fail because of it and may report first. Wait this long for the one to blame.
+# If one process fails, others fail because of it and may report first. Wait this long for the original error.
 _BLAME_S = 2.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 class DistributedLearner:
-    """Trains a policy in `learner.processes` processes that live as long as this context. See `Learner`.
+    """Trains a policy in `learner.processes` processes that live as long as this context. Methods: see `Learner`.
 
-    If `grammars` is not None, each process loads its own. Versions of the weights are written to `folder`, the
-    processes' output to `learner-RANK.log` beside it.
+    If `grammars` is not None, each process loads its own grammars. Versions of the weights are written to `folder`, and
+    the output of the processes to `learner-RANK.log` next to it.
     """
 
     def __init__(self, config: RunConfig, *, folder: Path, grammars: Grammars | None) -> None:
@@ -119,7 +121,7 @@ class DistributedLearner:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids, the first process first."""
+        """The process ids, in the order of ranks."""
         return [process.pid for process in self._processes]
 
     async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
@@ -138,16 +140,16 @@ class DistributedLearner:
         return await self._ask(_with_folder("load_state", folder))
 
     async def fetch(self, weights: Weights) -> Weights:
-        return weights  # every version is in files already
+        return weights  # every version is already on disk
 
     async def state_bytes(self) -> int:
         return await self._ask(("state_bytes",))
 
     async def close(self) -> None:
-        """End all processes. Safe to call again."""
+        """Stop all processes. Can be called more than once."""
         for line in self._lines:
             if line.done() and not line.cancelled():
-                line.result()[1].close()  # a process that waits for work ends by itself
+                line.result()[1].close()  # an idle process exits when its connection closes
         await asyncio.gather(*(process.stop() for process in self._processes))
         if self._server is not None:
             self._server.close()
@@ -160,10 +162,10 @@ class DistributedLearner:
         socket = self._home / "line"
         self._server = await asyncio.start_unix_server(self._meet, socket)
         shared = {
-            **os.environ,
+            **environment_without_keys(*HUB_VARIABLES),
             # Each process gets its part of the cores: with all cores each they would only wait for one another.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._size))),
-            # All processes are on this machine: no other machine may reach the ports that they open.
+            # All processes are on this machine, so no other machine may reach the ports that they open.
             "GLOO_SOCKET_IFNAME": _LOOPBACK,
             "NCCL_SOCKET_IFNAME": _LOOPBACK,
             "WORLD_SIZE": str(self._size),
@@ -177,12 +179,12 @@ class DistributedLearner:
         await self._ask(self._plan)
 
     async def _meet(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """A process connects and sends its rank."""
+        """Handle the connection of a process, which first sends its rank."""
         rank: int = await receive(reader)
         self._lines[rank].set_result((reader, writer))
 
     async def _ask(self, message: Any) -> Any:
-        """Send a message to all processes. Returns the first one's answer when all have answered."""
+        """Send a message to all processes and wait for all answers. Returns the first process's result."""
         async with self._turn:
             if self._lost is not None:
                 raise LearnerLostError(
@@ -199,13 +201,13 @@ class DistributedLearner:
                     task.result()
                 return asked[0].result()
             except BaseException as error:
-                # The request is half done: it is not known which weights the processes hold.
+                # The request is half done, so it is unknown which weights the processes hold.
                 self._lost = error if isinstance(error, McprlError) else _INTERRUPTED
                 await self._abandon(asked)
                 raise
 
     async def _ask_one(self, rank: int, message: Any, errors: list[McprlError]) -> Any:
-        """The answer of one process. Its error is also appended to `errors`, which are in the order of their time."""
+        """Return the result of one process, or raise its error and append it to `errors`, in order of time."""
         talk, end = asyncio.create_task(self._talk(rank, message)), asyncio.create_task(self._processes[rank].wait())
         try:
             await asyncio.wait((talk, end), return_when=asyncio.FIRST_COMPLETED)
@@ -252,7 +254,11 @@ def _with_folder(method: str, folder: Path) -> tuple[str, Path]:
 
 
 def _remoteness(error: McprlError) -> int:
-    """A process's own error says more than that a process ended. A killed one ended first; others then missed it."""
+    """Rank errors by how far they are from the cause; the lowest is reported.
+
+    An error that a process raised says more than the fact that a process ended. Among processes that ended, one that
+    was killed by a signal is the likely cause.
+    """
     if not isinstance(error, LearnerLostError):
         return 0
     return 1 if "exit code -" in error.what else 2

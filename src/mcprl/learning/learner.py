@@ -1,4 +1,4 @@
-"""The learner's interface, and the three kinds of it that `open_learner` opens."""
+"""The `Learner` protocol, and `open_learner`, which opens one of its three implementations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _THREAD = ThreadPoolExecutor(1, thread_name_prefix="torch")
 
 
 async def in_torch_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `work` in the one thread that uses torch, after everything that was submitted before."""
+    """Run `work` in the only thread that uses torch, after all work that was submitted before."""
     return await asyncio.get_running_loop().run_in_executor(_THREAD, partial(work, *args, **kwargs))
 
 
@@ -35,40 +35,41 @@ class Learner(Protocol):
     """Holds the policy and updates it."""
 
     async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
-        """What the objective needs to know about trajectories before it learns from them."""
+        """Compute what the objective needs to know about trajectories before the update."""
         ...
 
     async def update(self, batch: Batch) -> Update:
-        """Learn from a batch and write the next version of the weights."""
+        """Update the policy with a batch and write the next version of the weights."""
         ...
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Columns:
-        """The policy's logprob of every sampled token, forced ones too, and 0 elsewhere; one column per trajectory.
+        """Return the policy's logprob of every sampled token, 0 for other tokens: one column per trajectory.
 
-        Each token is scored as an update scores it: at the temperature and under the grammar it was sampled with.
+        Forced tokens count as sampled. Each token is scored as in an update: at the temperature and under the grammar
+        that it was sampled with.
         """
         ...
 
     async def save_state(self, folder: Path) -> None:
-        """Write all that the next update depends on into an existing folder, as safetensors and JSON.
+        """Write everything that the next update depends on into an existing folder, as safetensors and JSON.
 
-        Call it between updates only. The caller makes the files durable.
+        Call this between updates only. The caller must fsync the files.
         """
         ...
 
     async def load_state(self, folder: Path) -> Weights:
-        """Restore what `save_state` wrote. Returns its weights, written for the sampler again.
+        """Restore what `save_state` wrote. Writes the restored weights for the sampler again and returns them.
 
-        Raises OtherStateError if it was written under settings that do not fit.
+        Raises OtherStateError if the state was saved under settings that do not fit the current ones.
         """
         ...
 
     async def fetch(self, weights: Weights) -> Weights:
-        """The newest weights, in files on this machine."""
+        """Make sure that the newest weights are in files on this machine. Returns the weights with their folder."""
         ...
 
     async def state_bytes(self) -> int:
-        """How large the files of `save_state` will be after the first update, those of all processes together."""
+        """Return the size of the files that `save_state` writes after the first update, summed over all processes."""
         ...
 
 
@@ -76,9 +77,9 @@ class Learner(Protocol):
 async def open_learner(
     config: RunConfig, *, folder: Path, grammars: Grammars | None, engine: SkyrlEngine | None = None
 ) -> AsyncGenerator[Learner]:
-    """The learner of a run: behind the engine's API, in this process, or in several processes.
+    """Open the learner of a run: behind the API of `engine`, in this process, or in several processes.
 
-    The versions of its weights are written to `folder`.
+    It writes the versions of its weights to `folder`.
     """
     if engine is not None:
         from mcprl.learning.skyrl_learner import SkyrlLearner

@@ -1,4 +1,4 @@
-"""The metrics of an update, gathered pack by pack, and the check that sampler and learner agree."""
+"""The metrics of an update, collected pack by pack, and the check that sampler and learner agree on logprobs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["Seen", "UpdateMetrics"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What is kept of one scored pack: detached and on the CPU, so that processes can exchange it.
+    """The data of one scored pack for the metrics, detached and on the CPU so that processes can exchange it.
 
-    `sampled_tokens` counts all that the policy sampled in the pack, forced tokens included. `ratios` has an entry per
-    token of each trajectory, by the trajectory's task and member.
+    `sampled_tokens` counts all sampled tokens of the pack, including forced ones. `ratios` maps a trajectory's task and
+    member to one ratio per token.
 
     Seen(loss=-0.02, alignment=1.0, sampled_tokens=3,
          columns={"logprob": tensor([-0.3, -1.2]), "policy_loss": tensor([-0.01, -0.01]), …},
@@ -70,10 +70,11 @@ class Seen:
 
 @dataclass(slots=True)
 class UpdateMetrics:
-    """Grows pack by pack during an update, and is the same on every process.
+    """The metrics of an update, collected pack by pack. They are the same on every process.
 
-    `version` is that of the learner's weights before the update. With a cap, `moved` is how far the update moved the
-    policy from the old one, and `distance` how far it is from the reference then, in nats per token that carries loss.
+    `version` is the version of the learner's weights before the update. With `algorithm.kl.cap`, `moved` is the
+    divergence of the new policy from the old one, and `distance` its divergence from the reference, both in nats per
+    token that carries loss.
     """
 
     version: int
@@ -92,7 +93,7 @@ class UpdateMetrics:
 
     @property
     def looked_at_parity(self) -> bool:
-        """Whether tokens were scored before any step; they may all have been stale."""
+        """Whether `check_parity` has looked at a minibatch. All of its tokens may have been stale."""
         return bool(self._parity)
 
     def add(self, seen: Seen) -> None:
@@ -109,12 +110,14 @@ class UpdateMetrics:
         return max(self.moved, self.distance) > cap
 
     def check_parity(self, max_parity_error: float) -> None:
-        """After a minibatch, until one had fresh tokens or a step was made: sampler and learner must agree about tokens
-        that the learner's present weights sampled. About tokens of older weights they rightly do not.
+        """Raise ParityError if sampler and learner disagree about the logprobs of fresh tokens.
 
-        The mean over tokens decides. Rounding leaves it small however many tokens there are, and any real fault raises
-        it: all tokens a little, or a few tokens a lot. The largest difference grows with the number of tokens even if
-        nothing is wrong, so it is only a verdict of health.
+        Fresh tokens were sampled with the learner's current weights; for tokens of older weights a difference is
+        expected. The check runs after each minibatch until one had fresh tokens or an optimizer step was made.
+
+        The check uses the mean difference per token. Rounding errors keep it small for any number of tokens, and a real
+        fault raises it, whether all tokens differ a little or a few tokens differ a lot. The largest difference grows
+        with the number of tokens even if nothing is wrong, so it is only reported as a health metric.
         """
         if self._parity.get("parity_tokens") or self.steps_made:
             return
@@ -134,14 +137,14 @@ class UpdateMetrics:
             )
 
     def ratios_of(self, trajectories: Sequence[Trajectory]) -> Columns:
-        """The ratio of each token when it was last scored; 0 if it was not."""
+        """Return the ratio of each token when it was last scored; 0 if it never was."""
         found = {(t.task_id, t.member): torch.zeros(len(t.token_ids)) for t in trajectories}
         for seen in self._seen:
             found |= seen.ratios
         return tuple(tuple(floats(ratio_T)) for ratio_T in found.values())
 
     def metrics(self, algorithm: AlgorithmConfig) -> dict[str, float]:
-        """Of an update that scored at least one token."""
+        """Return the metrics of an update that scored at least one token."""
         carries_N = self._column("carries")
         logprob_N, sampled_N = self._column("logprob"), self._column("sampled")
         moved_N = divergence(sampled_N, logprob_N, "k3")
@@ -161,23 +164,23 @@ class UpdateMetrics:
                 clip_high=algorithm.clip_high,
             ),
             "kl": float(moved_N[carries_N].mean()),
-            # A forced token has probability 1 under any policy: it only counts in the number of tokens.
+            # A forced token has probability 1 under any policy, so it counts in the denominator only.
             "kl_unmasked": float(moved_N.sum()) / sum(seen.sampled_tokens for seen in self._seen),
             **self._parts(algorithm),
         }
-        if self._grad_norms or not self.steps_made:  # else the engine did not report the norms
+        if self._grad_norms or not self.steps_made:  # otherwise the engine did not report norms
             found["grad_norm"] = fmean(self._grad_norms) if self._grad_norms else 0.0
         return found
 
     def _parts(self, algorithm: AlgorithmConfig) -> dict[str, float]:
-        """Metrics of the parts of the objective that are in use."""
+        """Return the metrics of those parts of the objective that are in use."""
         found: dict[str, float] = {}
         if algorithm.kl.cap is not None:
             found |= {"kl_update": self.moved, "update_undone": float(self.undone)}
         minibatches = max(1, len(self.losses))
         for name in ("policy_loss", "kl_loss", "value_loss"):
             if name in self._columns:
-                found[name] = float(self._column(name).sum()) / minibatches  # each token's share, already weighted
+                found[name] = float(self._column(name).sum()) / minibatches  # the losses of tokens are already weighted
         if "kl_reference" in self._columns:
             found["kl_reference"] = float(self._column("kl_reference").mean())
         found["gated_fraction"] = float(self._column("gated").mean()) if "gated" in self._columns else 0.0

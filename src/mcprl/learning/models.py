@@ -1,4 +1,4 @@
-"""Loading and saving the trained model (LoRA, 4-bit LoRA, or all weights), and the reference policy."""
+"""Loads and saves the trained model (LoRA, 4-bit LoRA, or all weights) and the reference policy."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _LIVE, _KEPT = "default", "reference"
 
 
 class Reference:
-    """Follows the policy as `kl.reference` says: never, by a moving average, or by a copy every `kl.lag` updates.
+    """The reference policy: fixed, a moving average of the policy, or a copy of it every `kl.lag` updates.
 
-    With LoRA it is the base model or a second adapter; else a copy of the whole policy.
+    With LoRA it is the base model or a second adapter, otherwise a copy of the whole policy.
     """
 
     def __init__(self, policy: Policy, kl: KlConfig) -> None:
@@ -52,7 +52,7 @@ class Reference:
 
     @contextmanager
     def in_place(self) -> Generator[Policy]:
-        """The reference, as a policy to score with."""
+        """Return the reference as a policy that computes scores."""
         if self.copy is not None:
             yield self.copy
             return
@@ -68,7 +68,7 @@ class Reference:
             model.set_adapter(_LIVE)
 
     def follow(self) -> dict[str, float]:
-        """Move after an update, as configured. Returns metrics of what was done and whether it worked."""
+        """Move the reference after an update, as configured. Returns metrics."""
         self._updates += 1
         if self._kl.reference == "ema":
             self._average()
@@ -78,14 +78,14 @@ class Reference:
 
     @torch.no_grad()
     def become_policy(self) -> int:
-        """Copy every tensor of the policy. Returns how many still differ afterwards, which must be 0."""
+        """Copy every tensor of the policy to the reference. Returns how many tensors differ afterwards; must be 0."""
         pairs = self._pairs()
         for live, kept in pairs.values():
             kept.copy_(live)
         return sum(not bool((live.to(kept.device) == kept).all()) for live, kept in pairs.values())
 
     def state(self) -> State:
-        """The tensors in use, not copies; nothing if the reference is the base model."""
+        """Return the tensors in use, not copies. The state is empty if the reference is the base model."""
         if self._kl.reference == "base":
             return State(tensors={}, facts={})
         tensors = {f"reference/{name}": own_part(kept) for name, (_, kept) in self._pairs().items()}
@@ -105,8 +105,10 @@ class Reference:
             kept.lerp_(live.to(kept.device), 1.0 - self._kl.ema_decay)
 
     def _pairs(self) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """Each trained tensor of the policy with the reference's counterpart. Quantised weights are frozen, shared and
-        not among them."""
+        """Return each trained tensor of the policy with its counterpart in the reference.
+
+        Quantised weights are frozen and shared by both, so they are not included.
+        """
         live = dict(self.policy.model.named_parameters())
         if self.copy is not None:
             kept = dict(self.copy.model.named_parameters())
@@ -116,8 +118,8 @@ class Reference:
 
 
 def load_policy(config: RunConfig, device: torch.device) -> Policy:
-    """The policy in its first version. A new adapter is the identity, so this is exactly the base model."""
-    transformers_logging.disable_progress_bar()  # it would garble the run's own display
+    """Load the policy at version 0. A new adapter changes nothing, so the policy is exactly the base model."""
+    transformers_logging.disable_progress_bar()  # it would garble the run's display
     base = _load_base(config, device)
     _require_plain_head(base, config.model.path)
     _silence_dropout(base)
@@ -127,7 +129,7 @@ def load_policy(config: RunConfig, device: torch.device) -> Policy:
     autocast = None
     if learner.tuning == "full":
         model: Any = base
-        # Small steps are lost in 16 bits, so the weights are stored in 32 bits and rounded when used.
+        # Small steps are lost in 16 bits, so the weights are stored in float32 and rounded when used.
         autocast = torch.bfloat16 if config.model.dtype == "bfloat16" else None
     else:
         torch.manual_seed(derive_seed(config.seed, "adapter"))  # pyright: ignore[reportUnknownMemberType]
@@ -139,13 +141,13 @@ def load_policy(config: RunConfig, device: torch.device) -> Policy:
             task_type="CAUSAL_LM",
         )
         model = get_peft_model(base, adapter)
-        # It is a set, whose order depends on hashes: two equal runs would write different files.
+        # This is a set, whose order depends on hashes, so two equal runs would write different files.
         resolved = model.peft_config["default"]
         resolved.target_modules = sorted(resolved.target_modules)
     policy = Policy(model, critic=algorithm.has_critic, entropy_gradient=algorithm.entropy > 0, autocast=autocast).to(
         device
     )
-    # transformers checkpoints in training mode only; without dropout nothing else differs.
+    # transformers checkpoints activations in training mode only. Without dropout, training mode changes nothing else.
     return policy.train(learner.checkpointing)
 
 
@@ -183,7 +185,7 @@ def _four_bits() -> dict[str, Any]:
 
 
 def _require_plain_head(base: Any, path: str) -> None:
-    """Refuse models that transform their logits after the head: the scores would be those of another distribution."""
+    """Raise BadValueError if the model transforms its logits after the head, because `Policy` does not do that."""
     config, head = base.config.get_text_config(), base.get_output_embeddings()
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_scale")
     bent = [name for name in names if getattr(config, name, None) not in (None, 1.0)]
@@ -207,10 +209,10 @@ def _silence_dropout(base: Any) -> None:
 def save_weights(
     policy: Policy, version: int, folder: Path, *, model: ModelConfig, state: Mapping[str, Tensor] | None = None
 ) -> Weights:
-    """Write a version of the weights so that its folder is either absent or complete; an existing one is replaced.
+    """Write a version of the weights atomically: the folder is either absent or complete. Replaces an existing one.
 
-    An adapter is written in float32, whole weights in the samplers' dtype. `state` are the whole tensors by name, if
-    the policy holds only shards.
+    An adapter is written in float32, full weights in the samplers' dtype. If the policy holds only shards, `state` maps
+    names to the whole tensors.
     """
     partial = folder.with_name(f"{folder.name}.partial")
     if partial.exists():
@@ -225,14 +227,14 @@ def save_weights(
     settings = copy.deepcopy(trained.config)
     settings.dtype = model.dtype  # of the files, not of the trained weights
     settings.save_pretrained(partial)
-    # Samplers and users can load the folder as it is.
+    # With the tokenizer, samplers and users can load the folder directly.
     AutoTokenizer.from_pretrained(model.path).save_pretrained(partial)  # pyright: ignore[reportUnknownMemberType]
     _put_in_place(partial, folder)
     return Weights(version=version, model=folder)
 
 
 def _in_dtype(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors rounded, on the CPU. Tied weights, one tensor under two names, stay one tensor."""
+    """Return the tensors rounded to `dtype`, on the CPU. Tied weights (one tensor with two names) stay one tensor."""
     different = {id(tensor): tensor.detach() for tensor in state.values()}
     made = {key: tensor.to("cpu", dtype if tensor.is_floating_point() else None) for key, tensor in different.items()}
     return {name: made[id(tensor)] for name, tensor in state.items()}
@@ -242,7 +244,7 @@ def _put_in_place(partial: Path, folder: Path) -> None:
     replaced = folder.with_name(f"{folder.name}.replaced")
     if replaced.exists():
         shutil.rmtree(replaced)
-    if folder.exists():  # of a process that went further than the state it resumed from
+    if folder.exists():  # written after the checkpoint that the run resumed from
         folder.rename(replaced)
     partial.rename(folder)
     if replaced.exists():

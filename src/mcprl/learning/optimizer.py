@@ -1,4 +1,4 @@
-"""AdamW with warm-up and a schedule, and its state, by which an update is undone or a run resumed."""
+"""AdamW with warm-up and a schedule. Its state can be saved and restored, to undo an update or resume a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Optimisation", "learning_rate_share"]
 
 
 def learning_rate_share(step: int, *, schedule: str, warmup: int, total: int) -> float:
-    """The factor of the learning rate at an optimizer step: rising over `warmup`, then following the schedule.
+    """Return the factor of the learning rate at `step`. It rises over `warmup` steps, then follows `schedule`.
 
     linear    falls linearly to 0 at `total`
     cosine    falls like (1 + cos) / 2 from 0 to π
@@ -39,15 +39,15 @@ def learning_rate_share(step: int, *, schedule: str, warmup: int, total: int) ->
             return 1.0
 
 
-# AdamW's state per parameter, in the order in which it creates it.
+# The entries of AdamW's state per parameter, in the order in which AdamW creates them.
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Optimisation:
     """The optimizer of a policy and its learning-rate schedule.
 
-    `named` are the trained parameters by name, in the order of the optimizer's groups; with several processes, the
-    shards of this one.
+    `named` maps names to the trained parameters, in the order of the optimizer's groups. With several processes they
+    are the shards of this process.
     """
 
     def __init__(self, policy: Policy, config: RunConfig) -> None:
@@ -78,7 +78,7 @@ class Optimisation:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step."""
+        """The learning rate of the next step."""
         return float(self.optimiser.param_groups[0]["lr"])
 
     def forget_gradients(self) -> None:
@@ -91,7 +91,7 @@ class Optimisation:
     def step(self) -> float:
         """Make one step with clipped gradients, unless their norm is not finite. Returns the norm before clipping."""
         norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        if isinstance(norm, DTensor):  # this process has only its shard's part
+        if isinstance(norm, DTensor):  # this process has only the norm of its shard
             norm = norm.full_tensor()
         if norm.isfinite():
             if self._max_norm is not None:
@@ -101,7 +101,7 @@ class Optimisation:
         return float(norm)
 
     def make_undo(self) -> Callable[[], None]:
-        """A function that undoes all steps made from now on. It keeps a copy on the CPU, to save GPU memory."""
+        """Return a function that undoes all steps made from now on. It keeps a copy of the state on the CPU."""
         return partial(self.become, self.state().copied())
 
     def halve_rate(self) -> None:
@@ -110,7 +110,7 @@ class Optimisation:
         self._set_rates()
 
     def state(self) -> State:
-        """The tensors in use, not copies."""
+        """Return the state. Its tensors are the ones in use, not copies."""
         tensors = {f"policy/{name}": own_part(parameter) for name, parameter in self.named.items()}
         held: dict[Tensor, dict[str, Tensor]] = self.optimiser.state
         for name, parameter in self.named.items():
@@ -124,7 +124,7 @@ class Optimisation:
         return State(tensors=tensors, facts=facts)
 
     def expected(self) -> dict[str, Tensor]:
-        """The tensors of the state after the first update, on the meta device."""
+        """Return the tensors that the state has after the first update, on the meta device."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.named.items():
             form = own_part(parameter).to("meta")
@@ -143,7 +143,7 @@ class Optimisation:
             put = {k: _moment(k, present.get(k), parameter, m) for k, m in moments.items() if m is not None}
             if put:
                 held[parameter] = put
-        # The rates come from the present settings, which a resumed run may have changed.
+        # The rates come from the current settings, which may differ from those before a resume.
         self.schedule.last_epoch = int(state.facts["optimiser_steps"])
         is_same_rate = state.facts["base_rates"] == list(self.schedule.base_lrs)
         self._rate_factor = float(state.facts["rate_factor"]) if is_same_rate else 1.0
@@ -158,7 +158,7 @@ class Optimisation:
 
 
 def _moment(kind: str, present: Tensor | None, parameter: Tensor, before: Tensor) -> Tensor:
-    """The tensor in use with its earlier value; a new tensor if none is in use."""
+    """Copy the value `before` into the tensor `present`, or into a new tensor if `present` is None, and return it."""
     if present is None and kind == "step":
         return before.to("cpu", copy=True)
     moment = torch.zeros_like(parameter) if present is None else present

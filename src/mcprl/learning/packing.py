@@ -1,7 +1,7 @@
-"""From a batch to logprobs: one example per trajectory, packs of examples, and the policy that scores a pack.
+"""Examples (one per trajectory), packs of examples, and the policy that computes the logprobs of a pack.
 
-`make_examples` turns the columns of a batch into tensors, `Packer` lays several examples out for one forward pass, and
-`Policy` computes the logprob of every scored token without ever holding the logits of a whole pack.
+`make_examples` converts the columns of a batch to tensors. `Packer` puts several examples into one forward pass.
+`Policy` computes the logprob of every scored token and never holds the logits of a whole pack in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mcprl.learning.attention import Layout, lay_out_rows, lay_out_tree
 from mcprl.records import Batch, Trajectory
 
 if TYPE_CHECKING:
-    # Only a type here: grammars import a compiler, which a run without grammars does not need.
+    # For types only: this module imports the grammar compiler, which a run without grammars does not need.
     from mcprl.grammar.masks import Grammars
 
 __all__ = [
@@ -46,7 +46,7 @@ _REPORT = "report this with the trajectory: it is a bug in mcprl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One trajectory, the positions of its scored tokens, and their columns."""
+    """One trajectory, the positions of its scored tokens, and the columns of those tokens."""
 
     trajectory: Trajectory
     scored: tuple[bool, ...]
@@ -74,20 +74,20 @@ class Example:
         return f"task {t.task_id}, member {t.member} of step {t.step}"
 
     def on_tokens(self, value_N: Tensor) -> Tensor:
-        """One number per token of the trajectory, 0 for tokens that are not scored."""
+        """Expand a column of the scored tokens to all tokens of the trajectory, with 0 for the others."""
         column_T = torch.zeros(len(self.scored))
         column_T[self.position_N] = value_N.detach().float().cpu()
         return column_T
 
 
 def scored_tokens(trajectory: Trajectory, learnable: Sequence[bool]) -> tuple[bool, ...]:
-    """The tokens at which the policy had a choice, or is to learn."""
+    """Mark the tokens to score: all learnable ones, and all that were sampled and not forced."""
     columns = zip(learnable, trajectory.sampled, trajectory.forced, strict=True)
     return tuple(learn or (sampled and not forced) for learn, sampled, forced in columns)
 
 
 def make_examples(batch: Batch) -> list[Example]:
-    """The examples of a batch, in the order of its trajectories."""
+    """Return the examples of a batch, in the order of its trajectories."""
     readings = batch.readings
     examples: list[Example] = []
     for i, trajectory in enumerate(batch.trajectories):
@@ -112,7 +112,7 @@ def make_examples(batch: Batch) -> list[Example]:
 
 
 def plain_examples(trajectories: Sequence[Trajectory], scored: Sequence[tuple[bool, ...]]) -> list[Example]:
-    """Trajectories to score or to imitate: the columns of an objective are 0, and all scored tokens carry loss."""
+    """Make examples to score or to imitate. All scored tokens carry loss; the other columns are 0."""
     examples: list[Example] = []
     for trajectory, mask in zip(trajectories, scored, strict=True):
         zero_N = torch.zeros(sum(mask))
@@ -128,7 +128,7 @@ def plain_examples(trajectories: Sequence[Trajectory], scored: Sequence[tuple[bo
 
 
 def first_non_finite(examples: Sequence[Example]) -> str | None:
-    """The first column with a number that is not finite, and its episodes, in words; None if all are finite."""
+    """Describe the first column that has a non-finite number, and its episodes. Returns None if all are finite."""
     named = [(example.name, example.columns.named()) for example in examples]
     for column in named[0][1] if named else ():
         broken = [name for name, own in named if own[column] is not None and not bool(own[column].isfinite().all())]
@@ -139,7 +139,7 @@ def first_non_finite(examples: Sequence[Example]) -> str | None:
 
 
 class Targets(NamedTuple):
-    """The tokens to score: ids, the temperatures they were sampled at, and the tokens that were admissible.
+    """The tokens to score: their ids, their sampling temperatures, and the admissible tokens at each position.
 
     Targets(token_id_N=tensor([30, 31]), temperature_N=tensor([1.0, 1.0]), admissible_NW=None)     # None: every token
     """
@@ -151,10 +151,10 @@ class Targets(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """Some trajectories, ready for one forward pass; N runs over their scored tokens.
+    """The trajectories of one forward pass. N runs over their scored tokens.
 
-    `before_N` is the place of the token that each is predicted from; places count over the flattened [B · T] of the
-    layout. `sequence_N` is the trajectory of each.
+    `before_N` is the index of the token before each scored token, from which the model predicts it. Indices refer to
+    the layout flattened to [B · T]. `sequence_N` is the index of each scored token's trajectory.
     """
 
     layout: Layout
@@ -165,13 +165,13 @@ class Pack:
 
 
 def make_pack(examples: Sequence[Example], layout: Layout, admissible_NW: Tensor | None, device: torch.device) -> Pack:
-    """Join examples that were laid out together."""
+    """Combine examples and their common layout into a pack."""
     placed = list(zip(examples, layout.places, strict=True))
     place_N = torch.cat([place_T[example.position_N] for example, place_T in placed]).to(device)
     temperatures = [torch.full((len(example.position_N),), example.trajectory.temperature) for example in examples]
     counts = torch.tensor([len(example.position_N) for example in examples])
     targets = Targets(
-        # Read from the same tensor that the model gets.
+        # Taken from the tensor that the model gets.
         token_id_N=layout.token_id_BT.flatten()[place_N],
         temperature_N=torch.cat(temperatures).to(device),
         admissible_NW=None if admissible_NW is None else admissible_NW.to(device),
@@ -186,10 +186,10 @@ def make_pack(examples: Sequence[Example], layout: Layout, admissible_NW: Tensor
 
 
 def check_alignment(pack: Pack, examples: Sequence[Example]) -> float:
-    """The share of scored tokens that are the tokens the sampler returned, turn by turn. Less than 1 is an error.
+    """Return the share of scored tokens that equal the tokens the sampler returned. Raises AlignmentError below 1.
 
-    The two sides are independent: the learner's ids come from the packed tensor, the sampler's from the completions
-    kept in each turn.
+    The two sides are independent: the learner's ids come from the packed tensor, the sampler's ids from the
+    `sampled_ids` of each turn.
     """
     returned: list[int] = []
     for example in examples:
@@ -217,16 +217,16 @@ _EVERY_TOKEN = -1  # all 32 bits of an int32
 
 
 class Replayer:
-    """Replays the grammar over turns and checks the masks that were recorded. `spent_s` is the time that it took."""
+    """Replays the grammar over sampled turns and checks the recorded masks. `spent_s` is the total time spent."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
         self.spent_s = 0.0
 
     def admissible(self, trajectories: Sequence[Trajectory], scored: Sequence[Sequence[bool]]) -> Tensor | None:
-        """The admissible tokens at each scored token, in order, as int32 words [N, W]; None: every token is.
+        """Return the admissible tokens at each scored token as an int32 bitmask [N, W]; None if no grammar was used.
 
-        The rows of a trajectory without a grammar, beside one with a grammar, are all ones.
+        If only some trajectories have a grammar, all bits are set in the rows of the others.
         """
         held = next((t for t in trajectories if t.grammar is not None), None)
         if held is None:
@@ -251,7 +251,7 @@ class Replayer:
 
 
 def _turn_parts(grammars: Grammars, trajectory: Trajectory, grammar: str, mask: Sequence[bool]) -> list[Tensor]:
-    """One part per turn: the grammar starts anew in every turn."""
+    """Return the admissible tokens of each turn. The grammar starts again in every turn."""
     places = [place for place, sampled in enumerate(trajectory.sampled) if sampled]
     parts: list[Tensor] = []
     for number, turn in enumerate(trajectory.turns):
@@ -274,7 +274,7 @@ def _turn_parts(grammars: Grammars, trajectory: Trajectory, grammar: str, mask: 
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """Makes packs of at most `microbatch` trajectories, in which a common prefix is laid out once or in each row."""
+    """Makes packs of at most `microbatch` trajectories. With `share_prefix`, a pack holds a common prefix only once."""
 
     replayer: Replayer
     device: torch.device
@@ -282,7 +282,10 @@ class Packer:
     share_prefix: bool = field(kw_only=True)
 
     def divide(self, examples: Sequence[Example]) -> list[list[int]]:
-        """Indices of examples for each pack: those with the longest common prefix, or, in rows, of similar length."""
+        """Return the indices of the examples of each pack.
+
+        With `share_prefix`, a pack gets examples with long common prefixes, otherwise examples of similar length.
+        """
         ids = [example.trajectory.token_ids for example in examples]
         likeness = ids if self.share_prefix else [(len(own),) for own in ids]
         order = sorted(range(len(examples)), key=likeness.__getitem__)
@@ -300,11 +303,11 @@ class Packer:
 
 
 class Policy(nn.Module):
-    """Scores the tokens of a pack under the distribution that each was sampled from.
+    """Computes the logprobs of a pack's tokens under the distributions they were sampled from.
 
-    That is the model's distribution at the sampling temperature, renormalised over the tokens that the grammar
-    admitted. Only hidden states before a scored token reach the head. `model` is a causal language model of
-    transformers, or a PeftModel around one.
+    Such a distribution is the model's output at the sampling temperature, renormalised over the tokens that the grammar
+    allowed. The head is applied only to the hidden states from which scored tokens are predicted. `model` is a causal
+    language model of transformers, or a PeftModel that wraps one.
     """
 
     def __init__(
@@ -313,7 +316,7 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._trunk = [base.base_model]  # in a list: registered once only, as a part of the model
+        self._trunk = [base.base_model]  # in a list, so that torch does not register it a second time
         self.scorer = TokenScorer(base.get_output_embeddings().weight, entropy_gradient=entropy_gradient)
         self.value_head = nn.Linear(base.config.hidden_size, 1, dtype=torch.float32) if critic else None
         if self.value_head is not None:
@@ -328,7 +331,7 @@ class Policy(nn.Module):
 
     def forward(self, pack: Pack) -> Scores:
         layout = pack.layout
-        # Only tree attention takes the argument `tree`.
+        # Only tree attention accepts the argument `tree`.
         more = {} if layout.tree is None else {"tree": layout.tree, "position_ids": layout.position_BT}
         device, dtype = layout.token_id_BT.device.type, self._autocast
         with nullcontext() if dtype is None else torch.autocast(device, dtype=dtype):
@@ -342,16 +345,16 @@ class Policy(nn.Module):
         return Scores(logprob_N, entropy_N, value_N)
 
 
-# Logits per block: enough to keep the cores busy, small next to the model.
+# Logits per block: enough to keep the cores busy, but small compared to the model.
 _BLOCK_NUMBERS = 1 << 23
-# Instead of −inf: exp gives 0 as well, and 0 times it is 0 and not NaN.
+# Used instead of −inf. Its exp is 0 too, and multiplied by 0 it gives 0, not NaN.
 _NEVER = -1e30
 
 
 class TokenScorer(nn.Module):
-    """The model's head for single tokens. It shares its weight with the model.
+    """The model's head, applied to selected tokens. It shares its weight with the model.
 
-    With `entropy_gradient`, gradients flow through the entropies; otherwise they are only reported.
+    With `entropy_gradient`, gradients flow through the entropies; otherwise entropies are only metrics.
     """
 
     def __init__(self, weight_VD: nn.Parameter, *, entropy_gradient: bool) -> None:
@@ -360,7 +363,7 @@ class TokenScorer(nn.Module):
         self.entropy_gradient = entropy_gradient
 
     def forward(self, hidden_ND: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-        """Logprob and entropy of each token."""
+        """Return the logprob and the entropy of each token."""
         return cast(
             "tuple[Tensor, Tensor]",
             _ScoreTokens.apply(hidden_ND, self.weight, targets, self.entropy_gradient),  # pyright: ignore[reportUnknownMemberType]
@@ -371,7 +374,7 @@ class _ScoreTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets: Targets, entropy_gradient: bool) -> Any:
         size, weight_dtype = len(hidden_ND), weight_VD.dtype
-        weight_VD = weight_VD.to(hidden_ND.dtype)  # a trained head is stored in 32 bits
+        weight_VD = weight_VD.to(hidden_ND.dtype)  # a trained head is stored in float32
         logprob_N = hidden_ND.new_empty(size, dtype=torch.float32)
         entropy_N = torch.empty_like(logprob_N)
         wants_hidden = ctx.needs_input_grad[0]
@@ -389,7 +392,7 @@ class _ScoreTokens(torch.autograd.Function):
                 surprise_NV = logit_NV.add_((entropy_N[part] - normaliser_N)[:, None]).mul_(share_NV)
                 entropy_slope_ND[part] = (surprise_NV.to(weight_VD.dtype) @ weight_VD) * -scale_N1
             if slope_ND is not None:
-                # 1 − p of the token itself, in 32 bits: in 16 bits a p near 1 would leave only noise.
+                # 1 − p of the token itself, in float32: in 16 bits it would be only noise if p is near 1.
                 share_NV.neg_().scatter_add_(1, token_id_N[:, None], torch.ones_like(share_NV[:, :1]))
                 slope_ND[part] = (share_NV.to(weight_VD.dtype) @ weight_VD) * scale_N1
         ctx.save_for_backward(slope_ND, entropy_slope_ND, *((hidden_ND, weight_VD) if ctx.needs_input_grad[1] else ()))
@@ -432,7 +435,7 @@ def _weight_gradient(
 
 
 def _logits(hidden_ND: Tensor, weight_VD: Tensor, targets: Targets, part: slice) -> tuple[Tensor, Tensor]:
-    """The logits of a block over the admissible tokens, and their logsumexp."""
+    """Return the logits of a block, masked to the admissible tokens, and their logsumexp."""
     logit_NV = (hidden_ND[part] @ weight_VD.T).float()
     logit_NV /= targets.temperature_N[part, None]
     if targets.admissible_NW is not None:

@@ -1,6 +1,6 @@
-"""The processes that make an update: this one alone, or (`mcprl.learning.sharding`) several that share the weights.
+"""The processes that make an update: only this one, or several that shard the weights (`mcprl.learning.sharding`).
 
-The learner is written for a process group, which has the few operations in which several processes differ from one.
+The learner works with a `ProcessGroup`. It has the few operations that differ between one process and several.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["ProcessGroup"]
 
 
 class ProcessGroup:
-    """The processes of a learner, seen from one of them; this class is a group of one.
+    """The processes of a learner, as seen by one of them. This class is a group of one process.
 
-    All processes call the same methods in the same order. The model is put together on `loading_device`, before it is
-    sharded, and computed on `device`: without one, the GPU if there is one.
+    All processes call the same methods in the same order. The model is loaded on `loading_device`, then sharded, and
+    computes on `device`. The default is the GPU if there is one.
     """
 
     rank: int = 0
@@ -40,21 +40,21 @@ class ProcessGroup:
         return policy, Optimisation(policy, config)
 
     def own(self, packs: Sequence[Any]) -> list[Any]:
-        """The packs that this process computes: equally many on every process, None if it has no more."""
+        """Return the packs that this process computes: the same number on every process, filled up with None."""
         return list(packs)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a pack. Over all processes they add up."""
+        """Accumulate the gradients of a pack. Gradients are summed over all processes."""
         loss.backward()  # pyright: ignore[reportUnknownMemberType]
 
     def everywhere(self, holds: bool) -> bool:
-        """Whether something holds on every process."""
+        """Return whether `holds` is true on every process."""
         return holds
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of each process, the same list on all. Tensors in it are on the CPU."""
+        """Return the values of all processes, in order of rank. Tensors in them must be on the CPU."""
         return [value]
 
     def save(self, policy: Policy, version: int, folder: Path, *, model: ModelConfig) -> Weights:
-        """Write the weights, once."""
+        """Write the weights. Only one process writes."""
         return save_weights(policy, version, folder, model=model)

@@ -1,8 +1,8 @@
-"""A process group of several processes: how they communicate, and how FSDP2 or ZeRO-3 shards the weights.
+"""Process groups of several processes: communication, and sharding of the weights by FSDP2 or ZeRO-3.
 
-Every process computes some of the packs of a minibatch; gradients are reduce-scattered after each pack, so that no
-process ever holds more of them than its shard. FSDP2 is used directly and not through Accelerate, which supports it on
-GPUs only: so the same code runs, and is tested, on CPUs.
+Every process computes some of the packs of a minibatch. Gradients are reduce-scattered after each pack, so a process
+never holds more gradients than those of its shard. FSDP2 is used directly, because Accelerate supports it on GPUs only.
+This way the same code also runs, and is tested, on CPUs.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _dist = cast("Any", dist)
 
 
 def make_team(config: RunConfig, rendezvous: Path) -> ProcessGroup:
-    """The process group of this process. Its members find each other through a file."""
+    """Create the process group. Its processes find each other through the file `rendezvous`."""
     return Zero3Team(rendezvous) if config.learner.sharding == "zero3" else Fsdp2Team(rendezvous)
 
 
 class Team(ProcessGroup, ABC):
-    """What both ways to shard the weights have in common."""
+    """Base class of the two ways to shard the weights."""
 
     def __init__(self, rendezvous: Path) -> None:
         # A file, because torch's own store listens on all interfaces without authentication.
@@ -56,7 +56,7 @@ class Team(ProcessGroup, ABC):
         )
         super().__init__(state.device)
         self.rank, self.size = state.process_index, state.num_processes
-        # What processes tell each other about an update is small and on the CPU.
+        # For small messages about an update, which are on the CPU.
         self._talk = _dist.new_group(backend="gloo")
 
     def own(self, packs: Sequence[Any]) -> list[Any]:
@@ -73,7 +73,7 @@ class Team(ProcessGroup, ABC):
         return found
 
     def save(self, policy: Policy, version: int, folder: Path, *, model: ModelConfig) -> Weights:
-        """All processes send their shards, one tensor after the other; the first process writes."""
+        """All processes send their shards, one tensor after the other, and the first process writes them."""
         whole: dict[int, Tensor] = {}
         state: dict[str, Tensor] = {}
         for name, tensor in trained_state(policy).items():
@@ -87,11 +87,13 @@ class Team(ProcessGroup, ABC):
 
     @abstractmethod
     def _whole(self, tensor: Tensor) -> Tensor:
-        """On the first process: the whole of a sharded tensor, on the CPU. The others send their shards."""
+        """Gather a sharded tensor. The first process returns all of it, on the CPU; others only send their shards."""
 
 
 def deal(packs: Sequence[Any], rank: int, size: int) -> list[Any]:
-    """Every `size`-th pack, padded with None: a process that made fewer passes would leave the others waiting.
+    """Return every `size`-th pack, starting at `rank`, padded with None to the same length on every process.
+
+    Without the padding, a process with fewer forward passes would leave the others waiting.
 
     deal(["a", "b", "c"], rank=1, size=2) == ["b", None]
     """
@@ -101,7 +103,7 @@ def deal(packs: Sequence[Any], rank: int, size: int) -> list[Any]:
 
 
 def trained_state(policy: Policy) -> Mapping[str, Tensor]:
-    """The tensors of a version of the weights by name: the live adapter, or the whole model."""
+    """Return the tensors of a version of the weights, by name: the trained adapter, or the whole model."""
     model = cast("nn.Module", policy.model)
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if not isinstance(model, PeftModel):
@@ -110,11 +112,11 @@ def trained_state(policy: Policy) -> Mapping[str, Tensor]:
 
 
 class Fsdp2Team(Team):
-    """Each process holds a slice of every tensor; a layer is whole only while it computes."""
+    """Each process holds a slice of every tensor. FSDP2 gathers a layer's weights only while the layer computes."""
 
     def __init__(self, rendezvous: Path) -> None:
         super().__init__(rendezvous)
-        self.loading_device = torch.device("cpu")  # the whole model never has to fit on one GPU
+        self.loading_device = torch.device("cpu")  # so the whole model need not fit on one GPU
 
     def share(self, policy: Policy, reference: Reference | None, config: RunConfig) -> tuple[Policy, Optimisation]:
         self._shard(policy, config.model.path)
@@ -144,18 +146,18 @@ class Fsdp2Team(Team):
         for layer in layers:
             shard(layer, mesh=mesh)
         shard(policy, mesh=mesh)
-        # By default the outermost module stays unsharded from forward to backward. Without a backward pass it would
-        # stay unsharded, and stale, after the next optimizer step.
+        # By default the outermost module stays gathered from the forward to the backward pass. Without a backward pass
+        # it would keep its old weights after the next optimizer step.
         cast("Any", policy).set_reshard_after_forward(True)
 
 
 def zero3_settings(config: RunConfig) -> dict[str, Any]:
-    """DeepSpeed's own configuration of an engine."""
+    """Return the configuration of the DeepSpeed engine."""
     return {
         "train_micro_batch_size_per_gpu": 1,  # used for counting only
-        # A minibatch has as many packs as it needs, and ends when the learner makes its step.
+        # The number of packs varies per minibatch, so the learner decides when to step.
         "managed_gradient_accumulation": False,
-        "gradient_clipping": config.learner.max_grad_norm or 0.0,  # 0: never
+        "gradient_clipping": config.learner.max_grad_norm or 0.0,  # 0: no clipping
         "zero_optimization": {
             "stage": 3,
             # Shard small tensors too: an unsharded one would not be restored when an update is undone.
@@ -166,8 +168,10 @@ def zero3_settings(config: RunConfig) -> dict[str, Any]:
 
 
 class _ZeroOptimisation(Optimisation):
-    """AdamW inside DeepSpeed's engine. `named` are the flat, numbered shards that it updates; the weights that the
-    policy computes with are copies of them."""
+    """AdamW inside DeepSpeed's engine.
+
+    `named` are the flat, numbered shards that it updates. The policy computes with copies of them.
+    """
 
     def __init__(self, policy: Policy, config: RunConfig) -> None:
         super().__init__(policy, config)
@@ -181,17 +185,17 @@ class _ZeroOptimisation(Optimisation):
     @torch.no_grad()
     def become(self, state: State) -> None:
         super().become(state)
-        used: list[Tensor] = self._engine.optimizer.fp16_partitioned_groups_flat  # in 32 bits too, in spite of the name
+        used: list[Tensor] = self._engine.optimizer.fp16_partitioned_groups_flat  # float32 too, despite the name
         for own, share in zip(used, self.parameters, strict=True):
             own.copy_(share)
 
     def forget_gradients(self) -> None:
         self._engine.optimizer.zero_grad()
-        # Weights that are still gathered from an unfinished pass may be older than their shards.
+        # Weights that an unfinished pass left gathered may be older than their shards.
         self._engine.empty_partition_cache()
 
     def gradients_are_finite(self) -> bool:
-        return True  # the engine checks them in its step, and skips it if they are not
+        return True  # the engine checks them and skips the step if they are not finite
 
     def step(self) -> float:
         self._engine.step()
@@ -202,7 +206,7 @@ class _ZeroOptimisation(Optimisation):
 
 
 class Zero3Team(Team):
-    """Each process holds a slice of every tensor; DeepSpeed gathers a module's weights while it computes."""
+    """Each process holds a slice of every tensor. DeepSpeed gathers a module's weights only while it computes."""
 
     def __init__(self, rendezvous: Path) -> None:
         if importlib.util.find_spec("deepspeed") is None:
@@ -215,8 +219,8 @@ class Zero3Team(Team):
     def share(self, policy: Policy, reference: Reference | None, config: RunConfig) -> tuple[Policy, Optimisation]:
         import deepspeed
 
-        # On a CPU, DeepSpeed would compile its own all-reduce on first use, under a lock file that outlives a killed
-        # process: the next one would wait forever. gloo works as well.
+        # On a CPU, DeepSpeed would compile its own all-reduce on first use, under a lock file. If that process is
+        # killed, the lock file remains and the next process waits forever. gloo does the same job.
         cast("Any", deepspeed).ops.__compatible_ops__["deepspeed_shm_comm"] = False
         optimisation = _ZeroOptimisation(policy, config)
         self._engine, *_ = cast("Any", deepspeed).initialize(

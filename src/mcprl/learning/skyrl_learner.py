@@ -1,4 +1,4 @@
-"""The SkyRL learner: the same updates as the torch learner makes, computed behind the Tinker API."""
+"""The SkyRL learner: makes the same updates as the torch learner, but a server computes them (Tinker API)."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _GRAD_NORM = "skyrl.ai/grad_norm"
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """Rows that were scored for learning, and the leaf tensor with the logprobs of their scored tokens.
+    """Rows that were scored with gradients, and the leaf tensor with the logprobs of their scored tokens.
 
-    `before_N` is the place in its row of the token that each is predicted from.
+    `before_N` is the position, within its row, of the token before each scored token, from which it is predicted.
     """
 
     rows: tuple[tuple[int, ...], ...]
@@ -50,7 +50,7 @@ class _Scored:
     logprob_N: Tensor
 
     def gradient_rows(self) -> list[ScoredRow]:
-        """What the server needs to learn from the rows with a scored token."""
+        """Return the rows that have a scored token, with the gradients that the server needs for its backward pass."""
         gradient_N = self.logprob_N.grad
         assert gradient_N is not None, "scored for learning, and no backward pass followed"
         found: list[ScoredRow] = []
@@ -73,9 +73,9 @@ class _Scored:
 
 
 class RemotePolicy:
-    """Scores packs of padded rows. Called from a thread other than the event loop's.
+    """Scores packs of padded rows on the server. Must not be called from the event loop's thread.
 
-    The API does not report entropies. Minus the logprob of the sampled token is used instead: its expectation is the
+    The API does not report entropies. The negative logprob of the sampled token is used instead; its expectation is the
     entropy.
     """
 
@@ -99,9 +99,9 @@ class RemotePolicy:
 
 
 class RemoteOptimisation:
-    """Adam on the server, and its learning-rate schedule here. `steps` counts the steps made.
+    """Adam on the server, with the learning-rate schedule on this side. `steps` is the number of steps made.
 
-    `rate_factor` multiplies the schedule's rate: less than 1 after updates that went too far.
+    `rate_factor` multiplies the scheduled rate. It is below 1 after updates that exceeded algorithm.kl.cap.
     """
 
     def __init__(self, policy: RemotePolicy, engine: SkyrlEngine, config: RunConfig) -> None:
@@ -123,10 +123,10 @@ class RemoteOptimisation:
         return self._learner.learning_rate * self._share(self.steps) * self.rate_factor
 
     def forget_gradients(self) -> None:
-        self._policy.scored.clear()  # gradients are sent with the step, not before
+        self._policy.scored.clear()  # gradients are only sent with the step
 
     def gradients_are_finite(self) -> bool:
-        """Of the gradients with respect to logprobs. Those with respect to weights show in the norm of a step."""
+        """Check the gradients of the logprobs. Non-finite gradients of weights show up in the norm after the step."""
         leaves = (one.logprob_N.grad for one in self._policy.scored)
         return all(bool(grad.isfinite().all()) for grad in leaves if grad is not None)
 
@@ -154,7 +154,7 @@ class RemoteOptimisation:
 
 
 class RemoteReference:
-    """A second adapter on the server: the untouched model, or a copy of the policy every `kl.sync_every` updates."""
+    """A second adapter on the server: the base model, or a copy of the policy, renewed every `kl.lag` updates."""
 
     def __init__(self, engine: SkyrlEngine, kl: KlConfig) -> None:
         self._engine = engine
@@ -179,13 +179,13 @@ class RemoteReference:
 _STATE_FILE = "skyrl.json"
 _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_FILE = "adapter_model.safetensors"
-# The server makes its own microbatches: smaller requests would only be slower.
+# The server makes its own microbatches, so smaller requests would only be slower.
 _ROWS_IN_A_REQUEST = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Progress:
-    """All that the next update depends on besides the server's state.
+    """Everything that the next update depends on, apart from the server's state.
 
     _Progress(version=3, steps=6, rate_factor=1.0, non_finite_in_a_row=0, reference_updates=3)
     """
@@ -198,9 +198,10 @@ class _Progress:
 
 
 class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReference]):
-    """Trains the adapter of an engine, which it shares with the sampler. Fetched adapters are written to `folder`.
+    """Trains the adapter on a SkyRL server that the sampler uses too. Fetched adapters are written to `folder`.
 
-    If the server dies during an update, the update is repeated from the version before it. See `Learner`.
+    If the server dies during an update, the update is repeated from the previous version. The methods are described in
+    `Learner`.
     """
 
     def __init__(self, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> None:
@@ -215,7 +216,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
 
     @classmethod
     async def open(cls, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> SkyrlLearner:
-        """The learner of an open engine, with its reference."""
+        """Create the learner of an open engine, and its reference if it needs one."""
         learner = cls(config, engine, folder=folder)
         if learner.reference is not None:
             await engine.attempt(engine.open_reference)
@@ -237,7 +238,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         return await self._engine.attempt(lambda: super(SkyrlLearner, self).score(trajectories))
 
     async def save_state(self, folder: Path) -> None:
-        """The server saves its state, and keeps the states that the run's checkpoints name."""
+        """Make the server save its state, and delete the states that no checkpoint of the run needs."""
         snapshot = await self._engine.attempt(self._engine.save)
         saved = {
             "resume_point": asdict(self._progress()),
@@ -270,7 +271,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         return self._weights
 
     async def fetch(self, weights: Weights) -> Weights:
-        """The adapter of the newest weights, in the format of PEFT and vLLM."""
+        """Download the adapter of the newest weights, in the format of PEFT and vLLM."""
         if weights.version != self._engine.version:
             raise ValueError(f"version {weights.version} is not the newest, {self._engine.version}")
         archive = await self._engine.attempt(self._engine.download)
@@ -280,7 +281,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         return Weights(version=weights.version, adapter=target)
 
     async def state_bytes(self) -> int:
-        """The size of the state on a server that was started here; another server does not use this disk."""
+        """Return the size of the state if the server was started by this run; another server does not use this disk."""
         return await asyncio.to_thread(self._engine.state_bytes)
 
     def _write_weights(self, version: int) -> Weights:
@@ -305,7 +306,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
             self.reference.updates = progress.reference_updates
 
     def _settings(self) -> dict[str, Any]:
-        """The settings that a state on the server depends on."""
+        """Return the settings that a state on the server depends on."""
         config = self._config
         return {
             "model.path": config.model.path,
@@ -317,7 +318,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
 
 
 def _states_named_in(checkpoints: Path) -> set[str]:
-    """The states that the checkpoints in a folder need, unfinished ones included."""
+    """Return the server states that the checkpoints in a folder need, including unfinished checkpoints."""
     found: set[str] = set()
     for file in checkpoints.glob(f"*/{_STATE_FILE}"):
         saved = json.loads(file.read_text(encoding="utf-8"))
@@ -338,6 +339,6 @@ def _unpack(archive: bytes, target: Path) -> None:
         raise EngineLostError(
             f"the adapter that the server sent cannot be read: {error}", fix="read the server's log"
         ) from error
-    # The server does not say which modules have an adapter, and PEFT cannot load it without.
+    # The server does not say which modules have an adapter, and PEFT needs this to load it.
     config["target_modules"] = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in names})
     (target / _ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The learner's state, as named tensors and facts: all that the next update depends on.
+"""The learner's state, as named tensors and facts: everything that the next update depends on.
 
-The optimizer, the reference and the learner each contribute a part and restore it, both to undo an update and to
-resume a run. Each process has its shard of the state, and writes two files:
+The optimizer, the reference and the learner each save and restore their part, both to undo an update and to resume a
+run. Each process holds its shard of the state and writes two files:
 
     learner-0-of-2.safetensors    policy/… (what is trained), adamw/step/…, adamw/exp_avg/…, adamw/exp_avg_sq/…,
                                   reference/…, rng/cpu, rng/cuda
@@ -41,7 +41,7 @@ _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Tensors by name, of this process's shard, and facts as JSON values.
+    """The tensors of this process's shard by name, and facts as JSON values.
 
     State(tensors={"policy/model.lm_head.weight": tensor([…]), "adamw/step/model.lm_head.weight": tensor(3.0)},
           facts={"optimiser_steps": 3, …})
@@ -54,13 +54,13 @@ class State:
         return State(tensors=self.tensors | other.tensors, facts=self.facts | other.facts)
 
     def copied(self) -> State:
-        """A copy on the CPU, independent of the tensors in use."""
+        """Return a copy on the CPU that does not share tensors with this state."""
         return State(tensors={name: t.to("cpu", copy=True) for name, t in self.tensors.items()}, facts=self.facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a state was saved under: how it was sharded, and the settings that shape its tensors.
+    """How a saved state was sharded, and the settings that determine the shapes of its tensors.
 
     Origin(processes=2, sharding="fsdp2", settings={"learner.tuning": "lora", …})
     """
@@ -94,16 +94,16 @@ class Origin:
 
 
 def write_state(state: State, origin: Origin, folder: Path, rank: int) -> None:
-    """Write the shard of one process into an existing folder, from the tensors in use: on a CPU nothing is copied."""
+    """Write the shard of one process into an existing folder. On a CPU, no tensor is copied first."""
     save_file(state.tensors, origin.file(folder, rank, ".safetensors"))
     saved = asdict(origin) | {"facts": state.facts}
     origin.file(folder, rank, ".json").write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
 
 
 def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
-    """What `write_state` wrote, and the origin it was saved under; `origin` is the present one.
+    """Read what `write_state` wrote. Returns the state and the `Origin` it was saved with; `origin` is the current one.
 
-    Raises OtherStateError if it was sharded differently.
+    Raises OtherStateError if the saved state was sharded differently.
     """
     file = next(iter(sorted(folder.glob("learner-0-of-*.json"))), None)
     if file is None:
@@ -122,7 +122,10 @@ def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
 
 
 def require_fit(state: State, expected: Mapping[str, Tensor], saved: Origin, origin: Origin) -> None:
-    """Refuse tensors that are missing, unknown or of another shape. Before the first update there are no moments."""
+    """Raise OtherStateError if a tensor is missing, unknown or has another shape.
+
+    AdamW's moments may be missing: they do not exist before the first update.
+    """
     needed = [name for name in expected if not name.startswith("adamw/")]
     wrong = next((f"lacks {name}" for name in needed if name not in state.tensors), None)
     for name, tensor in state.tensors.items():
@@ -140,7 +143,7 @@ def require_fit(state: State, expected: Mapping[str, Tensor], saved: Origin, ori
 
 
 def file_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """The size of a safetensors file of these tensors: their numbers and the header."""
+    """Return the size of a safetensors file of these tensors, including its header."""
     header: dict[str, Any] = {}
     size = 0
     for name, tensor in tensors.items():
@@ -151,7 +154,7 @@ def file_bytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def random_state(device: torch.device) -> State:
-    """Of torch's global generators. mcprl draws nothing from them; a library might."""
+    """Return the state of torch's global random generators. mcprl does not use them, but a library might."""
     tensors = {"rng/cpu": torch.get_rng_state()}
     if device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(device)
@@ -165,7 +168,7 @@ def restore_random_state(state: State, device: torch.device) -> None:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor, without its gradient: all of it, or its shard."""
+    """Return this process's part of a tensor, detached: the shard of a sharded tensor, or the whole tensor."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

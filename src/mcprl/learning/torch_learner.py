@@ -36,10 +36,10 @@ __all__ = ["TorchLearner"]
 
 
 class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
-    """Trains a policy, on the GPU if there is one. Its methods are described in `Learner`.
+    """Trains a policy, on the GPU if there is one. The methods are described in `Learner`.
 
-    `grammars` replays the grammars that trajectories were sampled under; None if there are none. Versions of the
-    weights are written to `folder`. A state is written from the tensors in use, without a second copy in memory.
+    `grammars` replays the grammars that trajectories were sampled under; None if sampling is not constrained. Versions
+    of the weights are written to `folder`. `save_state` writes the tensors in use, without a second copy in memory.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         return await in_torch_thread(self._load_state, folder)
 
     async def fetch(self, weights: Weights) -> Weights:
-        return weights  # every version is in files already
+        return weights  # every version is already on disk
 
     async def state_bytes(self) -> int:
         return await in_torch_thread(self._state_bytes)
@@ -95,7 +95,7 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         return state if self.reference is None else state | self.reference.state()
 
     def _expected(self) -> dict[str, Tensor]:
-        """The tensors of the state after the first update, for their shapes."""
+        """Return the tensors that the state has after the first update. Only their shapes matter."""
         return self._state().tensors | self.optimisation.expected()
 
     def _write_weights(self, version: int) -> Weights:

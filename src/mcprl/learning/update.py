@@ -1,7 +1,7 @@
-"""One update: the minibatches of a batch, the packs of a minibatch, one optimizer step per minibatch.
+"""One update: splits a batch into minibatches and those into packs, and makes one optimizer step per minibatch.
 
-An update is made completely or not at all: if a logprob, a loss or a gradient is not finite, all of it is undone. The
-same holds if it moves the policy beyond algorithm.kl.cap, which is measured after its last step.
+An update is made completely or not at all. It is undone if a logprob, a loss or a gradient is not finite, or if the
+policy has moved further than algorithm.kl.cap after the last step.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ __all__ = ["BatchLearner", "NonFiniteValues", "make_update", "minibatches_of"]
 
 
 class Scorer(Protocol):
-    """A policy: it scores the tokens of a pack, and gradients flow back through the scores."""
+    """A policy that computes the scores of a pack's tokens. Gradients flow back through the scores."""
 
     def __call__(self, pack: Pack) -> Scores: ...
 
 
 class Optimiser(Protocol):
-    """Updates a policy with the gradients that `backward` left."""
+    """Updates a policy with the gradients that `backward` accumulated."""
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step."""
+        """The learning rate of the next step."""
         ...
 
     def forget_gradients(self) -> None: ...
@@ -68,11 +68,11 @@ class Optimiser(Protocol):
     def gradients_are_finite(self) -> bool: ...
 
     def step(self) -> float | None:
-        """Make one step, unless the gradients are not finite. Returns their norm, None if it is not known."""
+        """Make one step, unless the gradients are not finite. Returns the gradient norm, or None if it is not known."""
         ...
 
     def make_undo(self) -> Callable[[], None]:
-        """A function that undoes all steps made from now on."""
+        """Return a function that undoes all steps made from now on."""
         ...
 
     def halve_rate(self) -> None:
@@ -81,18 +81,18 @@ class Optimiser(Protocol):
 
 
 class FrozenPolicy(Protocol):
-    """The reference, as a learner uses it."""
+    """The reference policy, as a learner uses it."""
 
     def in_place(self) -> AbstractContextManager[Scorer]:
-        """The reference, as a policy to score with."""
+        """Return the reference as a policy that computes scores."""
         ...
 
     def follow(self) -> dict[str, float]:
-        """Move after an update, as configured. Returns metrics of what was done and whether it worked."""
+        """Move the reference after an update, as configured. Returns metrics."""
         ...
 
     def become_policy(self) -> int:
-        """Copy every tensor of the policy. Returns how many still differ afterwards, which must be 0."""
+        """Copy every tensor of the policy to the reference. Returns how many tensors differ afterwards; must be 0."""
         ...
 
 
@@ -100,16 +100,16 @@ PolicyT = TypeVar("PolicyT", bound=Scorer)
 M = TypeVar("M", bound=Optimiser)
 R = TypeVar("R", bound=FrozenPolicy)
 
-# One batch may be unlucky. Several in a row mean a broken policy, or a setting that breaks it.
+# A single failure can be bad luck. Several in a row mean that the policy or a setting is broken.
 _MAX_NON_FINITE_IN_A_ROW = 3
 
 
 class NonFiniteValues(Exception):
-    """Something is NaN or infinite; the message says what, and in which episodes. The weights are unchanged."""
+    """A value is NaN or infinite. The message names it and its episodes. The weights are unchanged."""
 
 
 class BatchLearner(ABC, Generic[PolicyT, M, R]):
-    """Learns from batches. Subclasses make its policy, optimizer and reference."""
+    """Updates a policy with batches. Subclasses provide the policy, its optimizer and the reference."""
 
     policy: PolicyT
     optimisation: M
@@ -136,7 +136,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
 
     @abstractmethod
     def _write_weights(self, version: int) -> Weights:
-        """Make the present weights available to the sampler as this version."""
+        """Make the current weights available to the sampler under this version."""
 
     def _read(self, trajectories: Sequence[Trajectory]) -> Readings:
         algorithm = self._config.algorithm
@@ -156,7 +156,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
 
     @torch.no_grad()
     def _survey(self, policy: Scorer, examples: Sequence[Example]) -> tuple[Columns, Columns | None]:
-        """Logprobs of the scored tokens, and the values before them; None without a value head."""
+        """Return the logprobs of the scored tokens, and the values before them (None without a value head)."""
         found: dict[int, list[tuple[float, ...]]] = {}
         for chosen in self._processes.own(self._packer.divide(examples)):
             pack = self._packer.pack([examples[i] for i in chosen or (0,)])
@@ -194,7 +194,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         return Update(step=batch.step, weights=self._weights, metrics=metrics, ratios=ratios, skipped=skipped)
 
     def _learn_from(self, batch: Batch, known: Mapping[str, float]) -> tuple[dict[str, float], Columns, str | None]:
-        """Update the policy. Returns metrics, the ratios of all tokens, and the reason if the policy did not change."""
+        """Update the policy. Returns metrics, the ratios of all tokens, and the reason if the policy is unchanged."""
         no_ratios = tuple((0.0,) * len(t.token_ids) for t in batch.trajectories)
         rate = self.optimisation.learning_rate
         reason = self._too_little(known["learnable_tokens"], known["learnable_share"])
@@ -248,7 +248,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         return what
 
     def _follow(self, batch: Batch, tally: UpdateMetrics) -> dict[str, float]:
-        """Move the reference as configured, if the policy has moved. Metrics of that, and of the batch."""
+        """Move the reference as configured, if the policy has moved. Returns metrics of reference and batch."""
         found: dict[str, float] = {}
         if self.reference is not None:
             found["kl_coefficient"] = batch.kl_coefficient
@@ -264,7 +264,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         return found
 
 
-# An update that alone covers this share of the distance that the cap allows is too large.
+# A single update that uses up this share of the cap is too large: the learning rate is halved.
 _JUMP = 0.5
 
 
@@ -278,7 +278,11 @@ def make_update(
     *,
     version: int,
 ) -> UpdateMetrics:
-    """Update the policy, whose weights are of this version, on a batch. Raises NonFiniteValues if it is undone."""
+    """Update the policy with a batch. `version` is the version of its weights before the update.
+
+    If a value is not finite, the update is undone and NonFiniteValues is raised. If the update exceeds
+    algorithm.kl.cap, it is undone and `undone` is set in the returned metrics.
+    """
     update = _OngoingUpdate(batch, config, policy, optimiser, packer, processes, UpdateMetrics(version))
     undo = optimiser.make_undo()
     cap = config.algorithm.kl.cap
@@ -326,7 +330,7 @@ class _OngoingUpdate:
 
     @torch.no_grad()
     def measure_move(self) -> None:
-        """Score the batch once more, after all steps: how far is the policy from the old one and the reference?"""
+        """Score the batch after all steps, and measure how far the policy is from the old one and the reference."""
         tokens, moved, distance = 0, 0.0, 0.0
         for is_own, some, pack in self._packs(self._examples):
             logprob_N = self._policy(pack).logprob_N
@@ -340,17 +344,17 @@ class _OngoingUpdate:
                 estimator = self._config.algorithm.kl.estimator
                 distance += float(divergence(logprob_N, columns.reference_logprob_N, estimator).double().sum())
         tokens, moved, distance = map(sum, zip(*self._processes.gather((tokens, moved, distance)), strict=True))
-        if tokens:  # else only demonstrations moved the policy
+        if tokens:  # otherwise only demonstrations moved the policy
             self.tally.moved, self.tally.distance = moved / tokens, distance / tokens
 
     def _learn(self, examples: Sequence[Example], demonstrations: Sequence[Example]) -> None:
-        """One optimizer step, unless nothing in the minibatch moves the weights."""
+        """Make one optimizer step, unless nothing in the minibatch moves the weights."""
         learnable = any(example.learnable_tokens for example in examples)
         moves = bool(demonstrations) or (learnable and self._has_signal(examples))
         if not moves:
             self.tally.minibatches_without_signal += 1
             if self.tally.looked_at_parity or not learnable:
-                return  # else the first tokens are scored all the same, for parity
+                return  # otherwise score the minibatch anyway, to check parity
         self._optimiser.forget_gradients()
         loss, over_cap = 0.0, False
         if learnable:
@@ -380,14 +384,17 @@ class _OngoingUpdate:
         return cap is not None and float(torch.cat([own.columns["kl_reference"] for own in minibatch]).mean()) > cap
 
     def _packs(self, examples: Sequence[Example]) -> Iterator[tuple[list[int], list[Example], Pack]]:
-        """The packs of this process: indices, examples and pack. A process with fewer packs than others computes the
-        first example instead, without indices: it must take part, and its result does not count."""
+        """Yield the packs of this process as (indices, examples, pack).
+
+        All processes must make the same number of forward passes. A process that has fewer packs than others yields the
+        first example without indices; its result does not count.
+        """
         for chosen in self._processes.own(self._packer.divide(examples)):
             some = [examples[i] for i in chosen or (0,)]
             yield chosen or [], some, self._packer.pack(some)
 
     def _reinforce(self, examples: Sequence[Example], *, learn: bool) -> list[Seen]:
-        """Score a minibatch pack by pack; with `learn`, add up its gradients. The packs of all processes, as seen."""
+        """Score a minibatch pack by pack; with `learn`, accumulate gradients. Returns the results of all processes."""
         algorithm = self._config.algorithm
         counts_S = torch.tensor([example.learnable_tokens for example in examples])
         longest = self._config.model.context_tokens
@@ -411,7 +418,7 @@ class _OngoingUpdate:
         return everyones
 
     def _imitate(self, demonstrations: Sequence[Example]) -> float:
-        """Add the gradients of the imitation loss, a mean over its tokens, times its weight. Returns that loss."""
+        """Accumulate the gradients of the imitation loss and return the loss: the mean over tokens times its weight."""
         tokens = sum(len(example.position_N) for example in demonstrations)
         weight, loss = self._batch.demonstration_weight, 0.0
         for chosen, some, pack in self._packs(demonstrations):
@@ -446,12 +453,16 @@ def _named(examples: Sequence[Example]) -> str:
 
 
 def minibatches_of(batch: Batch, config: RunConfig) -> Iterator[list[int]]:
-    """Indices of trajectories, dealt evenly, whole groups together if they fit; the seed decides the order."""
+    """Yield the trajectory indices of each minibatch.
+
+    The seed determines the order of groups in each epoch. The sizes of minibatches differ by at most one trajectory, so
+    a group may be split between two.
+    """
     members: list[list[int]] = []
     for group in batch.groups:
         first = members[-1][-1] + 1 if members else 0
         members.append(list(range(first, first + len(group.trajectories))))
-    # A batch whose dead groups were left out may have fewer trajectories than there should be minibatches.
+    # Groups without signal may have been dropped, so there can be fewer trajectories than configured minibatches.
     count = min(config.algorithm.minibatches, len(batch.trajectories))
     for epoch in range(config.algorithm.epochs):
         groups = list(members)

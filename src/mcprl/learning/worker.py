@@ -1,6 +1,6 @@
-"""One process of a learner of several: `python -m mcprl.learning.worker`, which only `DistributedLearner` starts.
+"""One process of a `DistributedLearner`, which starts it as `python -m mcprl.learning.worker`.
 
-Its environment has its rank and the socket. It answers one request after the other until the connection ends.
+It reads its rank and the socket from its environment, and answers requests in order until the connection closes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _make_learner(plan: Plan) -> TorchLearner:
 
 
 async def _attempt(work: Awaitable[Any], *, first: bool) -> Answer:
-    """An error that is not mcprl's own ends this process, and its log has the traceback."""
+    """Return the result or the McprlError of `work`. Any other exception ends the process and is in its log."""
     try:
         result = await work
     except McprlError as error:

@@ -1,4 +1,4 @@
-"""A child process: start, pipes, log, end."""
+"""A child process: its start, its pipes, its log and its end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -18,9 +19,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from mcprl.processes.guard import CHILD_MARK, GUARD, OWNER_MARK, kill_marked
+from mcprl.errors import UnfitEngineError
+from mcprl.processes.guard import CHILD_MARK, GUARD, OWNER_MARK, kill_marked, limit_of
 
-__all__ = ["ChildProcess", "free_port", "private_folder", "search_path"]
+__all__ = ["ChildProcess", "free_port", "private_folder", "require_linux", "search_path"]
+
+_SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
+
+
+def require_linux() -> None:
+    """Raise UnfitEngineError on a system on which no run is possible."""
+    if sys.platform != "linux":
+        raise UnfitEngineError(
+            f"this is {_SYSTEMS.get(sys.platform, sys.platform)}, and training needs Linux: its GPUs (MPS among them) "
+            "are not supported, and servers could outlive a run",
+            fix="train on Linux: another machine, a container or, on Windows, WSL 2",
+        )
 
 
 _logger = logging.getLogger(__name__)
@@ -32,9 +46,9 @@ _MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 class CleanedLog:
-    """Appends a child's output to a file, line by line, cleaned and bounded. Never blocks the child."""
+    """Appends a child's output to a file, line by line, cleaned and limited in size. Never blocks the child."""
 
-    def __init__(self, path: Path, clean: Callable[[str], str]) -> None:
+    def __init__(self, path: Path, clean: Callable[[str], str | None]) -> None:
         self._clean = clean
         self._file = path.open("ab", buffering=0)
         self._read_end, self._write_end = os.pipe()
@@ -46,7 +60,7 @@ class CleanedLog:
         self._is_full = False
 
     def take_write_end(self) -> int:
-        """The child's end of the pipe. The caller closes it."""
+        """Return the child's end of the pipe. The caller must close it."""
         return self._write_end
 
     def close(self) -> None:
@@ -79,12 +93,14 @@ class CleanedLog:
         return bool(data)
 
     def _extend(self, part: bytes) -> None:
-        # A little more than is kept, so that `clean` sees a secret at the cut as a whole.
+        # Keep a little more than is shown, so that `clean` sees a secret at the cut as a whole.
         self._line += part[: _MAX_LINE_CHARS + _CUT_SLACK_BYTES - len(self._line)]
 
     def _end_line(self) -> None:
         line = self._clean(self._line.decode(errors="replace"))
         self._line.clear()
+        if line is None:
+            return
         if len(line) > _MAX_LINE_CHARS:
             line = f"{line[:_MAX_LINE_CHARS]} [line cut]"
         data = f"{line}\n".encode(errors="replace")
@@ -102,16 +118,16 @@ class CleanedLog:
 
 
 _LONGEST_FOLDER_BYTES = 40
-"""The path of a Unix socket has at most 107 bytes on Linux, 103 on macOS. This leaves about 60 for its name, as Ray
-needs."""
+"""The path of a Unix socket may have at most 107 bytes on Linux, 103 on macOS. This leaves about 60 for its name, as
+Ray needs."""
 
 
 @contextmanager
 def private_folder() -> Generator[Path]:
-    """Make an empty folder with mode 0700 and a short path; remove it with everything in it at the end.
+    """Create an empty folder with mode 0700 and a short path. Remove it with everything in it at the end.
 
-    It is in XDG_RUNTIME_DIR if that folder is ours, otherwise in the folder for temporary files. The mode keeps every
-    other user (except root) from opening anything inside, whatever the modes of the files and sockets in it are.
+    It is in XDG_RUNTIME_DIR if we own that folder, otherwise in the folder for temporary files. The mode prevents every
+    other user (except root) from opening anything inside, whatever the modes of the files and sockets in it.
     """
     with tempfile.TemporaryDirectory(prefix="mcprl-", dir=_parent(), ignore_cleanup_errors=True) as name:
         yield Path(name)
@@ -125,7 +141,7 @@ def _parent() -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether we own it: after `sudo` the variable can still name another user's folder."""
+    """Return True if we own the folder. After `sudo`, the variable may still name another user's folder."""
     return folder.is_dir() and folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK)
 
 
@@ -137,15 +153,19 @@ _PR_SET_PDEATHSIG = 1
 _INPUT_END_S = 1.0
 _POLL_S = 0.01
 _TAIL_BYTES = 65536
-# Loaded before any fork: between fork and exec a child must not allocate or import.
+# Loaded before any fork, because a child must not allocate or import between fork and exec.
 _LIBC: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def _bind_to(parent: int, limit: int) -> Callable[[], None]:
+    hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1] if sys.platform == "linux" else 0
+
     def between_fork_and_exec() -> None:
+        if hard == resource.RLIM_INFINITY:  # otherwise, only the marks in the environment remain
+            resource.setrlimit(resource.RLIMIT_RTTIME, (limit, hard))
         if _LIBC is not None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            # If the parent died before the line above, no signal comes.
+            # If the parent died before the line above, no signal is sent.
             if os.getppid() != parent:
                 os._exit(1)
 
@@ -153,19 +173,19 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that is free now. Bind it soon: nothing reserves it."""
+    """Return a TCP port on loopback that is free now. Bind it soon, because nothing reserves it."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
 def search_path() -> str:
-    """PATH for children, with the folder of this Python first, so that `mcprl serve` is found without activation."""
+    """Return the PATH for children. This Python's folder is first, so `mcprl serve` works without an active venv."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 class ChildProcess:
-    """One child and its descendants, its output appended to a log file. Belongs to the event loop that started it."""
+    """One child and its descendants. Its output is appended to a log file. Use it in the event loop that started it."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: str, log: Path, cleaned: CleanedLog | None) -> None:
         self.log = log
@@ -190,13 +210,14 @@ class ChildProcess:
         log: Path,
         cwd: str | None = None,
         pipes: bool = False,
-        clean: Callable[[str], str] | None = None,
+        clean: Callable[[str], str | None] | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> ChildProcess:
-        """Start `argv`. Its environment is exactly `env` plus our two marks.
+        """Start `argv`. Its environment is exactly `env` plus our two marks. It inherits the files in `pass_fds`.
 
-        With `pipes` its stdin and stdout are ours, and only stderr is logged. With `clean` every line of the log passes
-        through it, and the log is bounded; otherwise the child writes to the file directly. Raises OSError if the
-        program cannot be executed.
+        With `pipes`, its stdin and stdout are connected to us, and only stderr is logged. With `clean`, every line of
+        the log passes through that function, and the log is limited in size; otherwise the child writes to the file
+        directly. Raises OSError if the program cannot be executed.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         owner, mark = GUARD.start(), secrets.token_hex(16)
@@ -214,7 +235,8 @@ class ChildProcess:
                     stderr=output,
                     bufsize=0,
                     start_new_session=True,
-                    preexec_fn=_die_with(os.getpid()),
+                    pass_fds=pass_fds,
+                    preexec_fn=_bind_to(os.getpid(), limit_of(owner, mark)),
                 )
             on_failure.pop_all()
         GUARD.watch(process.pid)
@@ -250,9 +272,9 @@ class ChildProcess:
         return self._exit_code
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
-        """End the child and all its descendants. Safe to call again.
+        """End the child and all its descendants. It is safe to call this again.
 
-        For a child with pipes stdin is closed first, as MCP requires. Then SIGTERM, and SIGKILL after `grace_s`.
+        If the child has pipes, close stdin first, as MCP requires. Then send SIGTERM, and SIGKILL after `grace_s`.
         """
         try:
             with _dropped_output(self._process.stdout):
@@ -260,7 +282,7 @@ class ChildProcess:
         finally:
             self._signal_group(signal.SIGKILL)
         await self._exited.wait()
-        await asyncio.to_thread(kill_marked, f"{CHILD_MARK}={self._mark}")
+        await asyncio.to_thread(kill_marked, self._mark)
         if self._cleaned is not None:
             self._cleaned.close()
         if self._process.stdout is not None:
@@ -281,7 +303,7 @@ class ChildProcess:
         await self.ends_within(grace_s)
 
     async def ends_within(self, seconds: float) -> bool:
-        """Wait for its end at most this long. Returns whether it has ended."""
+        """Wait at most `seconds` for the child to end. Return whether it has ended."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._exited.wait(), seconds)
         return self._exited.is_set()
@@ -293,7 +315,7 @@ class ChildProcess:
             self._on_end()
 
     def _on_end(self) -> None:
-        """End the child's group, and only then reap the child, which frees its process id."""
+        """End the child's group before reaping the child, because reaping frees its process id."""
         self._signal_group(signal.SIGKILL)
         GUARD.forget(self._process.pid)
         if sys.platform == "linux":
@@ -312,7 +334,7 @@ class ChildProcess:
 
 @contextlib.contextmanager
 def _dropped_output(pipe: IO[bytes] | None) -> Generator[None]:
-    """Read and drop output: a child blocked on a full pipe could not end."""
+    """Read and drop output, because a child that is blocked on a full pipe cannot end."""
     if pipe is None or pipe.closed:
         yield
         return

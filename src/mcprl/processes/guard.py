@@ -1,4 +1,4 @@
-"""The guard: a shell that outlives us to end our descendants, and the marks by which it finds them."""
+"""The guard: a shell that outlives our process to kill our descendants, and the marks by which it finds them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -13,12 +14,12 @@ import sys
 import threading
 import time
 
-__all__ = ["CHILD_MARK", "GUARD", "OWNER_MARK", "kill_marked"]
+__all__ = ["CHILD_MARK", "GUARD", "OWNER_MARK", "kill_marked", "limit_of"]
 
 OWNER_MARK = "MCPRL_OWNER"
-"""Environment variable of every descendant that identifies its mcprl process."""
+"""Environment variable of every descendant. It identifies the mcprl process."""
 CHILD_MARK = "MCPRL_CHILD"
-"""Environment variable of every descendant that identifies the child that it is or descends from."""
+"""Environment variable of every descendant. It identifies the child that the process is or descends from."""
 
 _logger = logging.getLogger(__name__)
 
@@ -26,9 +27,10 @@ _GUARD_END_S = 5.0
 _STRAYS_END_S = 5.0
 _POLL_S = 0.01
 
-# $0 is our mark. Lines "+ GROUP" and "- GROUP" add and remove groups; the input ends when we end. The number of rounds
-# is limited because a process may be unkillable. A process between fork and exec has no mark, so the search must find
-# nothing several times.
+# $0 is the pattern of our mark in the limits, $1 our mark in the environment. Lines "+ GROUP" and "- GROUP" add and
+# remove groups; the input ends when we end. The number of rounds is limited because a process may be unkillable. A
+# process between fork and exec has no mark, so the search must find nothing several times. A zombie keeps its limits
+# until it is reaped.
 _SCRIPT = """
 trap '' HUP INT TERM
 groups=
@@ -42,9 +44,12 @@ for group in $groups; do kill -s KILL -- "-$group"; done
 rounds=0
 empty=0
 while [ "$rounds" -lt 200 ] && [ "$empty" -lt 3 ]; do
-    left=$(grep -lsaF -- "$0" /proc/[0-9]*/environ)
-    if [ -n "$left" ]; then empty=0; else empty=$((empty + 1)); fi
-    for path in $left; do pid=${path#/proc/}; kill -s KILL "${pid%/environ}"; done
+    empty=$((empty + 1))
+    for path in $(grep -lsaF -- "$1" /proc/[0-9]*/environ) $(grep -lsE -- "$0" /proc/[0-9]*/limits); do
+        process=${path%/*}
+        if grep -qs '^State:.Z' "$process/status"; then continue; fi
+        kill -s KILL "${process#/proc/}" && empty=0
+    done
     rounds=$((rounds + 1))
     sleep 0.02
 done
@@ -52,7 +57,7 @@ done
 
 
 class Guard:
-    """The shell that ends our descendants after us. Started with the first child, kept until we end."""
+    """The shell that kills our descendants after our process ends. It starts with the first child."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +68,7 @@ class Guard:
         self._pipe: int | None = None
 
     def start(self) -> str:
-        """Make sure that the guard is running. Returns our mark."""
+        """Start the guard unless it is running. Return our mark."""
         with self._lock:
             self._ensure()
             return self._mark
@@ -79,7 +84,7 @@ class Guard:
             self._tell(f"- {group}\n")
 
     def finish(self) -> None:
-        """At the end of our process: let the guard end all that is left, and wait for it."""
+        """At the end of our process, let the guard kill everything that is left, and wait for the guard."""
         if self._process is not None and self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
@@ -87,7 +92,7 @@ class Guard:
                 self._process.wait(_GUARD_END_S)
 
     def after_fork(self) -> None:
-        """In a fork of our process: the pipe must close when our process ends, not when the fork does."""
+        """In a fork, close the pipe: it must close when the original process ends, not when the fork ends."""
         self._lock = threading.Lock()
         if self._pipe is not None:
             os.close(self._pipe)
@@ -105,10 +110,10 @@ class Guard:
                 return
 
     def _ensure(self) -> bool:
-        """Start the guard if it is not running, with all groups. Returns whether it was started."""
+        """Start the guard if it is not running, and tell it all groups. Return whether it was started."""
         if self._our_pid != os.getpid():
             if self._process is not None:
-                self._process.returncode = 0  # we are a fork, so it is not our child and cannot be waited for
+                self._process.returncode = 0  # we are a fork, so the guard is not our child and cannot be waited for
             self._our_pid, self._mark, self._groups, self._process = os.getpid(), secrets.token_hex(16), set(), None
         if self._process is not None and self._process.poll() is None:
             return False
@@ -116,9 +121,9 @@ class Guard:
             os.close(self._pipe)
         read_end, self._pipe = os.pipe()
         try:
-            # With an empty environment: a guard must not have the mark of an mcprl that started us.
+            # With an empty environment, so that the guard does not have the mark of another mcprl that started us.
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _SCRIPT, f"{OWNER_MARK}={self._mark}"],
+                ["/bin/sh", "-c", _SCRIPT, _in_limits(owner=self._mark), f"{OWNER_MARK}={self._mark}"],
                 stdin=read_end,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -137,21 +142,50 @@ atexit.register(GUARD.finish)
 os.register_at_fork(after_in_child=GUARD.after_fork)
 
 
-def _marked(mark: bytes) -> list[int]:
-    """Processes with this mark in their environment; none if there is no /proc."""
+def limit_of(owner: str, child: str) -> int:
+    """Both marks as a soft limit of real-time microseconds, about 127,000 years: 4, nine digits of each.
+
+    As the environment, limits pass to all descendants; but programs that clear the environment leave them alone.
+    """
+    return int(f"4{_digits(owner)}{_digits(child)}")
+
+
+def _digits(mark: str) -> str:
+    return f"{int(mark, 16) % 10**9:09d}"
+
+
+def _in_limits(*, owner: str = "", child: str = "") -> str:
+    """The pattern of a line in /proc/PID/limits."""
+    nine = "[0-9]{9}"
+    return f"^Max realtime timeout +4{_digits(owner) if owner else nine}{_digits(child) if child else nine} "
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes with this mark of a child in their environment or limits; none if there is no /proc."""
+    in_limits = re.compile(_in_limits(child=mark).encode(), re.MULTILINE)
     found: list[int] = []
     for name in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else []):
-        # It may have ended, or belong to another user, and then it is not ours.
-        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb", buffering=0) as environment:
-            if mark in environment.read():
-                found.append(int(name))
+        is_ours = f"{CHILD_MARK}={mark}".encode() in _read(f"/proc/{name}/environ")
+        is_ours = is_ours or in_limits.search(_read(f"/proc/{name}/limits")) is not None
+        # A zombie keeps its limits until it is reaped.
+        if is_ours and not _read(f"/proc/{name}/stat").rpartition(b")")[2].startswith(b" Z"):
+            found.append(int(name))
     return found
 
 
+def _read(path: str) -> bytes:
+    """A file of a process; empty if it has ended, or belongs to another user and so is not ours."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 def kill_marked(mark: str) -> None:
-    """Kill all processes with this mark, in rounds: one that is just being forked is found in the next."""
+    """Kill all processes with this mark of a child, in rounds: one that is just being forked is found in the next."""
     deadline = time.monotonic() + _STRAYS_END_S
-    while left := _marked(mark.encode()):
+    while left := _marked(mark):
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

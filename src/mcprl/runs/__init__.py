@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its folder, journal, checkpoints and trajectories. Without torch."""
+"""The files of a run: its folder, journal, checkpoints and trajectories. Works without torch."""

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: each is complete and verified, or absent.
+"""The checkpoints of a run. Each one is either complete and verified, or absent.
 
 checkpoints/
   step-00011/                  the state after 11 steps
@@ -9,8 +9,8 @@ checkpoints/
   .step-00013.partial/         being written, or left unfinished
   .step-00009.removed.partial/ being deleted, or left half deleted
 
-A checkpoint gets its name by one rename, after its content is on the disk, and loses it by one rename, before anything
-is deleted. So a process killed at any moment leaves no partial checkpoint that looks complete.
+A checkpoint gets its name by one rename, after its content is on disk. It loses its name by one rename, before anything
+is deleted. So if a process is killed at any moment, no partial checkpoint looks complete.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _STATE_FORMAT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """The state of a run after `step` steps, besides the learner's.
+    """The state of a run after `step` steps, except the learner's state.
 
     RunState(step=12, weights_version=11, kl_coefficient=0.02, order={"order": "shuffled", …},
              health={"steps": 12, …}, open_deals={"12": {"tasks": ["meet-ana"], "stand_ins": []}},
              settings={"name": "hello", …}, model="c14e…")
 
-    `open_deals` are the task ids of the steps whose collection had begun. `settings` and `model` are as in
+    `open_deals` holds the task ids of the steps whose collection had begun. `settings` and `model` are as in
     `Conditions`.
     """
 
@@ -75,13 +75,13 @@ _STATE = TypeAdapter(RunState)
 
 
 def write_state(folder: Path, state: RunState) -> None:
-    """Write state.json into an existing folder; the caller makes it durable."""
+    """Write state.json into an existing folder. The caller syncs it to disk."""
     with storage_faults(f"writing {folder / _FILE}"):
         (folder / _FILE).write_text(json.dumps(asdict(state), indent=1) + "\n")
 
 
 def read_state(folder: Path) -> RunState:
-    """Read state.json. Raises OtherStateError if another version of mcprl wrote it."""
+    """Read state.json. Raises OtherStateError if a different version of mcprl wrote it."""
     try:
         state = _STATE.validate_json((folder / _FILE).read_bytes())
     except ValidationError as error:
@@ -98,7 +98,7 @@ def read_state(folder: Path) -> RunState:
 
 
 def deal_ids(deals: Mapping[int, Deal]) -> dict[str, dict[str, list[str]]]:
-    """Deals as task ids, for JSON."""
+    """Convert deals to task ids, for JSON."""
     return {
         str(step): {"tasks": [task.id for task in deal.tasks], "stand_ins": [task.id for task in deal.stand_ins]}
         for step, deal in deals.items()
@@ -106,7 +106,7 @@ def deal_ids(deals: Mapping[int, Deal]) -> dict[str, dict[str, list[str]]]:
 
 
 def deals_of(ids: Mapping[str, Mapping[str, Sequence[str]]], tasks: Sequence[Task]) -> dict[int, Deal]:
-    """The inverse of `deal_ids`. The tasks are the same as then, since restoring the task order checks that."""
+    """Invert `deal_ids`. The tasks are the same as at that time, because restoring the task order checks that."""
     known = {task.id: task for task in tasks}
     return {
         int(step): Deal(
@@ -125,7 +125,7 @@ _UNFINISHED = re.compile(r"\.step-(\d{5,})\.partial")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The state after `step` steps were done.
+    """The saved state after `step` steps.
 
     >>> Checkpoint(step=12, path=Path("outputs/hello/checkpoints/step-00012"), bytes=58_211_040).path.name
     'step-00012'
@@ -150,14 +150,14 @@ class Damaged:
 
 
 class Checkpoints:
-    """The checkpoints in one folder, which is created when needed. For one thread of one process at a time."""
+    """The checkpoints in one folder, which is created when needed. Use it from one thread of one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._committed: int | None = None
 
     def begin(self, step: int) -> Path:
-        """Make an empty folder for the files of a checkpoint, and remove leftovers of earlier attempts."""
+        """Create an empty folder for the files of a checkpoint, and remove leftovers of earlier attempts."""
         unfinished = self._unfinished(step)
         with storage_faults(f"starting a checkpoint in {self.folder}"):
             if not self.folder.exists():
@@ -168,11 +168,11 @@ class Checkpoints:
         return unfinished
 
     def commit(self, step: int) -> Checkpoint:
-        """Make the files written since `begin` durable, and give the checkpoint its name.
+        """Sync the files written since `begin` to disk, and give the checkpoint its name.
 
-        If the step already has a checkpoint (a resumed run repeats steps), that one is renamed first, to a name under
-        which it is still found: a complete one exists at every moment. Swapping two names atomically is not possible on
-        many file systems.
+        If the step already has a checkpoint (a resumed run repeats steps), that one is renamed first, and can still be
+        found under its new name. So a complete checkpoint exists at every moment. Many file systems cannot swap two
+        names atomically.
         """
         unfinished, path, aside = self._unfinished(step), self._path(step), self._aside(step)
         with storage_faults(f"saving {path}"):
@@ -203,7 +203,7 @@ class Checkpoints:
         return found
 
     def newest(self) -> tuple[Checkpoint | None, list[Damaged]]:
-        """The newest complete checkpoint, and the newer ones that are damaged."""
+        """Return the newest complete checkpoint, and the newer ones that are damaged."""
         skipped: list[Damaged] = []
         finished, unfinished = self._named(_STEP), self._named(_UNFINISHED)
         for step in sorted(finished | unfinished, reverse=True):
@@ -217,7 +217,7 @@ class Checkpoints:
         return None, skipped
 
     def all(self) -> list[Checkpoint]:
-        """Every checkpoint with an intact manifest, the oldest first. Cheap: its files are not read."""
+        """Return every checkpoint with an intact manifest, oldest first. Fast, because it does not read the files."""
         found: list[Checkpoint] = []
         for step in sorted(self._named(_STEP)):
             for path in (self._path(step), self._aside(step)):
@@ -229,21 +229,21 @@ class Checkpoints:
         return found
 
     def retain(self, keep: int, also: Collection[int] = ()) -> list[int]:
-        """Remove all but the newest `keep` and those in `also`. Returns the steps that were removed.
+        """Remove all checkpoints except the newest `keep` and those in `also`. Return the steps that were removed.
 
-        Checkpoints of later steps than the last commit are removed too: they were damaged, the run was resumed before
-        them, and it will reach these steps again.
+        Also remove checkpoints of later steps than the last commit: they were damaged, so the run resumed from an
+        earlier one and will reach these steps again.
         """
         whole = [c.step for c in self.all() if self._committed is None or c.step <= self._committed]
         kept = {*whole[max(0, len(whole) - keep) :], *(step for step in whole if step in also)}
         return self._remove(self._named(_STEP) - kept)
 
     def remove_after(self, step: int) -> list[int]:
-        """Remove the checkpoints of later steps, for a run that restarts from `step`. Returns their steps."""
+        """Remove the checkpoints of later steps, for a run that restarts from `step`. Return their steps."""
         return self._remove({later for later in self._named(_STEP) if later > step})
 
     def _remove(self, steps: Collection[int]) -> list[int]:
-        # The newest first: if interrupted, the run is at an earlier step and has no gap.
+        # Newest first: if this is interrupted, no checkpoint before the newest one is missing.
         with storage_faults(f"removing checkpoints from {self.folder}"):
             for step in sorted(steps, reverse=True):
                 self._discard(self._aside(step))
@@ -257,7 +257,7 @@ class Checkpoints:
         if removed.exists():
             shutil.rmtree(removed)
         path.rename(removed)
-        sync_folder(self.folder)  # else a power cut could bring back the name without the files
+        sync_folder(self.folder)  # otherwise a power cut could bring back the name without the files
         shutil.rmtree(removed)
 
     def _path(self, step: int) -> Path:
@@ -276,7 +276,7 @@ class Checkpoints:
 
 
 def forecast(checkpoint_bytes: int, keep: int, free_bytes: int) -> str:
-    """The disk space that checkpoints will take, in one line. Raises NoRoomError if that is more than is free.
+    """Describe the disk space that checkpoints will need, in one line. Raises NoRoomError if there is less free space.
 
     >>> forecast(58_211_040, keep=4, free_bytes=12_345_000_000)
     'a checkpoint takes 58.2 MB; 4 are kept at most, and one more while it is written (291.1 MB); 12.3 GB are free'
@@ -305,7 +305,7 @@ def _digest(path: Path) -> str:
 
 
 def _seal(folder: Path, step: int) -> None:
-    """Sync a folder's files and names to the disk, and write its manifest."""
+    """Sync a folder's files and names to disk, and write its manifest."""
     files: list[dict[str, Any]] = []
     for path in _files(folder):
         sync_file(path)
@@ -318,7 +318,7 @@ def _seal(folder: Path, step: int) -> None:
 
 
 def _manifest_bytes(content: dict[str, Any]) -> bytes:
-    """The bytes of a manifest: its content and the digest of that."""
+    """Encode a manifest: its content and the digest of its content."""
     digest = hashlib.sha256(json.dumps(content, indent=1).encode()).hexdigest()
     return (json.dumps({**content, "sha256": digest}, indent=1) + "\n").encode()
 
@@ -328,7 +328,7 @@ def _read_manifest(folder: Path, step: int) -> dict[str, Any] | Damaged:
         data = (folder / _MANIFEST).read_bytes()
         content: dict[str, Any] = json.loads(data)
         content.pop("sha256")
-        # Compared as bytes, to detect any change.
+        # Compare bytes, to detect any change.
         whole = _manifest_bytes(content) == data
     except FileNotFoundError:
         return Damaged(path=folder, why=f"has no {_MANIFEST}" if folder.exists() else "is not there")
@@ -346,7 +346,7 @@ def _read_manifest(folder: Path, step: int) -> dict[str, Any] | Damaged:
 
 
 def _examine(folder: Path, step: int) -> Checkpoint | Damaged:
-    """Read a checkpoint from end to end."""
+    """Read a checkpoint completely."""
     manifest = _read_manifest(folder, step)
     if isinstance(manifest, Damaged):
         return manifest

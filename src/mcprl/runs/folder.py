@@ -3,6 +3,8 @@
 outputs/hello-cpu/
   config.yaml                     all settings
   lock                            the process that has the run open
+  train.log                       the lines of the console: what was started, each step, its verdicts
+  end.json                        why the run ended early; a run that was killed has none
   metrics.jsonl                   one object per step
   health.jsonl                    the verdicts on each step
   tool_stats.json                 statistics of tool calls, for `mcprl tools stats`
@@ -11,7 +13,7 @@ outputs/hello-cpu/
   tokens/step-00000.parquet       advantages and ratios of its tokens
   checkpoints/step-00012/         the state after 12 steps
   journal/step-00012.jsonl        finished episodes of a step that no checkpoint covers yet
-  conditions.json                 the settings, and digests of the tasks, tools and model, that they were played under
+  conditions.json                 the settings, and digests of the tasks, tools and model, of the journaled episodes
   weights/v1, v2, …               the latest versions of the weights
   adapter/ or model/              the final weights, once the run has finished
   logs/                           of vLLM and the tool servers
@@ -19,18 +21,21 @@ outputs/hello-cpu/
   wandb/, tensorboard/            their files
   summary.json                    the summary; it exists once the run has finished
 
-A step is recorded in a fixed order: trajectories, tokens, spans, verdicts, metrics. So if a step has its line of
-metrics, it is complete; anything without one is removed when the run is resumed.
+A step is recorded in a fixed order: trajectories, tokens, spans, verdicts, metrics. So a step with a metrics line is
+complete. Records of a step without a metrics line are removed when the run is resumed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
 import shutil
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -40,20 +45,32 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar, cast
 
 from mcprl.config import RunConfig
-from mcprl.errors import NoRunError, RunInUseError
+from mcprl.errors import McprlError, NoRunError, RunInUseError, StorageError
 from mcprl.files import storage_faults, sync_file, sync_folder, write_file
 from mcprl.records import Batch, Columns, Group, Weights
 from mcprl.runs.trajectories import write_token_notes, write_trajectories
+from mcprl.secrets import SECRETS
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = ["RunFolder", "Span", "StepRecord", "Timeline", "read_entry", "span_of", "verdict_of"]
+__all__ = [
+    "RunFolder",
+    "RunStopped",
+    "Span",
+    "StepRecord",
+    "Timeline",
+    "find_writable",
+    "lock_holder",
+    "read_entry",
+    "span_of",
+    "verdict_of",
+]
 
 Activity = Literal["collect", "update", "publish", "save"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The time of one activity for a step, in seconds since 1970.
+    """Start and end of one activity for a step, as Unix times.
 
     Span(step=3, activity="update", start=1763280000.25, end=1763280004.5)
     """
@@ -65,15 +82,16 @@ class Span:
 
 
 class Timeline:
-    """Collects spans until they are taken to be recorded. Spans of different activities may overlap."""
+    """Collects spans until `take` returns them for recording. Spans of different activities may overlap."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        zero = time.time() - time.monotonic()  # read once: the system's clock may be set during the run
+        self._clock = clock or (lambda: zero + time.monotonic())
         self._ended: list[Span] = []
 
     @contextmanager
     def span(self, step: int, activity: Activity) -> Generator[None]:
-        """Measure the time inside, also if it is cancelled."""
+        """Measure the time inside the block, even if it is cancelled."""
         start = self._clock()
         try:
             yield
@@ -81,13 +99,13 @@ class Timeline:
             self._ended.append(Span(step=step, activity=activity, start=start, end=self._clock()))
 
     def take(self) -> list[Span]:
-        """The spans that ended since the last call."""
+        """Return the spans that ended since the last call."""
         taken, self._ended = self._ended, []
         return taken
 
 
 def read_entry(line: bytes) -> dict[str, Any] | None:
-    """The object of a line, if it has a step; None if the line is damaged.
+    """Parse a line. Return its object if it has a step; None if the line is damaged.
 
     >>> read_entry(b'{"step": 3, "reward": 0.25}')
     {'step': 3, 'reward': 0.25}
@@ -103,14 +121,14 @@ def read_entry(line: bytes) -> dict[str, Any] | None:
 
 
 def verdict_of(entry: Mapping[str, Any]) -> Verdict:
-    """The verdict of a line of health.jsonl. Raises KeyError or ValueError if it is not one."""
+    """Parse the verdict in a line of health.jsonl. Raises KeyError or ValueError if it is not a verdict."""
     return Verdict(
         severity=Severity(entry["severity"]), what=str(entry["what"]), fix=str(entry["fix"]), name=str(entry["name"])
     )
 
 
 def span_of(entry: Mapping[str, Any]) -> Span:
-    """The span of a line of timeline.jsonl. Raises KeyError or ValueError if it is not one."""
+    """Parse the span in a line of timeline.jsonl. Raises KeyError or ValueError if it is not a span."""
     return Span(step=entry["step"], activity=entry["activity"], start=float(entry["start"]), end=float(entry["end"]))
 
 
@@ -124,7 +142,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What is recorded of a step: the groups played, the batch learnt from, its update, and the verdicts."""
+    """The record of a step: its groups, the batch trained on, the update, and the verdicts."""
 
     played: Sequence[Group]
     batch: Batch
@@ -134,13 +152,18 @@ class StepRecord:
     verdicts: Sequence[Verdict]
 
 
+class RunStopped(Exception):
+    """The run was asked to stop, and has stopped. The message says what is saved."""
+
+
 class RunFolder:
-    """Writes the files of a run. No other process can open the folder until this one closes it or ends."""
+    """Writes the files of a run. No other process can open the folder until this process closes it or ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.weights = path / "weights"
         self.logs = path / "logs"
+        self.train_log = path / "train.log"
         self.config_file = path / "config.yaml"
         self.checkpoints = path / "checkpoints"
         self.journal = path / "journal"
@@ -151,33 +174,50 @@ class RunFolder:
         self._metrics = path / "metrics.jsonl"
         self._health = path / "health.jsonl"
         self._summary = path / "summary.json"
-        self._release = weakref.finalize(self, os.close, _lock(path / "lock"))
+        self._end = path / "end.json"
+        self._release = weakref.finalize(self, _close, *_lock(path))
 
     @classmethod
     def create(cls, config: RunConfig) -> Self:
-        """Make a new folder, named after the run, with a number if the name is taken."""
+        """Make a folder for a new run, named after it, with a number if the name is taken.
+
+        A run that ended before its first episode left nothing but its error: its folder is used again.
+        """
         outputs = config.training.outputs
+        find_writable(outputs)
         with storage_faults(f"making a folder in {outputs}"):
             outputs.mkdir(parents=True, exist_ok=True)
-            number = 1
-            while True:
-                path = outputs / (config.name if number == 1 else f"{config.name}-{number}")
-                try:
-                    path.mkdir()
-                except FileExistsError:
-                    number += 1
-                    continue
-                break
-            folder = cls(path)
+            names = itertools.chain([config.name], (f"{config.name}-{number}" for number in itertools.count(2)))
+            folder = next(folder for name in names if (folder := cls._claim(outputs / name)) is not None)
             folder._make_folders()
-        # Last: a folder with config.yaml is complete.
+        # Written last: a folder with config.yaml is complete.
         folder.rewrite_config(config)
         sync_folder(outputs)
         return folder
 
     @classmethod
+    def _claim(cls, path: Path) -> Self | None:
+        """Make this folder, or empty that of a run without results; None if it is taken."""
+        try:
+            path.mkdir(mode=0o700)  # prompts, results and trajectories are private
+        except FileExistsError:
+            if not (path / "config.yaml").is_file() or _has_results(path):
+                return None
+        try:
+            folder = cls(path)
+        except RunInUseError:
+            return None
+        if _has_results(path):  # since it was looked at
+            folder.close()
+            return None
+        for entry in path.iterdir():
+            if entry.name != "lock":
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        return folder
+
+    @classmethod
     def open(cls, path: Path) -> Self:
-        """Open an existing folder. Raises NoRunError, or RunInUseError if another process has it open."""
+        """Open an existing folder. Raises NoRunError if it has no run, RunInUseError if another process uses it."""
         if not (path / "config.yaml").is_file():
             raise NoRunError(f"{path} is not a run: it has no config.yaml", fix="give the folder of a run")
         folder = cls(path)
@@ -200,17 +240,36 @@ class RunFolder:
         self._release()
 
     def __enter__(self) -> Self:
+        """Begin to run: an earlier end is no longer true."""
+        with storage_faults(f"removing {self._end}"):
+            self._end.unlink(missing_ok=True)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Record why the run ends, if it ends early, and close the folder."""
+        # Who cancels a run for a signal has recorded that already.
+        known = isinstance(error, asyncio.CancelledError) and self._end.exists()
+        if error is not None and self._release.alive and not known:
+            with contextlib.suppress(StorageError):  # the first error is the one to report
+                self.record_end(error)
         self.close()
+
+    def record_end(self, error: BaseException) -> None:
+        """Record why the run ends early."""
+        if isinstance(error, RunStopped | KeyboardInterrupt | asyncio.CancelledError):
+            state, why = "stopped", str(error) or "stopped before the first step"
+        elif isinstance(error, McprlError):
+            state, why = "failed", f"{error.fault} error {error}"
+        else:
+            state, why = "failed", SECRETS.redact(f"{type(error).__name__}: {error}")
+        write_file(self._end, (json.dumps({"state": state, "why": why}) + "\n").encode())
 
     def rewrite_config(self, config: RunConfig) -> None:
         """Replace the settings in config.yaml."""
         write_file(self.config_file, config.to_yaml().encode())
 
     def record_step(self, step: int, record: StepRecord) -> None:
-        """Record a step durably. Its line of metrics comes last: see the module's docstring."""
+        """Record a step durably. Its metrics line is written last; see the module's docstring."""
         name = f"step-{step:05d}.parquet"
         write_trajectories(self._trajectories / name, (t for group in record.played for t in group.trajectories))
         write_token_notes(self._tokens / name, record.batch, record.ratios)
@@ -222,22 +281,16 @@ class RunFolder:
         """Append spans to the timeline."""
         _append(self._timeline, [asdict(span) for span in spans])
 
-    def cut_to(self, step: int) -> tuple[list[dict[str, float]], list[list[Verdict]]]:
-        """Remove all records of this step and later ones, and the summary.
+    def cut_to(self, step: int) -> list[tuple[Mapping[str, float], list[Verdict]]]:
+        """Remove all records of this step and later ones, the summary, and lines that cannot be read.
 
-        Returns the metrics and the verdicts of the steps before. Raises NoRunError, and changes nothing, if some of
-        them are missing or damaged.
+        Returns the metrics and verdicts of the steps before; metrics are empty if the file no longer has them.
         """
         metrics = _kept_lines(self._metrics, step, _metrics)
         health = _kept_lines(self._health, step, verdict_of)
-        spans = _kept_lines(self._timeline, step, span_of, of_each_step=False)
-        if [line.step for line in metrics] != list(range(step)):
-            raise NoRunError(
-                f"{self._metrics} does not have exactly one line for each of the first {step} steps",
-                fix="resume from an earlier checkpoint, or start a new run",
-            )
+        spans = _kept_lines(self._timeline, step, span_of)
         with storage_faults(f"cutting {self.path} to {step} steps"):
-            # First: from here on the run is not finished.
+            # Removed first: from here on, the run is not finished.
             self._summary.unlink(missing_ok=True)
             for name in ("adapter", "model"):
                 _remove_folder(self.path / name)
@@ -246,23 +299,23 @@ class RunFolder:
                 _cut_files(folder, step)
         for path, lines in ((self._timeline, spans), (self._health, health), (self._metrics, metrics)):
             write_file(path, b"".join(line.text + b"\n" for line in lines))
-        verdicts = [[line.value for line in health if line.step == kept] for kept in range(step)]
-        return [line.value for line in metrics], verdicts
+        by_step = {line.step: line.value for line in metrics}
+        return [(by_step.get(kept, {}), [line.value for line in health if line.step == kept]) for kept in range(step)]
 
     def drop_old_weights(self, newest: Weights) -> None:
-        """Keep only the latest versions; the sampler no longer uses the others."""
+        """Keep only the latest versions. The sampler no longer uses the others."""
         with storage_faults(f"removing old weights from {self.weights}"):
             for folder in self.weights.iterdir():
                 name = _WEIGHTS_NAME.fullmatch(folder.name)
                 if name is None:
                     continue
-                # A partial version is left from a crash, unless it is newer: then the learner may be writing it.
+                # A partial version is left over from a crash, unless it is newer: then the learner may be writing it.
                 oldest = newest.version - _KEPT_VERSIONS + 1 if name[2] is None else newest.version + 1
                 if int(name[1]) < oldest:
                     _remove_folder(folder)
 
     def finish(self, weights: Weights, summary: Mapping[str, Any]) -> None:
-        """Copy the final weights and then write the summary. May be repeated."""
+        """Copy the final weights, then write the summary. It may be called again."""
         with storage_faults(f"finishing {self.path}"):
             self._summary.unlink(missing_ok=True)
             if weights.adapter is not None:
@@ -272,29 +325,80 @@ class RunFolder:
         write_file(self._summary, (json.dumps(summary, indent=2) + "\n").encode())
 
 
-def _lock(path: Path) -> int:
-    """Lock the file and return its descriptor. The system releases the lock however the process ends."""
-    with storage_faults(f"locking {path}"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+def find_writable(outputs: Path) -> Path:
+    """The folder of runs, or the nearest parent that exists. Raises StorageError if it is not writable."""
+    place = next(folder for folder in (outputs.absolute(), *outputs.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return place
+    except OSError as error:
+        raise StorageError(
+            f"training.outputs is {outputs}, but {place} is not writable: {error.strerror}",
+            fix="set training.outputs to a folder that you may write to",
+        ) from error
+
+
+def lock_holder(folder: Path) -> tuple[bool, int | None]:
+    """Whether a process has the run open, and its pid. Locks are shared, so that two readers do not see each other."""
+    for place in (folder, folder / "lock"):
         try:
-            _take(descriptor)
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"{os.getpid()}\n".encode())
+            descriptor = os.open(place, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            return True, _noted_pid(folder / "lock")
+        finally:
             os.close(descriptor)
-            raise RunInUseError(
-                f"{path.parent} is in use by process {holder or '(unknown)'}",
-                fix="wait until that process has ended, or end it",
-            ) from None
-        except OSError:
-            os.close(descriptor)
-            raise
-    return descriptor
+    return False, None
+
+
+def _noted_pid(lock: Path) -> int | None:
+    try:
+        digits = lock.read_bytes()[:32].strip()
+    except FileNotFoundError:
+        return None
+    return int(digits) if digits.isdigit() else None
+
+
+def _lock(folder: Path) -> tuple[int, int]:
+    """Lock the folder, and the file `lock` in it. The system releases both however the process ends.
+
+    The file tells the pid, and is locked across the machines of a network file system. Deleting it frees nothing,
+    because of the other lock.
+    """
+    with storage_faults(f"locking {folder}"), contextlib.ExitStack() as on_failure:
+        descriptors: list[int] = []
+        for place, flags in ((folder, os.O_RDONLY | os.O_DIRECTORY), (folder / "lock", os.O_RDWR | os.O_CREAT)):
+            descriptors.append(os.open(place, flags, 0o644))
+            on_failure.callback(os.close, descriptors[-1])
+            try:
+                _take(descriptors[-1])
+            except BlockingIOError:
+                raise RunInUseError(
+                    f"{folder} is in use by process {_noted_pid(folder / 'lock') or '(unknown)'}",
+                    fix="wait until that process has ended, or end it",
+                ) from None
+        os.ftruncate(descriptors[1], 0)
+        os.write(descriptors[1], f"{os.getpid()}\n".encode())
+        on_failure.pop_all()
+    return descriptors[0], descriptors[1]
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _has_results(folder: Path) -> bool:
+    """Whether a run left a step, a checkpoint or a finished episode."""
+    journal = [path for path in folder.glob("journal/*") if path.stat().st_size]
+    return bool(journal) or any(path.exists() for path in (*folder.glob("checkpoints/*"), folder / "metrics.jsonl"))
 
 
 def _take(descriptor: int) -> None:
-    """Take the lock. Retries, because a reader of the run holds it for a moment (`lock_holder`)."""
+    """Take the lock. Retry, because a reader of the run may hold it briefly (`lock_holder`)."""
     for _ in range(_LOCK_TRIES - 1):
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -331,24 +435,11 @@ def _cut_files(folder: Path, step: int) -> None:
     sync_folder(folder)
 
 
-def _kept_lines(
-    path: Path, step: int, read: Callable[[Mapping[str, Any]], T], *, of_each_step: bool = True
-) -> list[_Line[T]]:
-    """The lines of a file that belong to steps before this one.
-
-    Unreadable lines at the end are left from a crash. Before a kept line, or in place of the last step's line, they are
-    damage: raises NoRunError.
-    """
+def _kept_lines(path: Path, step: int, read: Callable[[Mapping[str, Any]], T]) -> list[_Line[T]]:
+    """The lines of a file that belong to steps before this one. Damaged ones are left out: people read them, not we."""
     with storage_faults(f"reading {path}"):
         *ended, _torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    lines = [_read_line(line, read) for line in ended]
-    kept = {i: line for i, line in enumerate(lines) if line is not None and line.step < step}
-    last = max(kept, default=-1)
-    has_last_step = not of_each_step or step == 0 or (last >= 0 and kept[last].step == step - 1)
-    damaged = [i for i, line in enumerate(lines) if line is None and (i < last or not has_last_step)]
-    if damaged:
-        raise NoRunError(f"{path}: line {damaged[0] + 1} cannot be read", fix="fix that line, or start a new run")
-    return list(kept.values())
+    return [line for text in ended if (line := _read_line(text, read)) is not None and line.step < step]
 
 
 def _read_line(text: bytes, read: Callable[[Mapping[str, Any]], T]) -> _Line[T] | None:
@@ -371,7 +462,7 @@ def _remove_folder(path: Path) -> None:
 
 
 def _copy_folder(source: Path, target: Path) -> None:
-    """Copy durably, replacing the target; the target is complete once it has its name."""
+    """Copy a folder durably, replacing the target. The target is complete once it has its name."""
     unfinished = target.with_name(f"{target.name}.partial")
     _remove_folder(unfinished)
     shutil.copytree(source, unfinished)

@@ -1,8 +1,8 @@
-"""The episode journal: a finished episode is durable before it is used, so a crash never loses one.
+"""The episode journal: a finished episode is on disk before it is used, so a crash never loses one.
 
 journal/step-00012.jsonl has one line per episode, in the order in which they finished: the SHA-256 of the JSON's bytes
-in hex, a space, the trajectory as JSON. A line counts if it ends in a newline and its checksum is correct; others were
-torn by a kill or damaged on the disk.
+in hex, a space, the trajectory as JSON. A line is valid if it ends with a newline and its checksum is correct. Other
+lines are incomplete because the process was killed, or damaged on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mcprl.runs.trajectories import decode_trajectory, encode_trajectory
 __all__ = ["EpisodeJournal"]
 
 Key = tuple[str, int]
-"""Task id and member, which identify an episode of a step."""
+"""Task id and member. They identify an episode of a step."""
 
 _LINE_START = re.compile(rb"[0-9a-f]{64} \{")
 _FILE_NAME = re.compile(r"step-(\d+)\.jsonl")
@@ -35,7 +35,7 @@ _MAX_OPEN_FILES = 4
 
 @dataclass(slots=True)
 class _Addition:
-    """A trajectory to be written. `add` awaits `written`; `refusal` says why it was not written."""
+    """A trajectory to be written. `add` awaits `written`. `refusal` is the reason if it was not written."""
 
     trajectory: Trajectory
     written: asyncio.Future[None]
@@ -44,11 +44,11 @@ class _Addition:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """The content of a file: its episodes, the end of the last one, and the damaged lines before that."""
+    """The content of a file: its episodes, the offset after the last one, and the damaged lines before that."""
 
     episodes: dict[Key, Trajectory]
     end: int
-    damaged: list[int]  # numbers of lines, from 1
+    damaged: list[int]  # line numbers, from 1
     torn: bool  # there are bytes after `end`
 
 
@@ -65,7 +65,7 @@ class EpisodeJournal:
         self._first_step = 0
         self._waiting: list[_Addition] = []
         self._writing: asyncio.Task[None] | None = None
-        # Not asyncio's shared threads: they may all be busy sampling.
+        # Not asyncio's shared threads, because they may all be busy with sampling.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._descriptors: dict[int, int] = {}
         self._keys: dict[int, set[Key]] = {}
@@ -78,10 +78,10 @@ class EpisodeJournal:
         await self.close()
 
     async def add(self, trajectory: Trajectory) -> None:
-        """Append an episode; it is durable when this returns.
+        """Append an episode. It is durable when this returns.
 
-        Raises StorageError or ResourceLimitError if writing failed, now or earlier; ValueError if the journal already
-        has the episode, or its step was removed by `forget_before`.
+        Raises StorageError or ResourceLimitError if this or an earlier write failed. Raises ValueError if the journal
+        already has the episode, or if `forget_before` removed its step.
         """
         addition = _Addition(trajectory, asyncio.get_running_loop().create_future())
         self._waiting.append(addition)
@@ -90,7 +90,7 @@ class EpisodeJournal:
         await addition.written
 
     def finished(self, step: int) -> dict[Key, Trajectory]:
-        """The episodes of a step from earlier processes, in order. Call it before the first addition to the step."""
+        """Return a step's episodes from earlier processes, in order. Call it before adding an episode to the step."""
         return self._read(step).episodes
 
     @property
@@ -99,7 +99,7 @@ class EpisodeJournal:
         return sorted(int(path.stem.removeprefix("step-")) for path in self._folder.glob("step-*.jsonl"))
 
     def forget_before(self, step: int) -> None:
-        """Remove the files of steps that a checkpoint covers."""
+        """Remove the files of earlier steps. A checkpoint covers them."""
         self._first_step = max(self._first_step, step)
         with storage_faults(f"removing old files of {self._folder}"):
             for path in self._folder.iterdir():
@@ -109,7 +109,7 @@ class EpisodeJournal:
         self._thread.submit(self._close_before, step)
 
     async def close(self) -> None:
-        """Wait for pending additions and close all files. No additions are possible afterwards."""
+        """Wait for pending additions and close all files. Nothing can be added after this."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
         self._thread.submit(self._close_before, math.inf)
@@ -120,7 +120,7 @@ class EpisodeJournal:
             group, self._waiting = self._waiting, []
             failure = await self._written(group)
             for addition in group:
-                if addition.written.done():  # whoever added it was cancelled
+                if addition.written.done():  # the caller of `add` was cancelled
                     continue
                 if (problem := addition.refusal or failure) is not None:
                     addition.written.set_exception(problem)
@@ -129,7 +129,7 @@ class EpisodeJournal:
         self._writing = None
 
     async def _written(self, group: Sequence[_Addition]) -> BaseException | None:
-        """Write a group in the writer thread. Returns the error, if any."""
+        """Write a group in the writer thread. Return the error, if any."""
         try:
             written = asyncio.get_running_loop().run_in_executor(self._thread, self._write, group)
         except RuntimeError as error:
@@ -142,14 +142,14 @@ class EpisodeJournal:
         return written.exception()
 
     def _write(self, group: Sequence[_Addition]) -> None:
-        """In the writer thread: append a group, with one fsync per step."""
+        """Append a group, with one fsync per step. Runs in the writer thread."""
         if self._failure is not None:
             raise self._failure
         try:
             for step in dict.fromkeys(addition.trajectory.step for addition in group):
                 self._append(step, [addition for addition in group if addition.trajectory.step == step])
         except StorageError as failure:
-            # The file may end in half a line, and lines appended to it would be lost.
+            # The file may end with half a line, and lines appended after it would be lost.
             self._failure = failure
             raise
 
@@ -174,7 +174,7 @@ class EpisodeJournal:
             self._keys[step] |= lines.keys()
 
     def _open(self, step: int) -> int:
-        """The descriptor of a step's file, truncated to its last complete line."""
+        """Open a step's file, truncate it to its last complete line, and return its descriptor."""
         if step in self._descriptors:
             return self._descriptors[step]
         contents = self._read(step)
@@ -201,7 +201,7 @@ class EpisodeJournal:
             found.append("the last line is torn")
         for words in found:
             problem = f"{path}: {words}; its episode is played again"
-            if problem not in self.problems:  # a file is read for its episodes, and again before it is appended to
+            if problem not in self.problems:  # a file is read twice: for its episodes, and before appending
                 self.problems.append(problem)
         return contents
 
@@ -223,7 +223,7 @@ def _checksum(encoded: bytes) -> bytes:
 
 
 def _parse(data: bytes, step: int) -> _Contents:
-    """Parse the bytes of a step's file, which may be damaged anywhere."""
+    """Parse the bytes of a step's file. They may be damaged anywhere."""
     episodes: dict[Key, Trajectory] = {}
     damaged: list[int] = []
     end = position = known_damage = 0
@@ -240,14 +240,14 @@ def _parse(data: bytes, step: int) -> _Contents:
 
 
 def _episode_in(line: bytes, step: int) -> tuple[int | None, Trajectory | None]:
-    """The episode of a line and where it starts: not at 0 if the newline before it is damaged."""
+    """Return the offset and the episode of a line. The offset is not 0 if the newline before the episode is damaged."""
     for match in _LINE_START.finditer(line):
         checksum, _, encoded = line[match.start() :].partition(b" ")
         if checksum != _checksum(encoded):
             continue
         try:
             trajectory = decode_trajectory(encoded)
-        except ValueError:  # intact, but not an episode to this version of mcprl
+        except ValueError:  # intact, but this version of mcprl cannot load it as an episode
             continue
         if trajectory.step == step:
             return match.start(), trajectory

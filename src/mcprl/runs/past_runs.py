@@ -1,11 +1,10 @@
-"""Reads runs from their folders. Nothing is written, and no run is opened.
+"""Reads runs from their folders. It writes nothing and opens no run.
 
-A run may be active while it is read: its last line may be half written, and files may disappear.
+A run may be active while it is read: its last line may be incomplete, and files may disappear.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -19,10 +18,11 @@ from typing import Any, cast
 
 import yaml
 
+from mcprl.bounds import read_text, read_yaml
 from mcprl.errors import McprlError, NoRunError, did_you_mean
 from mcprl.recipe import settings
 from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged
-from mcprl.runs.folder import read_entry, verdict_of
+from mcprl.runs.folder import lock_holder, read_entry, verdict_of
 from mcprl.verdicts import GRAVEST_FIRST, Verdict
 
 __all__ = [
@@ -31,35 +31,35 @@ __all__ = [
     "RunStatus",
     "find_runs",
     "is_run",
-    "lock_holder",
     "read_run",
     "verify_checkpoints",
 ]
 
-RECENT_STEPS = 5  # how many of the last steps a noisy figure is averaged over
-_SERVERS = "servers.settings"  # the only mapping of sections; its keys are server names
+RECENT_STEPS = 5  # noisy figures are averaged over this many of the last steps
+_SERVERS = "servers.settings"  # the only setting that maps names to sections; its keys are server names
 _NOTHING = ("null", "[]", "{}")
 _CHECKPOINTS = "checkpoints"
 _JOURNAL_FILE = re.compile(r"step-(\d+)\.jsonl")
 
 
 class RunStatus(StrEnum):
-    """The status of a run."""
+    """The status of a run, from its lock and its files."""
 
     RUNNING = "running"  # a process holds its lock
     FINISHED = "finished"  # it has a summary
-    STOPPED = "stopped"  # neither, but it can be resumed: it has checkpoints, steps or journaled episodes
-    FAILED_TO_START = "failed to start"  # neither, and there is nothing to resume
+    STOPPED = "stopped"  # it was asked to stop, by a signal or Ctrl-C
+    FAILED = "failed"  # an error ended it
+    INTERRUPTED = "interrupted"  # it ended without a record
     UNREADABLE = "unreadable"  # one of its files is damaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """A run as read from its folder. `metrics` has one mapping per step, `config` the content of config.yaml.
+    """A run as read from its folder. `metrics` has one mapping per step; `config` is the content of config.yaml.
 
     `verdicts` are those of the last step, the most severe first; `journaled` counts finished episodes that no
     checkpoint covers; `files` has the size in bytes of each entry of the folder; times are in seconds since 1970.
-    `pid` is set for a running run, `why` for an unreadable one.
+    `pid` is set for a running run, `why` for one that ended early or cannot be read.
 
     PastRun(path=Path("outputs/hello-cpu"), state=RunStatus.STOPPED, started=1.7e9, changed=1.7e9 + 240,
             files={"config.yaml": 2210, "metrics.jsonl": 3116, "checkpoints": 5_242_880},
@@ -115,7 +115,7 @@ class PastRun:
 
     @property
     def seconds(self) -> float:
-        """The total time of all steps."""
+        """The total time of all steps in seconds."""
         return sum(self.course("step_s"))
 
     @property
@@ -123,11 +123,11 @@ class PastRun:
         return sum(self.files.values())
 
     def course(self, metric: str) -> tuple[float, ...]:
-        """The values of a metric, over the steps that have it."""
+        """Return the values of a metric, from the steps that have it."""
         return tuple(value for _, value in self.points(metric))
 
     def points(self, metric: str) -> tuple[tuple[int, float], ...]:
-        """A metric by the number of steps done: ((1, 0.1), (2, 0.3)). Values that are not finite are left out."""
+        """Return a metric by the number of steps done: ((1, 0.1), (2, 0.3)). Non-finite values are left out."""
         return tuple(
             (int(step["step"]) + 1, float(step[metric]))
             for step in self.metrics
@@ -135,7 +135,7 @@ class PastRun:
         )
 
     def figures(self) -> dict[str, float | None]:
-        """The figures that runs are compared by; None if no step has them."""
+        """Return the figures for comparing runs. A figure is None if no step has it."""
         rewards, recent = self.rewards, slice(-RECENT_STEPS, None)
         collect_s = sum(self.course("collect_s"))
         return {
@@ -154,19 +154,25 @@ class PastRun:
         }
 
     def settings(self) -> dict[str, str]:
-        """Every setting by its dotted name, as written in a recipe: {"training.steps": "5"}."""
+        """Return every setting by its dotted name, as written in a recipe: {"training.steps": "5"}."""
         known = {setting.path for setting in settings()}
         return {path: text for path, _, text in _dotted(self.config, known)}
 
     def changed_settings(self) -> dict[str, str]:
-        """The settings, without the name, that differ from their default or have none."""
+        """Return the settings that differ from their default or have none, except the name."""
         defaults = {setting.path: setting.default for setting in settings()}
         return {
             path: text
             for path, described, text in _dotted(self.config, defaults)
-            # An optional section has no default; if left out, it is null or empty.
+            # An optional section has no default. If it is left out, it is null or empty.
             if path != "name" and (text != defaults[described] if defaults.get(described) else text not in _NOTHING)
         }
+
+
+_NO_RECORD = (
+    "no record of its end: the process was killed, for example by the kernel's out-of-memory killer, or the disk was "
+    "full (mcprl 0.1.0 kept no such records)"
+)
 
 
 class _DamagedError(Exception):
@@ -174,12 +180,12 @@ class _DamagedError(Exception):
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run, by the files that a run creates first."""
+    """Return True if the folder belongs to a run: it has the files that a run creates first."""
     return (path / "metrics.jsonl").is_file() or ((path / "config.yaml").is_file() and (path / "trajectories").is_dir())
 
 
 def find_runs(outputs: Path) -> list[PastRun]:
-    """The runs in an output folder, the last changed first."""
+    """Return the runs in an output folder, last changed first."""
     if not outputs.is_dir():
         raise NoRunError(
             f"there is no folder {outputs}", fix="give the output folder of your runs; mcprl train RECIPE creates one"
@@ -193,7 +199,7 @@ def find_runs(outputs: Path) -> list[PastRun]:
 
 
 def read_run(path: Path) -> PastRun:
-    """The run in a folder. A damaged one is UNREADABLE, with what could be read. Raises NoRunError if there is none."""
+    """Read the run in a folder. A damaged run is UNREADABLE and has what could be read. May raise NoRunError."""
     if not is_run(path):
         parent = path.parent
         others = [other.name for other in parent.iterdir() if is_run(other)] if parent.is_dir() else []
@@ -202,7 +208,7 @@ def read_run(path: Path) -> PastRun:
             f"{fact}{did_you_mean(path.name, others)}", fix=f"mcprl runs list {parent} lists the runs there"
         )
     read: dict[str, Any] = {}
-    why = ""
+    why, ended, reason = "", RunStatus.INTERRUPTED, _NO_RECORD
     try:
         read["config"] = _read_config(path / "config.yaml")
         read["metrics"] = tuple(_read_lines(path / "metrics.jsonl"))
@@ -210,6 +216,7 @@ def read_run(path: Path) -> PastRun:
         read["checkpoints"] = _checkpoints(path / _CHECKPOINTS)
         covered = max((saved.step for saved in read["checkpoints"]), default=0)
         read["journaled"] = _count_journaled(path / "journal", covered)
+        ended, reason = _read_end(path / "end.json")
     except _DamagedError as damage:
         why = str(damage)
     except McprlError as error:
@@ -217,18 +224,18 @@ def read_run(path: Path) -> PastRun:
     except OSError as error:
         why = f"cannot read {error.filename}: {error.strerror}"
     files, changed = _sizes(path)
-    held, pid = lock_holder(path / "lock")
-    if held:
+    held, pid = lock_holder(path)
+    if why:
+        state = RunStatus.UNREADABLE
+    elif held:
         state = RunStatus.RUNNING
     elif (path / "summary.json").is_file():
         state = RunStatus.FINISHED
-    elif any(read.get(part) for part in ("metrics", "checkpoints", "journaled")):
-        state = RunStatus.STOPPED
     else:
-        state = RunStatus.FAILED_TO_START
+        state, why = ended, reason
     return PastRun(
         path=path,
-        state=RunStatus.UNREADABLE if why else state,
+        state=state,
         started=_started(path, changed),
         changed=changed,
         files=files,
@@ -239,9 +246,9 @@ def read_run(path: Path) -> PastRun:
 
 
 def verify_checkpoints(run: PastRun, starting: Callable[[Path], None]) -> list[Checkpoint | Damaged]:
-    """Verify the checkpoints of a run: complete and damaged ones, the oldest first.
+    """Verify the checkpoints of a run. Return complete and damaged ones, oldest first.
 
-    `starting` is called before each is read, which may take long.
+    `starting` is called before each checkpoint is read, which may take long.
     """
     checkpoints = Checkpoints(run.path / _CHECKPOINTS)
     starting(checkpoints.folder)
@@ -252,7 +259,7 @@ def verify_checkpoints(run: PastRun, starting: Callable[[Path], None]) -> list[C
             starting(saved.path)
             found.append(checkpoints.verify(saved.step))
     if run.state is RunStatus.RUNNING:
-        # A running run writes and removes checkpoints; those are not damaged.
+        # A running run writes and removes checkpoints. Those are not damaged.
         found = [seen for seen in found if seen.path.exists() and not seen.path.name.startswith(".")]
     return sorted(found, key=lambda seen: seen.path.name.lstrip("."))
 
@@ -264,7 +271,7 @@ def _mean(values: Sequence[float]) -> float | None:
 def _dotted(
     section: Mapping[str, Any], known: Container[str], path: str = "", described: str = ""
 ) -> Iterator[tuple[str, str, str]]:
-    """The settings of a section: dotted name, documented name (NAME for a server's name), value as text.
+    """Yield the settings of a section: dotted name, documented name (NAME for a server's name), value as text.
 
     A setting whose value is a mapping, such as episodes.max_turns, is not split.
     """
@@ -284,12 +291,12 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    """Read as plain YAML, so that runs of other versions, with other settings, can be read too."""
+    """Read config.yaml as plain YAML, so that runs of other versions with other settings can be read too."""
     try:
-        config: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = read_yaml(read_text(path))[1]
     except FileNotFoundError as error:
         raise _DamagedError("config.yaml is missing") from error
-    except (yaml.YAMLError, ValueError) as error:  # not UTF-8, or a date such as 2026-99-99
+    except (yaml.YAMLError, ValueError) as error:
         raise _DamagedError("config.yaml is not YAML") from error
     if not isinstance(config, dict) or not _section(cast("dict[str, Any]", config), "model"):
         raise _DamagedError("config.yaml does not have the settings of a run")
@@ -297,7 +304,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON lines file, each with its step. The last line may be incomplete."""
+    """Return the objects of a JSON lines file that have a step. The last line may be incomplete."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -310,7 +317,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _last_verdicts(path: Path, metrics: tuple[Mapping[str, float], ...]) -> tuple[Verdict, ...]:
-    """The verdicts of the last step that has metrics: verdicts of a step are written before its metrics."""
+    """Return the verdicts of the last step that has metrics. Verdicts are written before the metrics of their step."""
     last = metrics[-1]["step"] if metrics else None
     try:
         verdicts = [verdict_of(line) for line in _read_lines(path) if line["step"] == last]
@@ -319,10 +326,21 @@ def _last_verdicts(path: Path, metrics: tuple[Mapping[str, float], ...]) -> tupl
     return tuple(sorted(verdicts, key=lambda verdict: GRAVEST_FIRST.index(verdict.severity)))
 
 
+def _read_end(path: Path) -> tuple[RunStatus, str]:
+    """How and why a run ended early, as `RunFolder.record_end` wrote it."""
+    try:
+        end = json.loads(path.read_bytes())
+        return RunStatus(end["state"]), str(end["why"])
+    except FileNotFoundError:
+        return RunStatus.INTERRUPTED, _NO_RECORD
+    except (ValueError, TypeError, KeyError) as error:
+        raise _DamagedError(f"{path.name} cannot be read") from error
+
+
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
     try:
         return tuple(Checkpoints(folder).all())
-    except FileNotFoundError:  # the run removed one meanwhile; the next removal is far off
+    except FileNotFoundError:  # the run has just removed one; the next removal is far off
         return tuple(Checkpoints(folder).all())
 
 
@@ -336,27 +354,13 @@ def _count_journaled(folder: Path, covered: int) -> int:
         if named is not None and int(named[1]) >= covered:
             try:
                 count += path.read_bytes().count(b"\n")
-            except FileNotFoundError:  # removed meanwhile, as a checkpoint covers it
+            except FileNotFoundError:  # just removed, because a checkpoint covers it
                 continue
     return count
 
 
-def lock_holder(path: Path) -> tuple[bool, int | None]:
-    """Whether a process holds the lock, and its pid. Tries a shared lock, so that two readers do not see each other."""
-    try:
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                digits = file.read(32).strip()
-                return True, int(digits) if digits.isdigit() else None
-    except FileNotFoundError:
-        pass
-    return False, None
-
-
 def _sizes(path: Path) -> tuple[dict[str, int], float]:
-    """The size of each entry of a folder in bytes, and its last change. Hard links count once."""
+    """Return the size in bytes of each entry of a folder, and the time of the last change. Hard links count once."""
     sizes: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
     changed = path.stat().st_mtime
@@ -375,7 +379,7 @@ def _sizes(path: Path) -> tuple[dict[str, int], float]:
 
 
 def _started(path: Path, changed: float) -> float:
-    """The oldest of the first files; config.yaml may have been rewritten since."""
+    """Return when the run started: the oldest time of its first files. config.yaml may be rewritten later."""
     oldest = changed
     for first in (path / "config.yaml", path / "trajectories" / "step-00000.parquet"):
         if first.is_file():

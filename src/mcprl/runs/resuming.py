@@ -1,7 +1,7 @@
-"""Finds the point from which an interrupted run is resumed.
+"""Finds the point from which an interrupted run resumes.
 
-A run resumes from its newest complete checkpoint. Episodes finished after it are in the journal and are used instead of
-being played again, unless they were played under other conditions (`Conditions`).
+A run resumes from its newest complete checkpoint. Episodes that finished later are in the journal. They are reused
+instead of run again, unless they ran under different conditions (`Conditions`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
     "refuse_fixed_settings",
 ]
 
-# Settings that name a file or folder: its content counts, and is compared by digest.
+# Settings that name a file or folder. Its content is compared by digest, not its name.
 _LOCATIONS = frozenset({"model.path", "tasks.train", "servers.file", "servers.cassette"})
-# Settings that change neither episodes, nor their rewards, nor the weights.
+# Settings that change neither the episodes, nor their rewards, nor the weights.
 _WITHOUT_EFFECT_ON_EPISODES = (
     "servers.env_file",
     "servers.pins",
@@ -83,7 +83,7 @@ class Conditions:
 
     @classmethod
     def of(cls, config: RunConfig, tasks: Sequence[Task], tools: Iterable[Tool]) -> Conditions:
-        """Reads the whole model folder, which takes seconds for a large model."""
+        """Compute the conditions. Reads the whole model folder, which takes seconds for a large model."""
         files = [config.servers.file, config.servers.cassette if config.servers.cassette_mode == "replay" else None]
         return cls(
             settings=config.model_dump(mode="json"),
@@ -99,7 +99,7 @@ class Conditions:
 
     @classmethod
     def read(cls, path: Path) -> Conditions | None:
-        """None if there is no such file."""
+        """Read the conditions from a file; None if the file does not exist."""
         with storage_faults(f"reading {path}"):
             if not path.exists():
                 return None
@@ -113,7 +113,7 @@ class Conditions:
             ) from error
 
     def differences(self, now: Conditions) -> list[str]:
-        """The differences that make an episode played under these conditions useless under `now`."""
+        """Return the differences that make episodes from these conditions useless under `now`."""
         changed = [name for name in changed_settings(self.settings, now.settings) if _touches_episodes(name, now)]
         digests = (field.name for field in fields(self) if field.name != "settings")
         return changed + [f"the {name}" for name in digests if getattr(self, name) != getattr(now, name)]
@@ -123,7 +123,7 @@ _CONDITIONS = TypeAdapter(Conditions)
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings that differ, with both values. Locations are left out.
+    """Return the settings that differ, with both values. Locations are left out.
 
     >>> changed_settings({"learner": {"warmup_steps": 0}}, {"learner": {"warmup_steps": 5}})
     {'learner.warmup_steps': (0, 5)}
@@ -166,18 +166,18 @@ def refuse_fixed_settings(before: Mapping[str, Any], now: RunConfig, *, steps_do
 
 
 def _setting(name: str, known: Mapping[str, str]) -> str:
-    """The setting of a leaf: skyrl.backend_config for skyrl.backend_config.max_lora_adapters."""
+    """Return the setting that a leaf belongs to: skyrl.backend_config for skyrl.backend_config.max_lora_adapters."""
     return next((setting for setting in known if name == setting or name.startswith(f"{setting}.")), name)
 
 
 def _reference(config: RunConfig) -> str | None:
-    """The reference policy that a checkpoint holds besides the policy."""
+    """Return the reference policy that a checkpoint contains besides the policy."""
     kl = config.algorithm.kl
     return kl.reference if kl.needs_reference and kl.reference != "base" else None
 
 
 def _touches_episodes(name: str, now: Conditions) -> bool:
-    if name == "training.steps":  # the schedule of the learning rate depends on it
+    if name == "training.steps":  # the learning rate schedule depends on it
         return now.settings["learner"]["schedule"] != "constant"
     return not name.startswith(_WITHOUT_EFFECT_ON_EPISODES)
 
@@ -200,7 +200,7 @@ def _digest(*parts: str | bytes) -> str:
 
 
 def _model_digest(location: str) -> str:
-    """For a folder, a digest of its files. For a name on the hub, the revision in the cache."""
+    """Return a digest of a model folder's files, or for a name on the hub, the revision in the cache."""
     folder = Path(location)
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
@@ -210,7 +210,7 @@ def _model_digest(location: str) -> str:
     parts: list[str | bytes] = []
     with storage_faults(f"reading {folder}"):
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
-            # CRC for gigabytes of weights: SHA-256 takes three times as long, and this guards against accidents only.
+            # CRC for gigabytes of weights: SHA-256 takes three times as long, and this only protects against accidents.
             parts += [path.name, str(_checksum(path)) if path.suffix in _WEIGHTS else path.read_bytes()]
     return _digest(*parts)
 
@@ -225,13 +225,13 @@ def _checksum(path: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a run resumes. Without a checkpoint, it starts from the first step.
+    """The point from which a run resumes. Without a checkpoint, it starts from the first step.
 
     ResumePoint(config=…, checkpoint=Checkpoint(step=12, …), state=RunState(step=12, …), damaged=(), journaled=9,
              changed={"learner.learning_rate": (0.001, 1e-05)}, journal_fits=False, rolled_back=(13, 14), problems=())
 
-    `changed` are the settings that differ from the checkpoint's, with both values. `rolled_back` are the steps of newer
-    checkpoints that will be discarded.
+    `changed` holds the settings that differ from the checkpoint's, with both values. `rolled_back` holds the steps of
+    newer checkpoints that will be discarded.
     """
 
     config: RunConfig
@@ -246,7 +246,7 @@ class ResumePoint:
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """The number of steps done."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
 
@@ -258,7 +258,7 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
     config = load_recipe(folder.config_file, list(overrides))
     checkpoints = Checkpoints(folder.checkpoints)
     checkpoint, damaged = checkpoints.newest() if from_step is None else (_chosen(checkpoints, from_step), [])
-    # An unfinished checkpoint loses nothing: its episodes are still in the journal.
+    # An unfinished checkpoint loses nothing, because its episodes are still in the journal.
     broken = [found for found in damaged if not found.path.name.startswith(".")]
     if checkpoint is None and broken:
         raise NoCheckpointError(
@@ -266,7 +266,7 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
             fix="start a new run; or delete the folder checkpoints to restart this run from its first step",
         )
     step = 0 if checkpoint is None else checkpoint.step
-    # Without a summary, it stopped after its last checkpoint and only has to be finished.
+    # Without a summary, the run stopped after its last checkpoint and only has to be finished.
     if step >= config.training.steps and (folder.path / "summary.json").exists():
         raise NoRunError(
             f"{folder.path} has done all its {step} steps",
@@ -288,7 +288,7 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
         damaged=tuple(damaged),
         journaled=journaled,
         changed={} if before is None else changed_settings(before.settings, now),
-        # Steps after an older checkpoint were sampled from weights that this run will not have.
+        # The journaled episodes after an older checkpoint were sampled from weights that this run will not have.
         journal_fits=not newer
         and played_under is not None
         and not played_under.differences(replace(played_under, settings=now)),
@@ -298,9 +298,9 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
 
 
 def compare_conditions(folder: RunFolder, resume_point: ResumePoint, conditions: Conditions) -> list[str]:
-    """Prepare the folder for resuming under these conditions: remove everything that does not fit them.
+    """Prepare the folder for resuming under these conditions: remove everything that does not match them.
 
-    Returns what changed besides settings, if journaled episodes are discarded for that.
+    Returns the changes, other than settings, that made it discard journaled episodes.
     """
     if resume_point.state is not None and resume_point.state.model != conditions.model:
         raise OtherStateError(

@@ -1,4 +1,4 @@
-"""The summary of a run: did it learn, can its numbers be trusted, and was it healthy."""
+"""The summary of a run: whether it learned, whether its numbers can be trusted, and whether it was healthy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ Steps = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessMetric:
-    """A figure over a whole run and its bar. `note` helps to read it, for example what lowers it.
+    """A figure over a whole run and its bar. `note` helps to interpret it, for example by naming what lowers it.
 
-    `value` is None, and the bar not met, if it was not finite in some step.
+    `value` is None, and the bar not met, if it was not finite in some step. `due` is False as long as the run has fewer
+    steps than the bar allows to reach it.
 
     SuccessMetric(name="ratio spread, worst step", value=0.12, bar="< 0.5", met=True, note="")
     """
@@ -43,11 +44,12 @@ class SuccessMetric:
     bar: str
     met: bool
     note: str = ""
+    due: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """Computes a figure from the values of a metric, one per step, and the bar that it must meet."""
+    """Computes a figure from a metric's values, one per step, and compares it with the bar."""
 
     name: str
     metric: str
@@ -55,10 +57,11 @@ class _Measure:
     bar: str
     meets: Callable[[float], bool]
     note: Callable[[Steps], str] = lambda _: ""
+    by_step: int = 0
 
 
 def _why_inactive(steps: Steps) -> str:
-    """Tokens are inactive if they are clipped, or if their group has no variance and thus advantage 0."""
+    """Explain why tokens are inactive: they are clipped, or their group has no variance and thus advantage 0."""
     dropped = sum(step.get("groups_dropped", 0.0) for step in steps)  # not part of a batch
     groups = sum(step.get("groups", 0.0) for step in steps) - dropped
     dead = sum(step.get("groups_without_variance", 0.0) for step in steps) - dropped
@@ -104,12 +107,13 @@ _MEASURES = (
         f"≥ {VALID_CALLS:.0%} by step {VALID_CALLS_BY_STEP}",
         lambda x: x >= VALID_CALLS,
         note=lambda steps: f"after {len(steps)} steps" if len(steps) < VALID_CALLS_BY_STEP else "",
+        by_step=VALID_CALLS_BY_STEP,
     ),
 )
 
 
 def success_metrics(steps: Steps) -> list[SuccessMetric]:
-    """The figures of a run from the metrics of its steps. A metric that no step has is left out."""
+    """Return the figures of a run from the metrics of its steps. Metrics that no step has are left out."""
     return [metric for measure in _MEASURES if (metric := _measured(measure, steps)) is not None]
 
 
@@ -117,13 +121,14 @@ def _measured(measure: _Measure, steps: Steps) -> SuccessMetric | None:
     values = [step[measure.metric] for step in steps if measure.metric in step]
     if not values:
         return None
+    due = len(steps) >= measure.by_step
     broken = sum(not math.isfinite(value) for value in values)
     if broken:
         note = f"not a number in {broken} of {len(values)} steps"
-        return SuccessMetric(name=measure.name, value=None, bar=measure.bar, met=False, note=note)
+        return SuccessMetric(name=measure.name, value=None, bar=measure.bar, met=False, note=note, due=due)
     value = measure.figure(values)
     return SuccessMetric(
-        name=measure.name, value=value, bar=measure.bar, met=measure.meets(value), note=measure.note(steps)
+        name=measure.name, value=value, bar=measure.bar, met=measure.meets(value), note=measure.note(steps), due=due
     )
 
 
@@ -137,7 +142,7 @@ class Summary:
         self._latest: dict[tuple[Severity, str], tuple[int, Verdict]] = {}
 
     def add(self, metrics: Mapping[str, float], verdicts: Sequence[Verdict] = ()) -> None:
-        """Add a step and its verdicts, the most severe first."""
+        """Add a step and its verdicts, the most severe first. Metrics are empty if a resumed run has lost them."""
         self.steps.append(metrics)
         if verdicts:
             self._worst[verdicts[0].severity] += 1
@@ -148,11 +153,17 @@ class Summary:
                 self._latest[kind] = (len(self.steps), verdict)
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of summary.json. Figures about correctness are the worst over all steps.
+        """Return the content of summary.json. For figures about correctness, it takes the worst value over all steps.
 
-        A figure that no step has, because all updates were skipped, is left out.
+        A figure that no step has, because all updates were skipped or the metrics were lost, is left out.
         """
-        first, last = self.steps[0], self.steps[-1]
+        recorded = [step for step in self.steps if step] or [{}]
+        ends = {
+            f"{name}_{end}": step[name]
+            for name in ("reward", "valid_call_rate")
+            for end, step in (("first", recorded[0]), ("last", recorded[-1]))
+            if name in step
+        }
         worst = {
             "alignment": self._known("alignment", min),
             "parity_ratio_mean_abs_error": self._known("parity_ratio_mean_abs_error", max),
@@ -167,12 +178,9 @@ class Summary:
             "groups_complete": int(self._sum("groups")),
             "groups_dropped": int(self._sum("groups_dropped")),
             "episodes_lost_to_infrastructure": int(self._sum("episodes_lost_to_infrastructure")),
-            "server_restarts": int(last["server_restarts"]),
-            "sampler_restarts": int(last["sampler_restarts"]),
-            "reward_first": first["reward"],
-            "reward_last": last["reward"],
-            "valid_call_rate_first": first["valid_call_rate"],
-            "valid_call_rate_last": last["valid_call_rate"],
+            "server_restarts": int(recorded[-1].get("server_restarts", 0.0)),
+            "sampler_restarts": int(recorded[-1].get("sampler_restarts", 0.0)),
+            **ends,
             **{name: value for name, value in worst.items() if value is not None},
             "seconds": self._sum("step_s"),
             "wait_s": self._sum("wait_s"),
@@ -193,7 +201,7 @@ class Summary:
 
     @property
     def verdicts(self) -> list[tuple[int, int, Verdict]]:
-        """The verdicts that are not ok: in how many steps, in which last (from 1), and the latest text; worst first."""
+        """The verdicts that are not ok, worst first: the number of steps, the last step (from 1), the latest text."""
         kinds = sorted(self._found, key=lambda kind: (GRAVEST_FIRST.index(kind[0]), -self._found[kind]))
         return [(self._found[kind], *self._latest[kind]) for kind in kinds]
 

@@ -1,8 +1,8 @@
 """Reads and writes trajectories: as rows of a Parquet file, or one by one as JSON.
 
-Both have one entry for each field of a `Trajectory` and keep numbers and texts exactly. Turns and reward parts have no
-fixed shape, so they are JSON inside a row. That JSON is ASCII, because Parquet does not accept lone surrogates; a pair
-of surrogates is read back as one character.
+Both formats have one entry for each field of a `Trajectory` and keep numbers and texts exactly. Turns and reward parts
+have no fixed shape, so they are JSON inside a row. That JSON is ASCII, because Parquet does not accept lone surrogates.
+A pair of surrogates is read back as one character.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ARROW, _PARQUET = cast("Any", pyarrow), cast("Any", pyarrow.parquet)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenNotes:
-    """The tokens of one trajectory in an update.
+    """Per-token values of one trajectory in an update.
 
     TokenNotes(learnable=(False, True, True), advantages=(0.0, 0.7, 0.7), ratios=(0.0, 1.0, 0.97))
     """
@@ -46,7 +46,7 @@ class TokenNotes:
 
 
 def write_token_notes(path: Path, batch: Batch, ratios: Columns) -> None:
-    """Write the file of a step, durably and atomically."""
+    """Write the file of a step durably and atomically."""
     trajectories = batch.trajectories
     table = _ARROW.table(
         {
@@ -61,7 +61,7 @@ def write_token_notes(path: Path, batch: Batch, ratios: Columns) -> None:
 
 
 def read_token_notes(path: Path) -> dict[tuple[str, int], TokenNotes]:
-    """The notes of a step, by task and member."""
+    """Read the token notes of a step, by task and member."""
     rows: list[dict[str, Any]] = _PARQUET.read_table(path).to_pylist()
     return {
         (row["task_id"], row["member"]): TokenNotes(
@@ -90,7 +90,7 @@ def _write_table(path: Path, table: Any) -> None:
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """The trajectories of a Parquet file."""
+    """Read the trajectories of a Parquet file."""
     rows: list[dict[str, Any]] = _PARQUET.read_table(path).to_pylist()
     for row in rows:
         row.update({name: json.loads(row[name]) for name in _JSON_COLUMNS})
@@ -98,13 +98,13 @@ def read_trajectories(path: Path) -> list[Trajectory]:
 
 
 def encode_trajectory(trajectory: Trajectory) -> bytes:
-    """A trajectory as JSON without a line break."""
-    # A lone surrogate is not valid UTF-8, but a policy can write one in its arguments.
+    """Encode a trajectory as JSON without line breaks."""
+    # A lone surrogate is not valid UTF-8, but the policy can write one in its arguments.
     return json.dumps(trajectory, default=_fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def decode_trajectory(encoded: bytes) -> Trajectory:
-    """Decode a trajectory. Raises ValueError if the bytes are not one."""
+    """Decode a trajectory. Raises ValueError if the bytes are not a trajectory."""
     try:
         return _TRAJECTORY.validate_python(json.loads(encoded.decode("utf-8", "surrogatepass")))
     except RecursionError as error:
@@ -112,7 +112,7 @@ def decode_trajectory(encoded: bytes) -> Trajectory:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    # Python's json, not pydantic's, which limits nesting: a policy may nest arguments to any depth.
+    # Python's json, because pydantic's limits the nesting, and the policy may nest arguments to any depth.
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
     return {name: getattr(value, name) for name in value.__dataclass_fields__}

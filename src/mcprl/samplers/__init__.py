@@ -1,4 +1,4 @@
-"""Samplers: ids in, ids and their sampling-time logprobs out. Import the engine you use from its own module."""
+"""Samplers: they sample token ids and return the logprobs at sampling time. Import an engine from its own module."""
 
 from mcprl.samplers.sampler import Completion, Sampler, SampleRequest
 

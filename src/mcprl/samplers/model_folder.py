@@ -1,4 +1,4 @@
-"""Checks that a folder has a complete model, and the same one as the model in use, before anything is loaded."""
+"""Checks, before anything is loaded, that folders of models and adapters are complete and match the model in use."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from mcprl.errors import BadValueError
 
-__all__ = ["check_files", "differing_settings"]
+__all__ = ["adapter_settings", "check_base_model", "check_files", "differing_settings", "renderer_of"]
 
 _INDEX = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
 
-# Entries of a config.json that change neither the tensors nor the computation.
+# Entries of config.json that affect neither the tensors nor the computation.
 _IRRELEVANT = frozenset(
     (
         *("_name_or_path", "bos_token_id", "dtype", "eos_token_id", "pad_token_id"),
@@ -33,14 +33,75 @@ def check_files(folder: Path) -> None:
         )
 
 
+# Model types of config.json whose family has a renderer of its own.
+_FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
+_CHATML = ("<|im_start|>", "<|im_end|>")
+
+
+def renderer_of(folder: Path) -> str | None:
+    """The model.renderer that fits the model in a folder: its family, chatml or template; None if none does."""
+    try:
+        kind = json.loads((folder / "config.json").read_text()).get("model_type")
+    except (OSError, ValueError):
+        return None
+    if kind in _FAMILIES:
+        return _FAMILIES[kind]
+    files = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
+    if any(all(token in text for token in _CHATML) for text in texts):
+        return "chatml"
+    has_template = (folder / "chat_template.jinja").is_file() or any('"chat_template"' in text for text in texts)
+    return "template" if has_template else None
+
+
 def differing_settings(running: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The differences between two models' settings. Entries that only one has depend on library versions and pass.
+    """Describe the differences between the settings of two models.
+
+    Entries that only one of them has are ignored, because they depend on library versions.
 
     >>> differing_settings({"hidden_size": 64, "use_cache": True}, {"hidden_size": 32, "use_cache": False})
     ['hidden_size is 32 instead of 64']
     """
     shared = sorted((running.keys() & new.keys()) - _IRRELEVANT)
     return [f"{key} is {new[key]!r} instead of {running[key]!r}" for key in shared if new[key] != running[key]]
+
+
+def adapter_settings(adapter: Path | None) -> list[str]:
+    """Settings of a sampler that can load the adapter, even if the recipe trains something else."""
+    return [] if adapter is None else ["learner.tuning=lora", f"learner.lora_rank={_adapter_config(adapter)['r']}"]
+
+
+def check_base_model(adapter: Path | None, model: str) -> None:
+    """Raise BadValueError if the adapter is for another model than `model`, as far as can be told on this machine.
+
+    A folder that is not here may have the same model: the machine that trained the adapter had it elsewhere.
+    """
+    base = None if adapter is None else _adapter_config(adapter).get("base_model_name_or_path")
+    if base is None or base == model:
+        return
+    files = [Path(location) / "config.json" for location in (base, model)]
+    if all(file.is_file() for file in files):
+        differences = differing_settings(*(json.loads(file.read_bytes()) for file in files))
+    else:
+        differences = [] if Path(base).is_absolute() or Path(model).is_absolute() else ["another name on the hub"]
+    if differences:
+        raise BadValueError(
+            f"the adapter {adapter} was trained on {base}, but model.path is {model}: {'; '.join(differences[:3])}",
+            fix="take the config.yaml of the adapter's run as the recipe, or set model.path to the adapter's model",
+        )
+
+
+def _adapter_config(adapter: Path) -> dict[str, Any]:
+    path = adapter / "adapter_config.json"
+    fix = "name the folder of a LoRA adapter, such as outputs/hello-cpu/adapter"
+    try:
+        config = json.loads(path.read_bytes())
+        config["r"]
+    except OSError as error:
+        raise BadValueError(f"--adapter {adapter}: {path.name} cannot be read: {error.strerror}", fix=fix) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadValueError(f"--adapter {adapter}: {path.name} has no adapter rank", fix=fix) from error
+    return config
 
 
 def _problem_of(folder: Path) -> str | None:
@@ -69,7 +130,11 @@ def _problem_of(folder: Path) -> str | None:
 
 
 def _tensors_in(file: Path) -> set[str] | None:
-    """The names in the file's header: 8 bytes of length, JSON, then exactly the bytes that it describes."""
+    """Return the names of the tensors in a safetensors file, or None if the file is incomplete.
+
+    The file has 8 bytes with the length of the header, the header as JSON, and exactly the bytes that the header
+    describes.
+    """
     try:
         with file.open("rb") as opened:
             header_bytes = int.from_bytes(opened.read(_LENGTH_BYTES), "little")

@@ -1,4 +1,4 @@
-"""The interface of samplers: ids in, ids and their sampling-time logprobs out, and new weights on demand."""
+"""The interface of samplers. A sampler takes token ids, returns sampled ids with logprobs, and accepts new weights."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["AlwaysOpen", "Completion", "SampleRequest", "Sampler", "ScriptedSamp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """One turn to sample. The distribution is the model's at `temperature`: no top-p, no top-k, no penalty.
+    """One turn to sample from the model's distribution at `temperature`, without top-p, top-k or penalties.
 
-    With a `grammar` (a structural tag), it is renormalised over the tokens that the grammar admits.
+    With a `grammar` (a structural tag), the distribution is renormalised over the tokens that the grammar allows.
     """
 
     prompt_ids: tuple[int, ...]
@@ -31,9 +31,10 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A sampled turn. `logprobs[i]` is that of `token_ids[i]` under the distribution it was drawn from.
+    """A sampled turn. `logprobs[i]` is the logprob of `token_ids[i]` under the distribution it was sampled from.
 
-    `weights_versions[i]` is the version that drew it. If weights are replaced during a turn, its tokens have several.
+    `weights_versions[i]` is the version of the weights that sampled it. A turn has several versions if weights are
+    replaced while it is being sampled.
     """
 
     token_ids: tuple[int, ...]
@@ -52,24 +53,24 @@ class Completion:
 
 
 class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):
-    """Runs while entered. On exit, nothing of it remains."""
+    """An engine that runs while its context is entered. On exit, all of its processes are stopped."""
 
     @property
     def restarts(self) -> int:
-        """How often its engine was restarted."""
+        """How often the engine was restarted."""
         ...
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """Sample one turn. Raises SamplerLostError if the engine failed."""
+        """Sample one turn. Raises SamplerLostError if the engine fails."""
         ...
 
     async def publish(self, weights: Weights) -> Weights:
-        """Sample from `weights` from the next request on. Returns them once they are in use."""
+        """Use `weights` from the next request on. Returns them once they are in use."""
         ...
 
 
 class AlwaysOpen:
-    """For samplers with nothing to start or stop."""
+    """Base class of samplers that have nothing to start or stop."""
 
     restarts = 0
 
@@ -81,7 +82,7 @@ class AlwaysOpen:
 
 
 class ScriptedSampler(AlwaysOpen):
-    """Answers each request with the ids that `script` returns for it, each with the same logprob. Ignores grammars."""
+    """Answers each request with the ids that `script` returns. All ids have the same logprob. Ignores grammars."""
 
     def __init__(self, script: Callable[[SampleRequest], tuple[int, ...]], *, logprob: float = -0.5) -> None:
         self._script = script

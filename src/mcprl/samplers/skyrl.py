@@ -1,4 +1,4 @@
-"""Sampling through the SkyRL engine, which is also the learner's."""
+"""Samples with the SkyRL engine, which the learner uses too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["SkyrlSampler"]
 
 
 class SkyrlSampler(AlwaysOpen):
-    """Samples turns with an open engine, which its owner closes.
+    """Samples turns with an open engine. The caller closes the engine.
 
-    A turn that is lost with the server is sampled again from the same weights and seed.
+    If the server dies, its turns are sampled again from the same weights and seeds.
     """
 
     def __init__(self, engine: SkyrlEngine) -> None:

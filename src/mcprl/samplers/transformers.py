@@ -1,4 +1,4 @@
-"""Sampling with plain transformers: for machines without vLLM, and as a reference that depends only on the seed.
+"""Samples with plain transformers: for machines without vLLM, and as a reference that depends only on the seed.
 
 Turns are sampled one at a time, each with its own generator, so the result does not depend on concurrency.
 """
@@ -21,19 +21,19 @@ from mcprl.samplers.model_folder import check_files, differing_settings
 from mcprl.samplers.sampler import Completion, SampleRequest
 
 if TYPE_CHECKING:
-    # Only a type here: grammars import a compiler, which unconstrained turns do not need.
+    # For types only: this module imports the grammar compiler, which unconstrained turns do not need.
     from mcprl.grammar.masks import Grammars
 
 __all__ = ["TransformersSampler"]
 
-# Stop texts are searched for in the text of this many last tokens: longer than any sensible stop text.
+# Stop texts are searched for in this many last tokens, which is longer than any sensible stop text.
 _STOP_WINDOW_TOKENS = 32
 
 
 class TransformersSampler:
-    """Samples in this process, on a GPU if there is one. Turns under a grammar need the model's `grammars`."""
+    """Samples in this process, on a GPU if there is one. Requests with a grammar need the model's `grammars`."""
 
-    restarts = 0  # it ends with this process
+    restarts = 0  # it lives in this process
 
     def __init__(self, model: ModelConfig, grammars: Grammars | None = None) -> None:
         self._config = model
@@ -73,7 +73,7 @@ class TransformersSampler:
             raise SamplerLostError(f"{location} does not load: {error}", fix="restart with complete weights") from error
         missing = sorted(found["missing_keys"])
         if missing:
-            # transformers has initialised them at random.
+            # transformers has initialized them randomly.
             raise SamplerLostError(
                 f"{location} lacks weights of the model, among them {', '.join(missing[:3])}",
                 fix="write all weights to the folder, and restart from the last checkpoint",
@@ -86,13 +86,21 @@ class TransformersSampler:
         if isinstance(self._model, PeftModel):
             self._model = self._model.unload()  # pyright: ignore[reportUnknownMemberType]
         if weights.model is not None or self._weights.model is not None:
-            self._model = None  # before the new ones are read: there may not be memory for both
+            self._model = None  # frees the old weights first: memory may not suffice for both
             self._model = self._read_model(str(weights.model or self._config.path))
         if weights.adapter is not None:
-            # PEFT initialises the adapter at random before loading it. Do not use the learner's generator for that.
+            # PEFT initializes the adapter randomly before it loads the weights. This must not advance the learner's
+            # generator.
             devices = [self._device] if self._device.type == "cuda" else []
-            with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
-                self._model = PeftModel.from_pretrained(self._model, str(weights.adapter)).eval()  # pyright: ignore[reportUnknownMemberType]
+            try:
+                with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
+                    self._model = PeftModel.from_pretrained(self._model, str(weights.adapter)).eval()  # pyright: ignore[reportUnknownMemberType]
+            except RuntimeError as error:  # tensors whose shapes differ from the model's
+                self._model = None  # it has layers of the adapter by now
+                raise BadValueError(
+                    f"{weights.adapter} does not fit {self._config.path}: {str(error).splitlines()[-1].strip()}",
+                    fix="set model.path to the model that the adapter was trained on",
+                ) from error
         self._weights = weights
 
     def _check_same_model(self, folder: Path) -> None:

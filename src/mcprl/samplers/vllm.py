@@ -1,10 +1,10 @@
-"""Sampling through a vLLM server in a separate process, with weights that change while turns are being sampled.
+"""Samples through a vLLM server in a separate process. Its weights can change while turns are being sampled.
 
-If adapters are trained, a turn ends under the version that it began with, and the next one begins under the current
-version. If all weights are trained, or adapters are merged into them, a turn continues under the new weights.
+If adapters are trained, a turn keeps the version that it began with, and the next turn uses the current version. If all
+weights are trained, or adapters are merged into them, a turn continues with the new weights.
 
-A turn depends only on its request and the weights. So if the server dies, for any reason, another one is started with
-the current weights (`SupervisedVllm`), and the lost turns are requested again: callers only wait longer.
+A turn depends only on its request and the weights. If the server dies, `SupervisedVllm` starts another one with the
+current weights, and the lost turns are requested again. Callers only wait longer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["VllmSampler", "put_whole_weights"]
 
 
 def adapter_name(weights: Weights) -> str:
-    """The server's name for these weights.
+    """Return the server's name for these weights.
 
     >>> adapter_name(Weights(version=0))
     'base'
@@ -44,7 +44,7 @@ def adapter_name(weights: Weights) -> str:
 
 
 class Adapters:
-    """The adapters loaded in the current server: `restore` starts over with another."""
+    """The adapters that are loaded in the current server. After a restart, `restore` must be called."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -53,7 +53,7 @@ class Adapters:
 
     @contextmanager
     def in_use(self, weights: Weights) -> Generator[str]:
-        """Use `weights` for a turn. They stay loaded until it ends."""
+        """Use `weights` for a turn. They stay loaded until the turn ends."""
         name = adapter_name(weights)
         self._turns[name] += 1
         try:
@@ -63,7 +63,7 @@ class Adapters:
             self._turn_ended.set()
 
     async def load(self, server: VllmProcess, weights: Weights, *, in_force: Weights) -> None:
-        """Load `weights` into the server once there is a free slot. Those in force stay loaded."""
+        """Load `weights` into the server once there is a free slot. The current weights, `in_force`, stay loaded."""
         name = adapter_name(weights)
         if weights.adapter is None or name in self._names:
             return
@@ -76,24 +76,24 @@ class Adapters:
         self._names.add(name)
 
     async def unload_idle(self, server: VllmProcess, *, in_force: Weights) -> None:
-        """Unload adapters that no turn uses or will use."""
+        """Unload adapters that no turn uses, except the current one."""
         for name in sorted(self._names - {adapter_name(in_force)}):
             if not self._turns[name]:
                 await server.post("/v1/unload_lora_adapter", {"lora_name": name})
                 self._names.discard(name)
 
     async def restore(self, server: VllmProcess, in_force: Weights) -> None:
-        """Load the weights in force into a server that was just started."""
+        """Load the current weights into a server that was just started."""
         self._names.clear()
         await self.load(server, in_force, in_force=in_force)
 
 
-# Requests in flight are kept, but lose their KV cache.
+# Requests in flight continue afterwards, but their KV cache is dropped.
 _PAUSE = "/pause?mode=keep&clear_cache=true"
 
 
 async def check_whole_weights(server: VllmProcess, folder: Path | None, *, started_with: str) -> None:
-    """Raise BadValueError if `folder` is not the complete model that the server was started with."""
+    """Raise BadValueError if the model in `folder` is incomplete, or not the one that the server was started with."""
     if folder is None:
         return
     check_files(folder)
@@ -106,7 +106,7 @@ async def check_whole_weights(server: VllmProcess, folder: Path | None, *, start
 
 
 async def put_whole_weights(server: VllmProcess, weights: Weights) -> None:
-    """Let the server continue with `weights`. If that fails, it may have a mix of layers: it is killed."""
+    """Switch the server to `weights`. If that fails, it is killed, because it may have layers of both versions."""
     try:
         await server.post(_PAUSE, {})
         objections = await _ask_workers(server, "load_model_folder", folder=weights.model, adapter=weights.adapter)
@@ -117,13 +117,13 @@ async def put_whole_weights(server: VllmProcess, weights: Weights) -> None:
             )
         await server.post("/update_weight_version", {"new_version": str(weights.version)})
         await server.post("/resume", {})
-    except BaseException:  # cancellation too
+    except BaseException:  # including cancellation
         server.kill()
         raise
 
 
 async def _ask_workers(server: VllmProcess, method: str, **folders: Path | None) -> list[str]:
-    """The workers' objections to folders, see `mcprl.samplers.vllm_worker`."""
+    """Call a method of `mcprl.samplers.vllm_worker` in all workers. Returns their objections."""
     given = {name: None if folder is None else str(folder.resolve()) for name, folder in folders.items()}
     answer = await server.post("/collective_rpc", {"method": method, "kwargs": given})
     return sorted({objection for worker in answer["results"] for objection in worker["objections"]})
@@ -133,10 +133,10 @@ _AS_STARTED = Weights(version=0)
 
 
 class VllmSampler:
-    """Samples through a vLLM server that lives as long as this context and is restarted if it dies.
+    """Samples through a vLLM server that runs while this context is entered, and is restarted if it dies.
 
-    Deadlines: a request that a live server does not answer within `turn_deadline_s` is lost. Waiting for another
-    server is not counted; it is bounded by the time that a server has to start.
+    A request that a live server does not answer within `turn_deadline_s` is lost. The time spent waiting for a restart
+    does not count; it is bounded by the time that a server has to start.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class VllmSampler:
         sampling: SamplingConfig,
         learner: LearnerConfig,
         *,
-        turn_deadline_s: float = 600.0,
+        turn_deadline_s: float,
         log: Path,
     ) -> None:
         self._turn_deadline_s = turn_deadline_s
@@ -168,12 +168,12 @@ class VllmSampler:
 
     @property
     def pid(self) -> int:
-        """Process id of the running server. Raises SamplerLostError if none is running."""
+        """The process id of the running server. Raises SamplerLostError if none is running."""
         return self._servers.running.pid
 
     @property
     def socket(self) -> Path:
-        """Unix socket of the running server. Raises SamplerLostError if none is running."""
+        """The Unix socket of the running server. Raises SamplerLostError if none is running."""
         return self._servers.running.socket
 
     @property
@@ -196,7 +196,10 @@ class VllmSampler:
             return read_completion(answer, request, None if self._whole else weights.version)
 
     async def publish(self, weights: Weights) -> Weights:
-        """Load `weights` and sample from them. Turns in flight continue; an old adapter's may have to end first."""
+        """Load `weights` and sample from them.
+
+        Turns in flight continue. If too many adapters are loaded, this waits until the turns of an old one have ended.
+        """
         unfit = weights.adapter if self._learner.tuning == "full" else weights.model
         if unfit is not None:
             raise BadValueError(
@@ -211,7 +214,7 @@ class VllmSampler:
                 try:
                     await self._put_in_force(server, weights)
                 except SamplerLostError:
-                    # Weights that crash one server after the other end the run, even if turns are sampled in between.
+                    # If the same weights crash several servers, give up, even if turns were sampled in between.
                     if server.may_be_asked or tries > self._servers.MAX_RESTARTS:
                         raise
         return weights
@@ -223,7 +226,7 @@ class VllmSampler:
         else:
             await self._adapters.load(server, weights, in_force=self._weights)
         if not server.may_be_asked:
-            return  # the next server gets the weights that are in force
+            return  # the next server starts with the current weights
         self._weights = weights
         if not self._whole:
             await self._adapters.unload_idle(server, in_force=weights)

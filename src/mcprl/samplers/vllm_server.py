@@ -1,4 +1,4 @@
-"""The vLLM server: its command line and environment, its requests, its process, and restarting it if it dies."""
+"""The vLLM server: its command line and environment, its requests, its process, and restarts if it dies."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from mcprl.errors import (
 from mcprl.processes import ChildProcess, private_folder
 from mcprl.records import FinishReason
 from mcprl.samplers.sampler import Completion, SampleRequest
+from mcprl.secrets import HUB_VARIABLES, environment_without_keys
 
 __all__ = [
     "BASE_NAME",
@@ -49,11 +50,11 @@ __all__ = [
 
 GENERATE_PATH = "/inference/v1/generate"
 
-_UNNAMED_VERSION = "default"  # what vLLM calls the weights that it was started with
+_UNNAMED_VERSION = "default"  # vLLM's name for the version of the weights that it was started with
 
 
 def generate_body(request: SampleRequest, name: str) -> dict[str, Any]:
-    """The request for a turn, to be sampled from the weights of that name."""
+    """Return the body of the request for a turn. `name` is the server's name of the weights to sample from."""
     params: dict[str, Any] = {
         "temperature": request.temperature,
         "max_tokens": request.max_tokens,
@@ -61,7 +62,7 @@ def generate_body(request: SampleRequest, name: str) -> dict[str, Any]:
         "stop": list(request.stop),
         "include_stop_str_in_output": True,
         "stop_token_ids": list(request.stop_token_ids),
-        "logprobs": 0,  # of the sampled token only
+        "logprobs": 0,  # for the sampled token only
         "skip_special_tokens": False,
     }
     if request.grammar is not None:
@@ -70,7 +71,7 @@ def generate_body(request: SampleRequest, name: str) -> dict[str, Any]:
 
 
 def read_completion(answer: Any, request: SampleRequest, version: int | None) -> Completion:
-    """The turn in a response. Its tokens are of `version`, or of the versions that vLLM reports if that is None."""
+    """Return the turn in a response. `version` is the version of the weights; None: vLLM reports it per token."""
     choice = answer["choices"][0]
     if answer["usage"]["prompt_tokens"] != len(request.prompt_ids):
         raise SamplerLostError(
@@ -93,7 +94,7 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
         and not stopped_by_text
         and ids[-1] not in request.stop_token_ids
     ):
-        # The grammar then admitted this token too wherever a turn may end, so a replay would differ.
+        # vLLM then allowed this token wherever a turn may end, so replaying the grammar would give other masks.
         raise InadmissibleTokenError(
             f"vLLM ended a turn with token {ids[-1]}, which is none of the stops that it was given",
             fix="give the model one end-of-text: in its tokenizer, its generation_config.json and model.renderer",
@@ -107,7 +108,7 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
 
 
 def _reported_versions(choice: Any) -> tuple[int, ...]:
-    """The version of each token. vLLM reports spans: tokens 0 to 5 by "default" and 5 to 9 by "1"."""
+    """Return the version of each token. vLLM reports spans, such as "default" for tokens 0 to 5 and "1" for 5 to 9."""
     versions: list[int] = []
     for span in choice["weight_versions"]:
         number = 0 if span["version"] == _UNNAMED_VERSION else int(span["version"])
@@ -125,7 +126,7 @@ BASE_NAME = "base"
 """The server's name for the model that it was started with."""
 
 MAX_ADAPTERS = 3
-"""Adapters loaded at once: the version in force, the one being published, one that turns still use."""
+"""Adapters loaded at once: the current version, the one being published, and one that turns still use."""
 
 _MIN_BATCHED_TOKENS = 4096
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts
@@ -133,12 +134,12 @@ _WORKER_EXTENSION = "mcprl.samplers.vllm_worker.WholeWeights"
 
 
 def replaces_weights(sampling: SamplingConfig, learner: LearnerConfig) -> bool:
-    """Whether each version replaces the server's weights, instead of being an adapter on top of them."""
+    """Whether each version replaces the server's weights. Otherwise it is an adapter on top of them."""
     return learner.tuning == "full" or sampling.vllm.merge_adapters
 
 
 def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, socket: Path) -> list[str]:
-    """The server's command line. `--generation-config vllm` keeps a model's own top-p and top-k out of the policy."""
+    """Return the server's command line. `--generation-config vllm` ignores the model's default top-p and top-k."""
     if importlib.util.find_spec("vllm") is None:
         raise MissingExtraError(
             "engine is vllm, which is not installed",
@@ -147,33 +148,33 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
     arguments: dict[str, object] = {
         "--model": model.path,
         "--served-model-name": BASE_NAME,
-        # The routes that change weights need no key, so nobody else may reach the server.
+        # The routes that change weights need no key, so other users must not reach the server.
         "--uds": socket,
         "--dtype": model.dtype,
         "--max-model-len": model.context_tokens,
         "--max-num-seqs": sampling.vllm.max_sequences,
         "--generation-config": "vllm",
-        # The logprobs of the distribution sampled from, temperature included: what the learner recomputes.
+        # Logprobs of the distribution that tokens are sampled from, including the temperature, as in the learner.
         "--logprobs-mode": "processed_logprobs",
-        # By default, vLLM passes a grammar that xgrammar refuses to another engine. A reasoning parser would delay the
-        # grammar until the model has stopped thinking; our grammars include thinking.
+        # By default, vLLM passes a grammar that xgrammar refuses to another engine. A reasoning parser would apply the
+        # grammar only after thinking, but our grammars include thinking.
         "--structured-outputs-config": json.dumps({"backend": "xgrammar", "reasoning_parser": ""}),
         "--uvicorn-log-level": "warning",
     }
     flags = ["--enable-scale-out"]
     if replaces_weights(sampling, learner):
-        # Layers prepared for adapters sample more slowly, even without one.
+        # Layers with LoRA support are slower, even without an adapter.
         arguments["--worker-extension-cls"] = _WORKER_EXTENSION
     else:
         flags.append("--enable-lora")
         arguments["--max-lora-rank"] = _room_for(learner.lora_rank)
         arguments["--max-loras"] = MAX_ADAPTERS
     if _runs_on_cpu():
-        # On a CPU compilation costs minutes and gains nothing, and the cache needs blocks of 32.
+        # On a CPU, compilation takes minutes and gains nothing. The KV cache needs blocks of 32 tokens.
         flags.append("--enforce-eager")
         arguments["--block-size"] = 32
-        # With chunked prefill, vLLM crashes on a request with a seed: a CPU's generator has no offset to restore. So
-        # prompts are read whole, and the batch must have room for the longest.
+        # With chunked prefill, vLLM crashes on a request with a seed, because a CPU's generator has no offset to
+        # restore. So each prompt is prefilled at once, and the longest one must fit in a batch.
         flags.append("--no-enable-chunked-prefill")
         arguments["--max-num-batched-tokens"] = max(_MIN_BATCHED_TOKENS, model.context_tokens)
     else:
@@ -183,7 +184,7 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
 
 
 def _room_for(rank: int) -> int:
-    """The smallest --max-lora-rank of vLLM that fits this rank."""
+    """Return the smallest --max-lora-rank of vLLM that is large enough for this rank."""
     for room in _ADAPTER_RANKS:
         if room >= rank:
             return room
@@ -194,46 +195,49 @@ def _room_for(rank: int) -> int:
 
 
 def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path) -> dict[str, str]:
-    """The server's environment: ours, with weights that may change at run time, and threads that share a CPU well.
+    """Return the server's environment: ours without the keys of tools, plus variables for changing weights at run time
+    and for threads on a CPU.
 
-    `folder` is for the sockets between its processes.
+    `folder` is for the sockets between the server's processes.
     """
-    # The routes that change whole weights belong to vLLM's development mode.
+    # The routes that replace weights exist only in vLLM's development mode.
     whole = replaces_weights(sampling, learner)
     changeable = "VLLM_SERVER_DEV_MODE" if whole else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-    env = os.environ | {changeable: "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": str(folder)}
+    env = environment_without_keys(*HUB_VARIABLES)
+    env |= {changeable: "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": str(folder)}
     if _runs_on_cpu():
         env |= {
             "VLLM_CPU_KVCACHE_SPACE": str(sampling.vllm.cpu_cache_gib),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker runs inside the engine: one process less
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run the worker inside the engine: one process less
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_WAIT_POLICY": "passive",
         }
-    return dict(env)
+    return env
 
 
 def _runs_on_cpu() -> bool:
-    """Whether the installed vLLM is its CPU build."""
+    """Whether the installed vLLM is the CPU build."""
     return any(name.lower() == "vllm-cpu" for name in metadata.packages_distributions().get("vllm", []))
 
 
-# Enough to download and compile a large model; a server that exits is noticed at once.
+# Enough to download and compile a large model. A server that exits is noticed immediately.
 START_S = 1800.0
 _POLL_S = 0.25  # while it starts
 _ANSWER_S = 5.0  # while it starts
 _WATCH_POLL_S = 2.0
-# A server that does not answer a health check for this long is stuck: the process that takes requests answers it.
+# A server that does not answer a health check for this long is stuck. The process that takes requests answers the
+# check.
 _STUCK_S = 60.0
-# A process that ends closes its connections shortly before we learn of its end.
+# When a process ends, its connections close shortly before its exit is reported.
 _END_FOLLOWS_S = 2.0
 _REFUSED_GRAMMAR = re.compile(r"structural[ _]tag|structured[ _]outputs?|JSON schema", re.IGNORECASE)
 
 
 class VllmProcess:
-    """A server on a Unix socket that only this user can reach.
+    """A vLLM server on a Unix socket that only this user can access.
 
-    If a request fails, `may_be_asked` tells whether to retry: a server whose engine has died, or that is stuck, is
-    killed and never answers again.
+    If a request fails, check `may_be_asked`. It is false if the server ended, or was killed because its engine died or
+    it was stuck. The request must then go to another server.
     """
 
     def __init__(self, process: ChildProcess, socket: Path, *, deadline_s: float) -> None:
@@ -251,7 +255,7 @@ class VllmProcess:
     async def start(
         cls, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, turn_deadline_s: float, log: Path
     ) -> VllmProcess:
-        """Start a server and return it once it is healthy. Raises SamplerStartError, and then cleans up."""
+        """Start a server and return it once it is healthy. If that fails, clean up and raise SamplerStartError."""
         async with contextlib.AsyncExitStack() as on_failure:
             after_stop = on_failure.enter_context(contextlib.ExitStack())
             folder = after_stop.enter_context(private_folder())
@@ -285,18 +289,18 @@ class VllmProcess:
         return self._process.log_tail()
 
     async def wait(self) -> int:
-        """Its exit code, as soon as it has one."""
+        """Wait for the process to end and return its exit code."""
         return await self._process.wait()
 
     def kill(self) -> None:
-        """Kill it, because its state is unknown or broken. Idempotent."""
+        """Kill the server, because its state is unknown or broken. Idempotent."""
         self._killed = True
         if not self.ended:
-            # Until we have reaped it, no other process can have its id.
+            # Its process id cannot be reused before we have reaped it.
             os.kill(self.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Stop it and all of its processes. Idempotent."""
+        """Stop the server and all of its processes. Idempotent."""
         with self._after_stop:
             try:
                 await self._process.stop()
@@ -304,13 +308,13 @@ class VllmProcess:
                 await self._client.aclose()
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The server's JSON response, if any. Raises SamplerLostError if it does not respond, or with an error."""
+        """Post a request. Returns the JSON response, if any. Raises SamplerLostError if it fails or times out."""
         try:
             response = await self._client.post(path, json=body)
         except httpx2.TransportError as error:
             late = isinstance(error, httpx2.TimeoutException)
             if late and path != GENERATE_PATH:
-                self.kill()  # its weights are unknown now
+                self.kill()  # it is unknown which weights it has now
             elif late or not await self._process.ends_within(_END_FOLLOWS_S):
                 await self._end_if_broken()
             remedy = "raise episodes.deadline_s, lower episodes.max_concurrent, or " if late else ""
@@ -332,9 +336,9 @@ class VllmProcess:
         return response.json() if response.headers.get("content-type", "").startswith("application/json") else None
 
     async def watch(self) -> int:
-        """Poll its health, and kill it if it is broken. Returns its exit code once it has ended.
+        """Poll the server's health and kill it if it is broken. Returns its exit code once it has ended.
 
-        If its engine has died, the server remains, and some requests would wait for their whole deadline.
+        If only the engine dies, the server keeps running, and some requests would wait until their deadline.
         """
         while not await self._process.ends_within(_WATCH_POLL_S):
             await self._end_if_broken()
@@ -371,9 +375,9 @@ _logger = logging.getLogger(__name__)
 
 
 class SupervisedVllm:
-    """Keeps a server running while entered. If it dies, another is started and given its weights.
+    """Keeps a server running while the context is entered. If it dies, another one is started with the same weights.
 
-    After `MAX_RESTARTS` in a row without a sampled turn, all callers get a SamplerLostError, now and later.
+    After `MAX_RESTARTS` restarts in a row without a sampled turn, all current and later callers get a SamplerLostError.
     """
 
     MAX_RESTARTS: ClassVar = 3
@@ -404,13 +408,13 @@ class SupervisedVllm:
             self._supervision.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervision
-        if self._server is not None:  # the supervision was cancelled before it started
+        if self._server is not None:  # the task was cancelled before it started
             await self._server.stop()
             self._server = None
 
     @property
     def running(self) -> VllmProcess:
-        """The running server."""
+        """The running server. Raises SamplerLostError if none is running."""
         if self._supervision is None:
             raise RuntimeError("the sampler is not running: enter it with `async with`")
         if self._server is None or not self._can_be_asked:
@@ -418,7 +422,7 @@ class SupervisedVllm:
         return self._server
 
     async def ready(self) -> VllmProcess:
-        """A running server that has its weights, waiting for a restart if necessary."""
+        """Return a running server that has its weights. Waits for a restart if necessary."""
         if self._supervision is not None and not self._can_be_asked:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._can_be_asked or self._over)
@@ -432,7 +436,7 @@ class SupervisedVllm:
         return self._server is not None and self._server.may_be_asked
 
     def note_turn(self) -> None:
-        """A turn was sampled, so earlier crashes no longer count."""
+        """Reset the count of restarts, because a turn was sampled."""
         self._restarts_in_a_row = 0
 
     async def _supervise(self, server: VllmProcess) -> None:

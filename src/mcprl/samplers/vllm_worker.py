@@ -1,8 +1,8 @@
-"""Our extension of vLLM's worker: loads whole weights from a folder, or merges an adapter into its own.
+"""An extension of vLLM's worker that loads full weights from a folder, or merges an adapter into the base weights.
 
-It runs in vLLM's process, see `/collective_rpc`. vLLM packs weights for its kernels when it loads them, and its own
-reload does not repeat all of that: a tied output layer keeps its old packed copy of the embeddings, and tensors missing
-from a folder only cause a warning.
+It runs in vLLM's process and is called through `/collective_rpc`. vLLM's own reload is not enough. vLLM packs weights
+for its kernels when it loads them, but on a reload a tied output layer keeps its old packed copy of the embeddings. And
+if tensors are missing from the folder, vLLM only warns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["MergedAdapter", "WholeWeights"]
 
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
-# Entries of an adapter_config.json under which merging is more than W + scale · B A.
+# With any of these entries in adapter_config.json, merging is more than W + scale · B A.
 _FURTHER = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias")
 
 
@@ -59,11 +59,11 @@ class MergedAdapter:
 
     @property
     def objections(self) -> list[str]:
-        """The parts of the adapter that were not added to any weight."""
+        """Why parts of the adapter were not added to any weight; empty if all were."""
         return [*self._objections, *(f"there is no {name} to add it to" for name in sorted(self._pairs))]
 
     def added_to(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights, with the adapter added to the layers that it has."""
+        """Yield the weights, with the adapter added to the layers that it changes."""
         for name, weight in weights:
             pair = self._pairs.pop(name, None)
             if pair is None:
@@ -74,22 +74,25 @@ class MergedAdapter:
 
 
 class WholeWeights:
-    """Mixed into vLLM's worker class. Methods return objections; an exception is a fault of the server."""
+    """Mixin for vLLM's worker class.
+
+    The methods return a list of objections if the weights cannot be used. An exception is a fault of the server.
+    """
 
     vllm_config: Any
     model_runner: Any
 
     def compare_model_folder(self, folder: str) -> dict[str, list[str]]:
-        """How the model in `folder` differs from the one that the server was started with."""
+        """Return the differences between the model in `folder` and the one that the server was started with."""
         started = get_config(self.vllm_config.model_config.model, trust_remote_code=False)
         new = get_config(folder, trust_remote_code=False)
         return {"objections": differing_settings(started.to_dict(), new.to_dict())}
 
     def load_model_folder(self, folder: str | None, adapter: str | None) -> dict[str, list[str]]:
-        """Replace the weights by those in `folder`, or those that the server was started with.
+        """Replace the weights with those in `folder`, or with those that the server was started with.
 
-        The adapter in the folder `adapter`, if given, is added to them. If something is missing, the weights are a mix
-        afterwards and must not be used.
+        The adapter in the folder `adapter`, if given, is merged into them. If there are objections, the result is a mix
+        of old and new weights and must not be used.
         """
         addition = None if adapter is None else MergedAdapter(Path(adapter))
         model = self.model_runner.get_model()
@@ -110,7 +113,10 @@ class WholeWeights:
 
 
 def _partly_loaded(model: Any) -> set[str]:
-    """Layers made of several tensors, such as q, k and v, that got only some of them. Vocabularies may be padded."""
+    """Return the layers that consist of several tensors, such as q, k and v, and got only some of them.
+
+    Embeddings are not checked, because a vocabulary may be padded.
+    """
     partly: set[str] = set()
     for name, layer in model.named_modules():
         progress: Any = get_layerwise_info(layer)

@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from mcprl.errors import BadValueError
+from mcprl.samplers.model_folder import renderer_of
 
 __all__ = ["DEFAULT_MODEL", "FILES", "TEMPLATE", "Project", "write_project"]
 
@@ -37,8 +40,11 @@ FILES: Mapping[str, str] = {
 
 # Under its own name it would rule this repository, and what goes into the wheel.
 _NAMES_IN_TEMPLATE = {".gitignore": "gitignore"}
+_DEFAULT_NAME = "stock"
+_NAME_LINE = f"name: {_DEFAULT_NAME}                 #"
 _MODEL_LINE = f"  path: {DEFAULT_MODEL}     #"
 _THINKING_LINE = "  thinking: false "
+_RENDERER = "  renderer: auto "
 # Qwen3-0.6B or Qwen3-30B-A3B. Those with a word behind it always think, or never do.
 _THINKS_UNLESS_TOLD = re.compile(r"qwen3-[0-9.]+b(-a[0-9]+b)?", re.IGNORECASE)
 _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
@@ -48,12 +54,13 @@ _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 class Project:
     """A project that was written.
 
-    Project(folder=Path("shop"), model="Qwen/Qwen3-0.6B", is_local_model=False)
+    Project(folder=Path("shop"), name="shop", model="Qwen/Qwen3-0.6B", renderer="auto")
     """
 
     folder: Path
+    name: str
     model: str
-    is_local_model: bool
+    renderer: str
 
     def next_steps(self) -> tuple[tuple[str, str], ...]:
         """Next commands, to be copied into a shell in this order, each with what it does."""
@@ -63,30 +70,36 @@ class Project:
             ("python -m unittest", "plays the solution of every task; no model"),
             ("mcprl doctor recipe.yaml", "examines all of it before a step is spent; --fast: without the model"),
             ("mcprl play --recipe recipe.yaml", "you in the place of the model"),
-            ("mcprl train recipe.yaml", "trains an adapter, outputs/stock/adapter"),
+            ("mcprl train recipe.yaml", f"trains an adapter, outputs/{self.name}/adapter"),
             ("mcprl dashboard", "shows the run in a browser, also while it trains"),
-            ("mcprl eval recipe.yaml --adapter outputs/stock/adapter", "plays the validation tasks"),
+            (f"mcprl eval recipe.yaml --adapter outputs/{self.name}/adapter", "plays the validation tasks"),
         )
 
 
 def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
-    """Write all files into a folder that is new or empty. `model` is a folder, or a name on the hub.
+    """Write all files into a folder that is new or empty, and name the run after it.
+
+    `model` is a folder, or a name on the hub.
 
     Raises a BadValueError, and writes nothing, if the folder is not empty or there is no such model.
     """
-    location = _model_location(model)
-    texts = {name: (TEMPLATE / _NAMES_IN_TEMPLATE.get(name, name)).read_text(encoding="utf-8") for name in FILES}
-    texts["recipe.yaml"] = _with_model(texts["recipe.yaml"], location)
+    location, name = _model_location(model), _run_name(folder)
+    texts = {file: (TEMPLATE / _NAMES_IN_TEMPLATE.get(file, file)).read_text(encoding="utf-8") for file in FILES}
+    renderer = "auto" if not location.startswith("/") else renderer_of(Path(location)) or "auto"
+    recipe = texts["recipe.yaml"].replace(_NAME_LINE, f"name: {_in_yaml(name)}  #")
+    texts["recipe.yaml"] = _with_model(recipe, location, renderer)
+    for file in ("recipe.yaml", "README.md"):
+        texts[file] = texts[file].replace(f"outputs/{_DEFAULT_NAME}", f"outputs/{name}")
     try:
         _require_empty(folder)
-        for name, text in texts.items():
-            _write(folder / name, text)
+        for file, text in texts.items():
+            _write(folder / file, text)
     except OSError as error:
         raise BadValueError(
             f"cannot write the project to {folder}: {error.strerror}",
             fix="choose a folder that can be created and written to",
         ) from error
-    return Project(folder=folder, model=location, is_local_model=location.startswith("/"))
+    return Project(folder=folder, name=name, model=location, renderer=renderer)
 
 
 def _require_empty(folder: Path) -> None:
@@ -96,6 +109,16 @@ def _require_empty(folder: Path) -> None:
         raise BadValueError(
             f"{folder} is not empty: it holds {shown}", fix="name a folder that is new or empty; nothing was written"
         )
+
+
+def _run_name(folder: Path) -> str:
+    """The folder's name, as far as a run may be called that."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-") or _DEFAULT_NAME
+
+
+def _in_yaml(text: str) -> str:
+    # A JSON text is a YAML text, whatever characters it has. `no` and `null` are not texts in YAML.
+    return text if _PLAIN_YAML.fullmatch(text) and yaml.safe_load(text) == text else json.dumps(text)
 
 
 def _model_location(model: str) -> str:
@@ -109,13 +132,13 @@ def _model_location(model: str) -> str:
     return model
 
 
-def _with_model(recipe: str, model: str) -> str:
+def _with_model(recipe: str, model: str, renderer: str) -> str:
     if model == DEFAULT_MODEL:
         return recipe
-    # A JSON text is a YAML text, whatever characters a path has.
-    written = model if _PLAIN_YAML.fullmatch(model) else json.dumps(model)
-    lines = recipe.replace(_MODEL_LINE, f"  path: {written}  #").splitlines()
-    if not _THINKS_UNLESS_TOLD.fullmatch(Path(model).name):
+    lines = recipe.replace(_MODEL_LINE, f"  path: {_in_yaml(model)}  #").splitlines()
+    lines = [line.replace(_RENDERER, f"  renderer: {renderer} ") for line in lines]
+    thinks = _THINKS_UNLESS_TOLD.fullmatch(Path(model).name) if renderer == "auto" else renderer == "qwen3"
+    if not thinks or (renderer == "auto" and model.startswith("/")):
         # A family that cannot be told whether to think refuses to be.
         lines = [line for line in lines if not line.startswith(_THINKING_LINE)]
     return "\n".join(lines) + "\n"

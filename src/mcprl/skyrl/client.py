@@ -1,9 +1,9 @@
-"""A client of the Tinker API in which every wait has an end, and every failure is one of our errors.
+"""A client of the Tinker API. Every wait has a deadline, and every failure is an McprlError.
 
-The SDK silently retries failed requests for minutes. A `forward_backward` that is repeated counts twice if the server
-received the first one. So requests that change something are sent once here, and their result is awaited until the
-deadline or the server's end. Requests that change nothing, scoring and sampling, are repeated if a connection broke.
-The caller decides what to do about an EngineLostError.
+The SDK silently retries failed requests for minutes. If the server received a `forward_backward` and the client repeats
+it, its gradients count twice. So requests that change something are sent once, and their result is awaited until the
+deadline or until the server ends. Requests that change nothing (scoring and sampling) are repeated if the connection
+broke. The caller decides how to handle an EngineLostError.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from mcprl.skyrl.serve import KEY_HEADER
 __all__ = ["AdamStep", "Drawn", "Model", "ScoredRow", "SkyrlClient", "require_fit_sdk"]
 
 _NEWEST_SDK = Version("0.24.1")
-# For servers that need no key; the SDK sends nothing without one.
+# For servers that need no key: without one, the SDK sends no requests.
 _NO_KEY = "tml-local"
-# Timeout of one HTTP request; results that take longer are polled.
+# Timeout of one HTTP request. Results that take longer are polled.
 _ANSWER_S = 60.0
 _CONNECTIONS = 3
 _FAILURES = (tinker.TinkerError, OSError, ValueError, RuntimeError, TimeoutError)
@@ -48,7 +48,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow:
-    """A trajectory for the server; `gradients[i]` is of the loss with respect to the logprob of `token_ids[i + 1]`.
+    """A trajectory for the server. `gradients[i]` is d loss / d logprob of `token_ids[i + 1]`.
 
     ScoredRow(token_ids=(5, 7, 9), scored=(False, True), logprobs=(0.0, -0.4), gradients=(0.0, -0.71))
     """
@@ -61,7 +61,7 @@ class ScoredRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamStep:
-    """The settings of one optimiser step."""
+    """The settings of one optimizer step."""
 
     learning_rate: float
     weight_decay: float = 0.0
@@ -70,7 +70,7 @@ class AdamStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A turn as the server sampled it."""
+    """A turn sampled by the server."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -78,7 +78,7 @@ class Drawn:
 
 
 def require_fit_sdk(version: str | None = None) -> None:
-    """Refuse an SDK that the server does not support: newer ones send protobuf, get a 500, and retry."""
+    """Raise if the server does not support the SDK's version: newer ones send protobuf, get a 500, and retry."""
     found = Version(version or metadata.version("tinker"))
     if found > _NEWEST_SDK:
         raise UnfitEngineError(
@@ -88,7 +88,7 @@ def require_fit_sdk(version: str | None = None) -> None:
 
 
 class SkyrlClient:
-    """A session with a server, kept alive until `close`. `ended` returns when the server is known to be gone."""
+    """A session with a server, kept alive until `close`. `ended` returns once the server is known to be gone."""
 
     def __init__(
         self, service: Any, *, url: str, key: str, deadline_s: float, ended: Callable[[], Awaitable[object]]
@@ -103,7 +103,7 @@ class SkyrlClient:
     async def connect(
         cls, url: str, *, key: str | None, hosted: bool, deadline_s: float, ended: Callable[[], Awaitable[object]]
     ) -> SkyrlClient:
-        """Open a session. `key` is for a server that was started here; otherwise it is read from TINKER_API_KEY."""
+        """Open a session. `key` is the key of a server that was started here; otherwise TINKER_API_KEY is used."""
         require_fit_sdk()
         os.environ.setdefault("TINKER_TELEMETRY", "0")
         key = key or os.environ.get("TINKER_API_KEY")
@@ -125,11 +125,11 @@ class SkyrlClient:
         return client
 
     async def close(self) -> None:
-        """Stop keeping the session alive. The server unloads its models after a while."""
+        """Stop keeping the session alive. After a while, the server unloads its models."""
         await asyncio.to_thread(self._service.holder.close)
 
     async def create_model(self, base_model: str, *, rank: int, seed: int) -> Model:
-        """A fresh adapter, which does not change the model's output."""
+        """Create a new adapter. It does not change the model's output yet."""
         return await self._wait(
             f"creating an adapter of rank {rank} on {base_model}",
             lambda: self._service._create_lora_training_client_submit(  # the public method waits forever
@@ -138,7 +138,7 @@ class SkyrlClient:
         )
 
     async def forward(self, model: Model, token_ids: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """For each row, the logprobs of all its tokens but the first."""
+        """Return the logprobs of each row's tokens, except the first."""
         data = [_datum(ids, weights=[1.0] * (len(ids) - 1)) for ids in token_ids]
         output = await self._reask(lambda: self._train("scoring", model, "forward", data, "cross_entropy"))
         return [
@@ -146,9 +146,9 @@ class SkyrlClient:
         ]
 
     async def forward_backward(self, model: Model, rows: Sequence[ScoredRow], scale: Callable[[int], float]) -> None:
-        """Accumulate gradients: over all rows and scored tokens, each token's gradient times that of its logprob.
+        """Accumulate Σ gradient · ∇logprob over all rows and scored tokens.
 
-        The importance-sampling loss at a ratio of 1 is linear in the logprobs, with the advantage as its slope.
+        The importance-sampling loss at a ratio of 1 is linear in the logprobs, and the advantage is its slope.
         `scale(n)` undoes the backend's division of the loss of a row with n scored tokens.
         """
         data = [
@@ -163,7 +163,7 @@ class SkyrlClient:
         await self._train("learning", model, "forward_backward", data, "importance_sampling")
 
     async def optim_step(self, model: Model, step: AdamStep) -> dict[str, float]:
-        """One Adam step with the accumulated gradients. Returns the server's metrics."""
+        """Take one Adam step with the accumulated gradients. Return the server's metrics."""
         adam = types.AdamParams(
             learning_rate=step.learning_rate, beta1=0.9, beta2=0.999, eps=step.eps, weight_decay=step.weight_decay
         )
@@ -171,26 +171,26 @@ class SkyrlClient:
         return dict(output.metrics or {})
 
     async def save_state(self, model: Model, name: str) -> str:
-        """Save weights and optimiser under a new name. Returns their path."""
+        """Save the weights and the optimizer under a new name. Return their path."""
         return (await self._train(f"saving {name}", model, "save_state", name)).path
 
     async def load_state(self, model: Model, path: str) -> None:
         await self._train(f"loading {path}", model, "load_state_with_optimizer", path)
 
     async def save_for_sampler(self, model: Model, name: str) -> str:
-        """Save weights to sample from or to download under a new name. Returns their path."""
+        """Save the weights under a new name, for sampling or for download. Return their path."""
         return (await self._train(f"saving {name} for the sampler", model, "save_weights_for_sampler", name)).path
 
     async def hand_to_sampler(self, model: Model) -> str:
-        """Give the current weights to the sampler, without a file if the backend needs none (all but JAX).
+        """Hand the current weights to the sampler, without a file if the backend needs none (all except JAX).
 
-        Returns the session to sample from them in.
+        Returns the id of the session that samples from these weights.
         """
         # The public method waits forever.
         return await self._train("handing weights to the sampler", model, "_save_weights_for_sampler_impl", None, None)
 
     async def open_sampler(self, session: str) -> Any:
-        """A sampling client for a session that was given weights."""
+        """Open a sampling client for a session that has weights."""
         sampler, holder = tinker.SamplingClient, self._service.holder
         return await self._wait("opening a sampler", lambda: sampler.create(holder, sampling_session_id=session))
 
@@ -204,7 +204,7 @@ class SkyrlClient:
         prompt = types.ModelInput.from_ints(list(prompt_ids))
 
         def ask() -> Any:
-            # The public method retries failures.
+            # Not the public method, because it retries failures.
             drawing = sampler._sample_async_impl(prompt, 1, parameters, include_prompt_logprobs=False)
             return sampler.holder.run_coroutine_threadsafe(drawing)
 
@@ -217,12 +217,12 @@ class SkyrlClient:
         )
 
     async def download(self, path: str) -> bytes:
-        """The archive of weights that were saved for a sampler."""
+        """Download the archive of weights that were saved for a sampler."""
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
         rest = self._service.create_rest_client()
         where = await self._wait(f"finding {path}", lambda: rest._get_checkpoint_archive_url_submit(run, checkpoint))
         try:
-            # The URL of another host is signed, and that host must not get the key.
+            # A URL of another host is signed, and that host must not get the key.
             headers = {KEY_HEADER: self._key} if where.url.startswith(f"{self._url.rstrip('/')}/") else {}
             async with httpx2.AsyncClient(timeout=self._deadline_s, follow_redirects=True) as http:
                 answer = await http.get(where.url, headers=headers)
@@ -232,7 +232,7 @@ class SkyrlClient:
         return answer.content
 
     async def _reask(self, asking: Callable[[], Awaitable[Any]]) -> Any:
-        """Send a request that changes nothing, again if the connection broke: an idle one may have been closed."""
+        """Send a request that changes nothing. Repeat it if the connection broke, as idle ones may."""
         for _ in range(_CONNECTIONS - 1):
             try:
                 return await asking()
@@ -245,11 +245,11 @@ class SkyrlClient:
         return await self._wait(what, lambda: getattr(model, method)(*arguments))
 
     async def _wait(self, what: str, ask: Callable[[], Any]) -> Any:
-        """Send a request, and wait for the response, the server's end or the deadline, whichever comes first."""
+        """Send a request. Wait for the response, the server's end or the deadline, whichever comes first."""
         gone = asyncio.ensure_future(self._ended())
         answer: asyncio.Future[Any] | None = None
         try:
-            # The SDK waits for locks and for its own thread before it returns a future.
+            # In a thread: the SDK waits for locks and for its own thread before it returns a future.
             asked = await asyncio.to_thread(ask)
             answer = asyncio.ensure_future(_result(asked))
             done, _ = await asyncio.wait((answer, gone), timeout=self._deadline_s, return_when=asyncio.FIRST_COMPLETED)
@@ -302,7 +302,7 @@ async def _result(asked: Any) -> Any:
 
 
 def _datum(token_ids: Sequence[int], **columns: Sequence[float]) -> types.Datum:
-    """Each input token predicts the next one, so the last token is not an input."""
+    """Make a datum. Each input token predicts the next one, so the last token is not an input."""
     *inputs, _ = token_ids
     targets = types.TensorData(data=list(token_ids[1:]), dtype="int64", shape=[len(inputs)])
     more = {name: types.TensorData(data=list(c), dtype="float32", shape=[len(inputs)]) for name, c in columns.items()}
@@ -312,5 +312,5 @@ def _datum(token_ids: Sequence[int], **columns: Sequence[float]) -> types.Datum:
 
 
 def _floats(data: Any, length: int) -> tuple[float, ...]:
-    """Servers may pad rows to one length: values beyond a row's end are not its logprobs."""
+    """Return the first `length` values. Servers may pad rows to one length, and the padding is not logprobs."""
     return tuple(float(value) for value in data.data[:length])

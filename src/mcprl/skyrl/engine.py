@@ -1,12 +1,12 @@
-"""The SkyRL engine of a run: one adapter behind the Tinker API, trained and sampled from, and restored when lost.
+"""The SkyRL engine of a run: one adapter behind the Tinker API for training and sampling, restored if it is lost.
 
-Everything on the server can be lost: it may be killed, or drop a session. Weights and optimiser are saved there when
-the run saves a checkpoint, and not after each update: with FSDP that is the whole model. Later updates are kept here,
-as the gradients that were sent. A new server gets the saved state, then the same gradients in the same order, and the
-interrupted requests start again.
+Everything on the server can be lost: the server may be killed, or drop a session. The weights and the optimizer are
+saved there when the run saves a checkpoint, but not after each update, because with FSDP that is the whole model. This
+process keeps the gradients of later updates. A new server gets the saved state, then the same gradients in the same
+order. Then the interrupted requests start again.
 
-On JAX, the sampler loads its weights into the very adapter that is trained: weights that were not handed to the
-sampler would be lost without an error. The engine refuses to do that.
+On JAX, the sampler loads its weights into the same adapter that is trained. Trained weights that were not handed to the
+sampler would be lost without an error, so the engine refuses to sample then.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["SkyrlEngine", "Snapshot"]
 
 T = TypeVar("T")
 
-# Responses can be fetched again for this long.
+# How long responses are kept, so that they can be fetched again.
 _ANSWERS_KEPT_S = 900.0
-_REQUEST_S = 1800.0  # the first request compiles
-_MAX_RESTARTS = 3  # in a row, with nothing done in between
-# A step that changes nothing, with which JAX clears its gradients.
+_REQUEST_S = 1800.0  # the first request compiles the model
+_MAX_RESTARTS = 3  # restarts in a row, with no request completed in between
+# A step that changes no weights. It clears the gradients on JAX.
 _NO_STEP = AdamStep(learning_rate=0.0)
 # Larger seeds do not fit JAX's integer type.
 _SEED_MASK = 0x7FFFFFFF
@@ -57,7 +57,7 @@ _Step = tuple[tuple[ScoredRow, ...], AdamStep]
 
 
 class SkyrlEngine:
-    """Has an adapter at version 0 once entered. On exit, only files in `folder` remain of what was started here."""
+    """The adapter of a run; version 0 on entry. On exit, it stops what it started and leaves only files in `folder`."""
 
     def __init__(self, config: RunConfig, *, folder: Path, log: Path, tell: Callable[[str], None] = _nobody) -> None:
         """`tell` is called with a message whenever the server is lost."""
@@ -73,8 +73,8 @@ class SkyrlEngine:
         self._reference_state: str | None = None
         self._snapshot: Snapshot | None = None
         self._version = 0
-        self._learnt: list[_Step] = []  # from the snapshot to the newest version
-        self._unsaved: list[_Step] = []  # since the newest version
+        self._learnt: list[_Step] = []  # steps from the snapshot to the newest version
+        self._unsaved: list[_Step] = []  # steps since the newest version
         self._session = ""
         self._sampler: Any = None
         self._published = 0
@@ -99,7 +99,7 @@ class SkyrlEngine:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The newest saved version, from which a replay starts."""
+        """The newest saved version. Recovery replays the later steps on top of it."""
         assert self._snapshot is not None, "the engine is not open"
         return self._snapshot
 
@@ -110,7 +110,7 @@ class SkyrlEngine:
 
     @property
     def reference_state(self) -> str | None:
-        """The saved state of the reference; None for the base model."""
+        """The saved state of the reference policy; None if it is the base model."""
         return self._reference_state
 
     @property
@@ -123,7 +123,7 @@ class SkyrlEngine:
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
 
     async def attempt(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`, which is repeated with a restored engine whenever the server is lost."""
+        """Return the result of `work`. If the server is lost, restore the engine and run `work` again."""
         while True:
             generation = self.generation
             try:
@@ -135,13 +135,13 @@ class SkyrlEngine:
                 return result
 
     async def score(self, token_ids: Sequence[Sequence[int]], *, reference: bool = False) -> list[tuple[float, ...]]:
-        """For each row, the logprobs of all tokens but the first."""
+        """Return the logprobs of each row's tokens, except the first."""
         model = self._reference if reference else self._policy
         assert model is not None
         return await self._asked.forward(model, token_ids)
 
     async def learn(self, rows: Sequence[ScoredRow], step: AdamStep) -> dict[str, float]:
-        """One optimiser step with these gradients. From here until `finish`, JAX cannot sample."""
+        """Take one optimizer step with these gradients. From here until `finish`, JAX cannot sample."""
         self._moved = True
         told = await self._step(rows, step)
         self._unsaved.append((tuple(rows), step))
@@ -157,7 +157,7 @@ class SkyrlEngine:
         await self._tidy()
 
     async def save(self) -> Snapshot:
-        """Save the newest version with its optimiser, unless it is saved. Earlier steps are then dropped."""
+        """Save the newest version with its optimizer, if it is not saved yet. Then drop the earlier steps."""
         assert not self._moved, "an update is under way"
         if self._learnt:
             self._snapshot = await self._saved()
@@ -169,7 +169,7 @@ class SkyrlEngine:
         await self._restore()
 
     async def become(self, version: int, state: str, reference_state: str | None) -> None:
-        """Load a saved state, perhaps of an earlier server, as this version."""
+        """Load a saved state as this version. The state may be from an earlier server."""
         self._version, self._snapshot = version, Snapshot(version=version, state=state)
         self._learnt.clear()
         await self._restore()
@@ -179,7 +179,7 @@ class SkyrlEngine:
             self._reference_state = reference_state
 
     async def open_reference(self) -> None:
-        """Create a second adapter, which is not trained: at first the base model."""
+        """Create a second adapter that is not trained. At first it equals the base model."""
         self._reference = await self._fresh_model()
 
     async def sync_reference(self) -> None:
@@ -190,7 +190,7 @@ class SkyrlEngine:
         await self._asked.load_state(self._reference, self._reference_state)
 
     async def publish(self, version: int) -> None:
-        """Sample from the newest version from now on."""
+        """Use the newest version for sampling from now on."""
         if version != self._version:
             raise UnfitEngineError(
                 f"version {version} of the weights was requested for sampling, but the engine's newest is "
@@ -202,7 +202,7 @@ class SkyrlEngine:
     async def sample(
         self, prompt_ids: Sequence[int], *, max_tokens: int, stop_token_ids: Sequence[int], seed: int
     ) -> tuple[Drawn, int]:
-        """Sample a turn at temperature 1. Returns it with the version of the weights that sampled it."""
+        """Sample a turn at temperature 1. Return it with the version of the weights that sampled it."""
         version = self._published
         if self._skyrl.backend == "jax" and (self._moved or version != self._version):
             raise UnfitEngineError(
@@ -219,17 +219,17 @@ class SkyrlEngine:
         return drawn, version
 
     async def download(self) -> bytes:
-        """The adapter of the newest version, as an archive."""
+        """Download the adapter of the newest version as an archive."""
         assert self._policy is not None
         path = await self._asked.save_for_sampler(self._policy, _new_name(f"v{self._version}"))
         return await self._asked.download(path)
 
     def state_bytes(self) -> int:
-        """The size of a snapshot's state on this disk: 0 for a remote server."""
+        """Return the size in bytes of a snapshot on this disk; 0 for a remote server."""
         return 0 if self._server is None else self._server.state.bytes_of(self.snapshot.state)
 
     async def keep_only(self, states: Collection[str]) -> None:
-        """From now on, keep only these states and the newest on a server that was started here."""
+        """Delete all states except these and the newest, if the server was started here."""
         self._pinned = frozenset(states)
         await self._tidy()
 
@@ -240,13 +240,16 @@ class SkyrlEngine:
         return self._client
 
     def _scale(self, rows: int) -> Callable[[int], float]:
-        """JAX takes the mean over a row's tokens and then over rows; the other backends sum over all tokens."""
+        """Return the factor that undoes the backend's averaging, by the number of scored tokens in a row.
+
+        JAX averages over a row's tokens and then over rows; the other backends sum over all tokens.
+        """
         if self._skyrl.backend == "jax":
             return lambda scored: float(scored * rows)
         return lambda _: 1.0
 
     async def _recover(self, generation: int, lost: InfrastructureError) -> None:
-        """Restore the engine at its newest version, once for all callers that noticed the same loss."""
+        """Restore the engine at its newest version. Callers that notice the same loss share one recovery."""
         async with self._recovering:
             while generation == self.generation:
                 self._losses_in_a_row += 1
@@ -286,7 +289,7 @@ class SkyrlEngine:
             await self._server.wait()
 
     async def _set_up(self) -> None:
-        """Create the adapters of the newest version, or fresh ones, ready for training and sampling."""
+        """Create the adapters of the newest version, or new ones, ready for training and sampling."""
         self._policy = await self._fresh_model()
         if self._snapshot is None:
             self._snapshot = await self._saved()
@@ -308,8 +311,8 @@ class SkyrlEngine:
         seed = derive_seed(config.seed, "adapter") & _SEED_MASK
         model = await self._asked.create_model(config.model.path, rank=config.learner.lora_rank, seed=seed)
         if self._skyrl.backend == "jax":
-            # Its slot may have pending gradients of an adapter that was dropped. Apply them with a step that changes no
-            # weights, and undo what it left in the optimiser.
+            # The adapter's slot may have pending gradients of an adapter that was dropped. Apply them with a step that
+            # changes no weights, then reset the optimizer.
             pristine = await self._asked.save_state(model, _new_name("fresh"))
             await self._asked.optim_step(model, _NO_STEP)
             await self._asked.load_state(model, pristine)
@@ -322,7 +325,7 @@ class SkyrlEngine:
         return await self._asked.optim_step(self._policy, step)
 
     async def _restore(self) -> None:
-        """Set the policy to the newest version: its snapshot and the steps since."""
+        """Set the policy to the newest version: load its snapshot and repeat the later steps."""
         assert self._policy is not None
         self._unsaved.clear()
         await self._asked.load_state(self._policy, self.snapshot.state)
@@ -340,7 +343,7 @@ class SkyrlEngine:
         self._session = await self._asked.hand_to_sampler(self._policy)
 
     async def _tidy(self) -> None:
-        """Delete old data, which the server never does by itself."""
+        """Delete old data. The server never deletes it on its own."""
         if self._server is None:
             return
         await asyncio.to_thread(self._server.state.prune, older_than_s=_ANSWERS_KEPT_S)
@@ -359,5 +362,5 @@ class SkyrlEngine:
 
 
 def _new_name(kind: str) -> str:
-    """A name that is new to the server: it refuses names in use, and may outlive many runs."""
+    """Return a name that is new to the server. It refuses names in use, and it may outlive many runs."""
     return f"{kind}-{secrets.token_hex(6)}"

@@ -1,10 +1,10 @@
-"""SkyRL's server, or the engine behind it: a script for the Python of an environment with SkyRL.
+"""SkyRL's server, or the engine behind it. A script for a Python environment that has SkyRL.
 
     PYTHON -P serve.py api --dtype float32 --host 127.0.0.1 --port 8000 --base-model … (EngineConfig's options)
     PYTHON -P serve.py engine --dtype float32 --base-model …
 
-It does not import mcprl, which is not installed there. `api` starts `engine` as a child process and ends with it. It
-answers only requests with the key in the variable MCPRL_SKYRL_KEY.
+It does not import mcprl, which is not installed there. `api` starts `engine` as a child process, and both end together.
+It accepts only requests with the key in the variable MCPRL_SKYRL_KEY.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ import typing_extensions
 __all__ = ["KEY_HEADER", "KEY_VARIABLE", "UNFIT_EXIT_CODE", "main"]
 
 KEY_VARIABLE = "MCPRL_SKYRL_KEY"
-"""In the server's environment: the key that it requires."""
+"""Environment variable of the server with the key that requests must have."""
 KEY_HEADER = "x-api-key"
 """The header in which Tinker's SDK sends its key. SkyRL itself ignores it."""
 
 UNFIT_EXIT_CODE = os.EX_CONFIG
-"""The exit code of both if the model's dtype differs from the configured one."""
+"""The exit code of `api` and `engine` if the model's dtype differs from the configured one."""
 
-# If the server closes an idle connection just as a client uses it, the request fails. By default it closes connections
-# after 5 s, and steps take longer than that.
+# If the server closes an idle connection just as a client uses it, the request fails. By default the server closes
+# idle connections after 5 s, and steps take longer than that.
 _KEEP_ALIVE_S = 24 * 3600
-# Builds the engine's command from the `uv run` command that SkyRL expects as its parent.
+# The function in SkyRL that builds the engine's command from the `uv run` command that it expects as its parent.
 _COMMAND_BUILDER = "_build_uv_run_cmd_engine"
 
 
 def main(argv: list[str]) -> None:
     if sys.version_info < (3, 12):
-        # SkyRL uses typing.TypedDict, and below Python 3.12 pydantic supports only that of typing_extensions.
+        # SkyRL uses typing.TypedDict. Below Python 3.12, pydantic supports only that of typing_extensions.
         typing.TypedDict = typing_extensions.TypedDict
     match argv:
         case ["api", *options]:
@@ -79,7 +79,7 @@ def _serve(options: list[str]) -> None:
 
 
 def _with_key(app: Any, key: str) -> Any:
-    """The application for clients that have the key; others get 401. The engine does not see the key."""
+    """Wrap the application: clients without the key get 401. The engine does not see the key."""
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
         given = dict(scope.get("headers", ())).get(KEY_HEADER.encode(), b"")
@@ -94,10 +94,10 @@ def _with_key(app: Any, key: str) -> Any:
 
 
 def _leave(state: Any, signal_number: int, _frame: FrameType | None) -> None:
-    """Exit at once, and kill the engine: on an external signal, or from SkyRL itself if the engine has ended.
+    """Exit at once and kill the engine: on a signal, or when SkyRL notices that the engine has ended.
 
-    Nothing is lost, because everything is in the database. A graceful shutdown would wait minutes for clients that wait
-    for a result.
+    Nothing is lost, because everything is in the database. A graceful shutdown would take minutes, because it waits for
+    clients that wait for a result.
     """
     engine = getattr(state, "background_engine", None)
     if engine is None or engine.returncode is None:
@@ -129,7 +129,7 @@ def _engine_config(options: list[str]) -> Any:
 
 
 def _require_dtype(model: str, wanted: str) -> None:
-    """SkyRL computes in the dtype of the model's configuration, which cannot be overridden."""
+    """Exit if the model's dtype is not `wanted`. SkyRL computes in the dtype of the model's configuration."""
     transformers = importlib.import_module("transformers")
     try:
         config = transformers.AutoConfig.from_pretrained(model)
@@ -142,7 +142,7 @@ def _require_dtype(model: str, wanted: str) -> None:
 
 
 def _of_skyrl(module: str) -> Any:
-    """Typed as Any: SkyRL is not installed where mcprl is type-checked."""
+    """Import a module of SkyRL as Any, because SkyRL is not installed when mcprl is type-checked."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -23,20 +23,20 @@ import httpx2
 from mcprl.config import LearnerConfig, ModelConfig, SkyrlConfig
 from mcprl.errors import EngineStartError, StorageError, UnfitEngineError
 from mcprl.processes import ChildProcess, free_port
-from mcprl.secrets import SECRETS
+from mcprl.secrets import HUB_VARIABLES, SECRETS, environment_without_keys
 from mcprl.skyrl.serve import KEY_HEADER, KEY_VARIABLE, UNFIT_EXIT_CODE
 
 __all__ = ["ServerState", "SkyrlServer", "server_argv", "server_env"]
 
 
 ADAPTERS = 4
-"""Adapters that the engine has room for: its own for the base model, the one in training, and snapshots of it."""
+"""How many adapters the engine can hold: one for the base model, one in training, and snapshots of it."""
 
 _SCRIPT = Path(__file__).parent / "serve.py"
 _SEQUENCES_AT_ONCE = 8
 _NEVER = -1
 _LOG_COLUMNS = 200
-# Variables with which the Python of another environment would import our packages.
+# With these variables, the Python of another environment would import our packages.
 _OURS_ALONE = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _ACCELERATORS = ("nvidia0", "nvidiactl", "kfd", "accel0", "vfio")
 
@@ -44,7 +44,7 @@ _ACCELERATORS = ("nvidia0", "nvidiactl", "kfd", "accel0", "vfio")
 def server_argv(
     config: SkyrlConfig, *, model: ModelConfig, learner: LearnerConfig, folder: Path, port: int
 ) -> list[str]:
-    """The server's command line. Its database and checkpoints are in `folder`."""
+    """Return the server's command line. Its database and checkpoints are in `folder`."""
     backend: dict[str, int | float | bool | str] = {
         "max_lora_adapters": ADAPTERS,
         "max_lora_rank": learner.lora_rank,
@@ -61,8 +61,8 @@ def server_argv(
         "--backend-config": json.dumps(backend | config.backend_config),
         "--checkpoints-base": ServerState(folder).checkpoints,
         "--database-url": f"sqlite:///{ServerState(folder).database}",
-        # By default, a session that is silent for five minutes loses its model, and a trainer may wait that long for
-        # its tools. This server ends with its trainer, so nobody else needs the slot.
+        # By default, a session that is silent for five minutes loses its model, but a trainer may wait that long for
+        # its tools. This server has only one trainer and ends with it, so nobody else needs the memory.
         "--session-cleanup-interval-sec": _NEVER,
         "--session-timeout-sec": _NEVER,
     }
@@ -71,7 +71,7 @@ def server_argv(
 
 
 def server_env(config: SkyrlConfig, ours: Mapping[str, str], *, folder: Path) -> dict[str, str]:
-    """The server's environment: ours, without the variables of our Python if the server has another one.
+    """Return the server's environment: ours, without the variables of our Python if the server uses a different one.
 
     JAX's compilation cache is in `folder`, so that the next server starts faster.
     """
@@ -81,7 +81,7 @@ def server_env(config: SkyrlConfig, ours: Mapping[str, str], *, folder: Path) ->
         # Searching for an accelerator is slow and logs warnings.
         env.setdefault("JAX_PLATFORMS", "cpu")
     env.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder.absolute() / f"compiled-{_instructions_of_cpu()}"))
-    # Cache the hundreds of small programs too.
+    # Cache small programs too: there are hundreds.
     env.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     env.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     # SkyRL wraps its log lines to the width of the terminal.
@@ -90,14 +90,14 @@ def server_env(config: SkyrlConfig, ours: Mapping[str, str], *, folder: Path) ->
 
 
 def _instructions_of_cpu() -> str:
-    """A hash of this CPU's instruction set: a program compiled for another may not run here."""
+    """Return a hash of this CPU's instruction set. A program compiled for another CPU may not run here."""
     flags = ""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as info:
         flags = next((line for line in info if line.startswith(("flags", "Features"))), "")
     return hashlib.sha256(f"{platform.machine()} {flags}".encode()).hexdigest()[:8]
 
 
-# The server and its engine both write, each briefly.
+# Seconds to wait for a lock. The server and its engine both write, but only briefly.
 _BUSY_S = 30.0
 _SAMPLER_FOLDER = "sampler_weights"
 _PROBE = ".probe"
@@ -113,9 +113,10 @@ class ServerState:
         self.checkpoints = folder.absolute() / "checkpoints"
 
     def begin(self) -> None:
-        """Before a server starts: cancel unanswered requests to the previous one, and remove incomplete checkpoints.
+        """Call this before a server starts: cancel unanswered requests to the previous one, remove incomplete
+        checkpoints.
 
-        Otherwise the engine would apply the gradients and steps of a run that has resumed from a checkpoint.
+        Otherwise the engine would apply gradients and steps from before the run resumed.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._connection() as database:
@@ -126,17 +127,17 @@ class ServerState:
                 (_WITHDRAWN, _as_stored(datetime.now(UTC))),
             )
             database.execute("DELETE FROM checkpoints WHERE status != 'COMPLETED'")
-            # No client can use them again: a new engine has no models.
+            # No client can use these models again, because a new engine has none.
             database.execute("UPDATE models SET status = 'unloaded'")
             database.execute("UPDATE sessions SET status = 'expired'")
         self.prune(older_than_s=0)
         self._remove_unlisted()
 
     def prune(self, *, older_than_s: float) -> int:
-        """Delete responses older than this with their requests, and return how many.
+        """Delete responses older than this, with their requests. Return how many.
 
-        Pending requests stay, and so does the newest of all: SQLite would reuse its number, and a client that still
-        waits for the old one would get the wrong response.
+        Pending requests stay, and so does the newest request: SQLite would reuse its number, and a client that still
+        waits for the old request would get the wrong response.
         """
         with self._connection() as database:
             if database is None:
@@ -149,10 +150,10 @@ class ServerState:
             ).rowcount
 
     def keep_only(self, paths: Collection[str]) -> int:
-        """Delete all checkpoints except these and those that are being written, and return how many.
+        """Delete all checkpoints except these and those that are being written. Return how many.
 
-        A path is as the server gives it: tinker://MODEL/weights/NAME for a training state, and for weights to sample
-        from tinker://MODEL/sampler_weights/NAME or tinker://MODEL/NAME.
+        The path of a training state is tinker://MODEL/weights/NAME. The path of weights to sample from is
+        tinker://MODEL/sampler_weights/NAME or tinker://MODEL/NAME.
         """
         kept = {_key(path) for path in paths}
         deleted = 0
@@ -175,7 +176,7 @@ class ServerState:
         return deleted
 
     def sampled_in(self, session: str) -> str:
-        """The path of the weights that a session samples from."""
+        """Return the path of the weights that a session samples from."""
         with self._connection() as database:
             assert database is not None
             found = database.execute(
@@ -184,12 +185,12 @@ class ServerState:
         return found[0]
 
     def bytes_of(self, path: str) -> int:
-        """The size of a checkpoint."""
+        """Return the size of a checkpoint in bytes."""
         place = self._place(*_key(path))
         return sum(file.stat().st_size for file in (place, *place.rglob("*")) if file.is_file())
 
     def _remove_unlisted(self) -> None:
-        """Remove files that the database does not list. A row is written before its file, so files are listed first."""
+        """Remove files that have no row in the database. A row is written before its file, so list the files first."""
         present = [*self.checkpoints.glob("*/*.tar.gz"), *self.checkpoints.glob(f"*/{_SAMPLER_FOLDER}/*.tar.gz*")]
         with self._connection() as database:
             if database is None:
@@ -212,7 +213,7 @@ class ServerState:
 
     @contextlib.contextmanager
     def _connection(self) -> Generator[sqlite3.Connection | None]:
-        """A transaction, which waits while another one writes; None if no server has created the database yet."""
+        """Open a transaction. Waits while another one writes. Yields None if no server has created the database yet."""
         if not self.database.exists():
             yield None
             return
@@ -239,7 +240,7 @@ def _key(path: str) -> tuple[str, str, str]:
 
 
 def _as_stored(moment: datetime) -> str:
-    """A time as SQLAlchemy writes it into SQLite: in UTC, without a time zone."""
+    """Format a time as SQLAlchemy writes it into SQLite: in UTC, without a time zone."""
     return moment.strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
@@ -247,7 +248,7 @@ START_S = 900.0
 _POLL_S = 0.25
 _ANSWER_DEADLINE_S = 5.0
 _STILL_WAITING = 408
-# The engine refuses to sample from a model that it does not have, at no cost.
+# A model that does not exist: the engine refuses to sample from it, which costs nothing.
 _NO_MODEL = "is-the-engine-there"
 _QUESTION = {
     "base_model": _NO_MODEL,
@@ -257,10 +258,10 @@ _QUESTION = {
 
 
 class SkyrlServer:
-    """A server on loopback and the engine behind it, which end together, and with this process. `state`: their files.
+    """A server on loopback and its engine. Both end together, and when this process ends. `state`: their files.
 
-    It answers only requests with its `key`, because every user of this machine can connect to it. If a request fails,
-    `ended` tells whether the server did; if so, it never answers again.
+    It accepts only requests with its `key`, because every user of this machine can connect to it. If a request fails,
+    `ended` tells whether the server has ended; if so, it never responds again.
     """
 
     def __init__(self, process: ChildProcess, url: str, key: str, state: ServerState) -> None:
@@ -273,16 +274,16 @@ class SkyrlServer:
     async def start(
         cls, config: SkyrlConfig, *, model: ModelConfig, learner: LearnerConfig, folder: Path, log: Path
     ) -> SkyrlServer:
-        """Start a server over `folder` and return it once its engine answers.
+        """Start a server with its files in `folder`. Return it when its engine responds.
 
-        Checkpoints of an earlier server over the same folder can be loaded; unanswered requests to it are cancelled.
-        Raises UnfitEngineError or EngineStartError, and then cleans up.
+        It can load checkpoints that an earlier server saved in the same folder. It cancels unanswered requests to that
+        server. On UnfitEngineError or EngineStartError, it cleans up.
         """
         state = ServerState(folder)
         await asyncio.to_thread(state.begin)
         port, key = free_port(), f"tml-{secrets.token_hex(32)}"  # the SDK sends only keys with this prefix
         SECRETS.add(KEY_VARIABLE, key)
-        env = server_env(config, os.environ, folder=folder) | {KEY_VARIABLE: key}
+        env = server_env(config, environment_without_keys(*HUB_VARIABLES), folder=folder) | {KEY_VARIABLE: key}
         argv = server_argv(config, model=model, learner=learner, folder=folder, port=port)
         try:
             process = await ChildProcess.start(argv, env=env, log=log)
@@ -308,7 +309,7 @@ class SkyrlServer:
 
     @property
     def exit_code(self) -> int | None:
-        """None while the server runs; minus the signal number if a signal ended it."""
+        """None while the server runs; the negative signal number if a signal ended it."""
         return self._process.exit_code
 
     @property
@@ -316,17 +317,17 @@ class SkyrlServer:
         return self._process.exit_code is not None
 
     async def wait(self) -> int:
-        """Its exit code, as soon as it has one."""
+        """Wait until the server ends. Return its exit code."""
         return await self._process.wait()
 
     def kill(self) -> None:
-        """Kill it. Its engine ends with it. Idempotent."""
+        """Kill the server. Its engine ends with it. Idempotent."""
         if not self.ended:
-            # Until we have reaped it, no other process can have its id.
+            # No other process can have this id until we have reaped the server.
             os.kill(self.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Stop it and all of its processes. Idempotent."""
+        """Stop the server and all its processes. Idempotent."""
         await self._process.stop()
 
     async def _wait_until_ready(self, model: ModelConfig) -> None:
@@ -348,14 +349,14 @@ class SkyrlServer:
             ) from error
 
     async def _engine_answers(self, client: httpx2.AsyncClient) -> bool:
-        """Whether the engine has answered a cheap request. The server alone is up much sooner."""
+        """Return True if the engine has answered a cheap request. The HTTP server alone is up much sooner."""
         try:
             if not (await client.get("/api/v1/healthz")).is_success:
                 return False
             asked = await client.post("/api/v1/asample", json=_QUESTION)
             if not asked.is_success:
                 raise self._misunderstood(asked)
-            # The server holds the connection until it has the engine's answer, or for some minutes.
+            # The server holds the connection until the engine answers, or for some minutes.
             reference = {"request_id": asked.json()["request_id"]}
             answer = await client.post("/api/v1/retrieve_future", json=reference, timeout=None)
         except httpx2.TransportError:

@@ -1,4 +1,4 @@
-"""Tasks: files, the order in which they are dealt, and what is wrong with them before a step is spent."""
+"""Tasks: their files, the order in which steps use them, and checks that find problems before a run starts."""
 
 from mcprl.tasks.files import TaskFile, load_preamble, load_tasks, read_task_file, write_tasks
 from mcprl.tasks.order import Curriculum, Deal, Dealer, TaskOrder, make_order

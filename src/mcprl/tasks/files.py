@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
+from mcprl import bounds
 from mcprl.errors import TaskFileError
 from mcprl.records import Message, Task
 from mcprl.tasks.formats import digest, first_problem, is_skyrl_row, line_of, task_of, task_of_row
@@ -28,13 +29,13 @@ __all__ = [
 ]
 
 _SPACE = " \t\n\r"
-# JSON can write a lone surrogate only as an escape.
+# In JSON, a lone surrogate can only be written as an escape.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One entry of a task file, counted from 1: a line, or a row of a list. `value` is the decoded JSON.
+    """One entry of a task file: a line, or an item of a list. `number` counts from 1. `value` is the decoded JSON.
 
     Row(file=Path("train.json"), number=3, in_list=True, value={"prompt": […], "env_class": "…", …})
     """
@@ -46,32 +47,32 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Its place for error messages: `tasks.jsonl:3`, or `train.json: row 3`."""
+        """The place for error messages: `tasks.jsonl:3`, or `train.json: row 3`."""
         return f"{self.file}: row {self.number}" if self.in_list else f"{self.file}:{self.number}"
 
     @property
     def label(self) -> str:
-        """Its place in the file for tables: `line 3` or `row 3`."""
+        """The place for tables: `line 3` or `row 3`."""
         return f"{'row' if self.in_list else 'line'} {self.number}"
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises TaskFileError if it cannot be read."""
+    """Read a file. Raises TaskFileError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        return bounds.read_text(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise TaskFileError(f"cannot read {path}: {reason}", fix="correct the path") from error
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The entries of a file, in order. Raises TaskFileError at the first that is not JSON."""
+    """Yield the entries of a file in order. Raises TaskFileError at the first entry that is not JSON."""
     text = read_text(path)
     start = _skip_space(text, 0)
     if text.startswith("[", start):
         yield from _rows_of_list(path, text, start + 1)
         return
-    # Not splitlines, which also splits at U+2028 and others that may occur in a JSON string.
+    # Not splitlines: it also splits at U+2028 and other characters that may occur in a JSON string.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             value = decode_strictly(line.strip(_SPACE), place=f"{path}:{number}", fix="write one JSON object per line")
@@ -79,7 +80,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def decode_strictly(text: str, *, place: str, fix: str) -> Any:
-    """Decode a text that is one JSON value. Raises TaskFileError, whose message begins with `place`."""
+    """Decode a text that is one JSON value. Raises a TaskFileError whose message begins with `place`."""
     value, end = _decode(text, 0, place, fix)
     if _skip_space(text, end) != len(text):
         raise TaskFileError(f"{place}: not JSON (something follows the value)", fix=fix)
@@ -87,7 +88,7 @@ def decode_strictly(text: str, *, place: str, fix: str) -> Any:
 
 
 def _rows_of_list(path: Path, text: str, position: int) -> Iterator[Row]:
-    """Decoded one by one, so that an error names its row."""
+    """Decode the items of a list one by one, so that an error names its row."""
     fix = "correct the JSON list at that place"
     number = 0
     position = _skip_space(text, position)
@@ -112,16 +113,16 @@ def _skip_space(text: str, position: int) -> int:
 
 def _decode(text: str, position: int, place: str, fix: str) -> tuple[Any, int]:
     try:
-        value, end = _DECODER.raw_decode(text, position)
+        value, end = bounds.decode_json(text, _DECODER, position)
         _refuse_surrogates(value, text[position:end])
     except json.JSONDecodeError as error:
         raise TaskFileError(f"{place}: not JSON ({error.msg})", fix=fix) from error
     except _RefusedError as error:
         raise TaskFileError(f"{place}: {error}", fix="correct it there") from error
-    except RecursionError as error:
-        raise TaskFileError(f"{place}: too deeply nested", fix="correct it there") from error
+    except bounds.OverLimitError as error:
+        raise TaskFileError(f"{place}: it {error}", fix="correct it there") from error
     except ValueError as error:
-        # Python's decoder refuses numbers with thousands of digits.
+        # Python's decoder rejects numbers with thousands of digits.
         raise TaskFileError(f"{place}: a number too long", fix="correct it there") from error
     return value, end
 
@@ -142,8 +143,7 @@ def _refuse_surrogates(value: Any, text: str) -> None:
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise _RefusedError(f"the key {twice!r} appears twice in one object")
     return result
 
@@ -157,7 +157,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_constant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEntry:
-    """A task, the row it was read from, and the row's requirements that a goal cannot express, and so nothing checks.
+    """A task and the row it was read from. `not_checked` lists the row's requirements that a goal cannot express.
 
     TaskEntry(task=Task(id="a01", …), row=Row(number=1, …),
               not_checked=("reward_spec.ground_truth.success_criteria.reasoning_quality_threshold",))
@@ -181,12 +181,12 @@ class TaskFile:
 
 
 def load_tasks(path: Path) -> tuple[Task, ...]:
-    """The tasks of a file, in order. Raises TaskFileError at the first entry that is not a task."""
+    """Load the tasks of a file in order. Raises TaskFileError at the first entry that is not a task."""
     return read_task_file(path).tasks
 
 
 def read_task_file(path: Path) -> TaskFile:
-    """The tasks of a file with the rows they come from."""
+    """Load the tasks of a file together with their rows."""
     entries: list[TaskEntry] = []
     for row in read_rows(path):
         if entries and is_skyrl_row(row.value) != is_skyrl_row(entries[0].row.value):
@@ -203,9 +203,9 @@ def read_task_file(path: Path) -> TaskFile:
 
 
 def write_tasks(tasks: Iterable[Task], path: Path) -> None:
-    """Write tasks, one per line, so that `load_tasks(path)` returns the same. On an error the file stays unchanged.
+    """Write tasks, one per line, so that `load_tasks(path)` returns equal tasks. On an error, the file is unchanged.
 
-    Raises TaskFileError for a task that cannot be written: it checks nothing, or its id is taken.
+    Raises TaskFileError for a task that cannot be written, because it checks nothing or its id is already used.
     """
     lines: list[str] = []
     taken: set[str] = set()
@@ -229,7 +229,7 @@ def write_tasks(tasks: Iterable[Task], path: Path) -> None:
 
 
 def load_preamble(path: Path | None) -> tuple[Message, ...]:
-    """The messages that precede each task's prompt, from a JSON list of chat messages."""
+    """Load the messages that precede each task's prompt from a JSON list of chat messages."""
     if path is None:
         return ()
     fix = 'write a JSON list of {"role": …, "content": …} objects'
@@ -251,7 +251,7 @@ def _entry_of(row: Row) -> TaskEntry:
 
 
 def _with_own_ids(entries: Sequence[TaskEntry]) -> list[TaskEntry]:
-    """Make ids unique: rows of SkyRL that share an id get a hash of their content, so ids do not depend on order."""
+    """Make ids unique: SkyRL rows with the same id get a hash of their content, so ids do not depend on the order."""
     shared = Counter(entry.task.id for entry in entries)
     copies: Counter[str] = Counter()
     result: list[TaskEntry] = []
@@ -260,7 +260,7 @@ def _with_own_ids(entries: Sequence[TaskEntry]) -> list[TaskEntry]:
         if shared[own] > 1:
             own = f"{own}-{digest(entry.row.value)}"
             copies[own] += 1
-            # Only identical rows still share an id here.
+            # At this point, only identical rows share an id.
             own += f"-{copies[own]}" if copies[own] > 1 else ""
         result.append(replace(entry, task=replace(entry.task, id=own)))
     return result

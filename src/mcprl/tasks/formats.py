@@ -1,6 +1,6 @@
-"""The two forms of a task file: mcprl's own JSON lines, and SkyRL's rows.
+"""The two formats of a task file: mcprl's own JSON lines, and SkyRL's rows.
 
-`docs/schemas/task.json` is generated from the first:
+`docs/schemas/task.json` is generated from mcprl's own format:
 
 {"id": "meet-ana", "prompt": "It is 09:30 at Ana's office. What time is that in Asia/Tokyo?",
  "answer": "23:30", "calls": [{"tool": "find_person", "arguments": {"name": "Ana"}}],
@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal, cast
@@ -26,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from mcprl.bounds import why_no_pattern
 from mcprl.conversations import text_of
 from mcprl.errors import did_you_mean
 from mcprl.files import canonical_json
@@ -42,7 +44,6 @@ from mcprl.goals import (
     Matches,
 )
 from mcprl.records import Difficulty, Message, Solution, Task, ToolCall
-from mcprl.schemas import why_no_pattern
 
 __all__ = ["TaskLine", "digest", "first_problem", "is_skyrl_row", "line_of", "task_of", "task_of_row", "task_schema"]
 
@@ -51,7 +52,7 @@ _OPENING_ROLES = ("system", "user")
 
 
 class _Part(BaseModel):
-    # Unknown fields are kept, to be reported as not checked.
+    # Keep unknown fields, so that they can be reported as not checked.
     model_config = ConfigDict(extra="allow", strict=True)
 
     @model_validator(mode="before")
@@ -114,7 +115,7 @@ class _SkyrlRow(_Part):
 
 
 class _TruthRow(BaseModel):
-    """Gives errors in a ground truth their full path."""
+    """Exists so that errors in a ground truth have their full path."""
 
     reward_spec: _TruthSpec
 
@@ -124,12 +125,12 @@ class _TruthSpec(BaseModel):
 
 
 def is_skyrl_row(value: object) -> bool:
-    """Whether an entry of a task file is a SkyRL row, by fields that mcprl's own form does not have."""
+    """Return True if an entry is a SkyRL row: it has fields that mcprl's own format does not have."""
     return isinstance(value, dict) and not {"env_class", "reward_spec"}.isdisjoint(cast("dict[str, Any]", value))
 
 
 def task_of_row(value: object) -> tuple[Task, tuple[str, ...]]:
-    """The task of a row, and the fields with requirements that a goal cannot check.
+    """Return the task of a row, and the row's requirements that a goal cannot check.
 
     Raises pydantic's ValidationError if the row does not follow SkyRL's format.
     """
@@ -150,7 +151,7 @@ def task_of_row(value: object) -> tuple[Task, tuple[str, ...]]:
 
 
 def digest(value: object) -> str:
-    """A short hash of a JSON value, the same on every machine."""
+    """Return a short hash of a JSON value, the same on every machine."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
 
@@ -195,12 +196,12 @@ def _goal_of(spec: _RewardSpec) -> tuple[Goal, list[str]]:
 
 
 def _demands(place: str, part: BaseModel) -> list[str]:
-    """The fields that a goal cannot express. An empty or false one requires nothing."""
+    """Return the fields that a goal cannot express. Empty or false fields require nothing, so they are left out."""
     return [f"{place}.{name}" for name, value in (part.model_extra or {}).items() if value not in (None, False, [], {})]
 
 
 class _Line(BaseModel):
-    # Strict: "3" is not a number and 1 is not true.
+    # Strict: "3" is not accepted as a number, nor 1 as true.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -234,7 +235,7 @@ class NumberLine(_Line):
 
 
 class AllLine(_Line):
-    """It contains each of these words, and none of the others."""
+    """It contains each word of `all`, and no word of `none_of`."""
 
     all: list[_Words] = Field(min_length=1, description="Words that must occur.")
     none_of: list[_Words] = Field(default_factory=list[str], description="Words that must not occur.")
@@ -254,7 +255,7 @@ class MatchesLine(_Line):
         return value
 
 
-# Tags are in angle brackets to tell them from field names in the location of an error.
+# Tags are in angle brackets to distinguish them from field names in the location of an error.
 _SHAPES = {"any", "contains", "exactly", "number", "all", "matches"}
 
 
@@ -351,7 +352,7 @@ class TaskLine(_Line):
 
 
 def task_of(value: object) -> Task:
-    """The task of a decoded line. Raises pydantic's ValidationError; see `first_problem`."""
+    """Convert a decoded line to a task. Raises pydantic's ValidationError; see `first_problem`."""
     line = TaskLine.model_validate(value)
     return Task(
         id=line.id,
@@ -376,7 +377,7 @@ def task_of(value: object) -> Task:
 
 
 def line_of(task: Task) -> dict[str, Any]:
-    """The line of a task, without defaults: task_of(line_of(task)) == task.
+    """Convert a task to a line without default values: task_of(line_of(task)) == task.
 
     Raises pydantic's ValidationError for a task that cannot be written, such as one that checks nothing.
     """
@@ -399,7 +400,7 @@ def line_of(task: Task) -> dict[str, Any]:
         "world": task.world,
         "solution": None if task.solution is None else _solution_line(task.solution),
     }
-    # Added so that validation refuses them: else such a task would be written without them.
+    # Add these fields so that validation rejects them; otherwise the task would be written without them.
     set_fields = {f.name: getattr(task, f.name) for f in fields(task) if getattr(task, f.name) != f.default}
     value |= {name: entry for name, entry in set_fields.items() if name in _PYTHON_ONLY}
     TaskLine.model_validate(value)
@@ -408,23 +409,46 @@ def line_of(task: Task) -> dict[str, Any]:
 
 
 def task_schema() -> dict[str, Any]:
-    """The JSON Schema of a line. It does not cover valid regular expressions, duplicate keys and empty goals."""
+    """Return the JSON Schema of a line. It does not check regular expressions, duplicate keys or empty goals."""
     schema = TaskLine.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "mcprl task"}
 
 
+# Pydantic's types of errors, as what was wanted.
+_WANTED = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+# The fields of the objects in a task, by the field that holds them.
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "": tuple(TaskLine.model_fields),
+    "prompt": tuple(Message.__annotations__),
+    "calls": (*CallLine.model_fields, *SolutionCallLine.model_fields),
+    "state": tuple(StateLine.model_fields),
+    "solution": tuple(SolutionLine.model_fields),
+    "answer": (*sorted(_SHAPES), "tolerance", "at_most", "none_of"),
+}
+
+
 def first_problem(error: ValidationError) -> str:
-    """The first error with its field: `calls.1.tool: Field required`."""
-    first = error.errors(include_url=False)[0]
-    parts = [str(part) for part in first["loc"]]
-    field = ".".join(part for part in parts if not (part.startswith("<") and part.endswith(">")))
-    message = first["msg"].removeprefix("Value error, ")
-    unknown = [str(found["loc"][-1]) for found in error.errors() if found["type"] == "extra_forbidden"]
-    if first["type"] == "extra_forbidden":
-        message += did_you_mean(parts[-1], TaskLine.model_fields)
-    elif first["type"] == "missing" and unknown:
-        message += f" (unknown field {unknown[0]!r})"
-    return f"{field}: {message}" if field else message
+    """An unknown field, else the first problem: `calls.1.tool: it is missing`."""
+    found = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")[0]
+    parts = [str(part) for part in found["loc"] if not (str(part).startswith("<") and str(part).endswith(">"))]
+    message = found["msg"].removeprefix("Value error, ")
+    if found["type"] == "extra_forbidden":
+        within = next((part for part in reversed(parts[:-1]) if not part.isdigit()), "")
+        message = f"there is no such field{did_you_mean(parts[-1], _FIELDS.get(within, ()))}"
+    elif found["type"] == "missing":
+        message = "it is missing"
+    elif found["type"] in _WANTED:
+        message = f"{reprlib.repr(found['input'])} is not {_WANTED[found['type']]}"
+    return ": ".join([".".join(parts), message] if parts else [message])
 
 
 def _text_of(line: str | BaseModel) -> ExpectedText:

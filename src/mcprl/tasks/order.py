@@ -1,4 +1,4 @@
-"""Which tasks come in which step: a fresh shuffle per pass over the file, or a curriculum by success rate.
+"""Decides which tasks each step uses: a new shuffle per pass over the file, or a curriculum by success rate.
 
 The order depends on the seed and, with a curriculum, on the results so far; both are part of a checkpoint.
 """
@@ -26,7 +26,7 @@ KEPT = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
-    """The tasks of a step, and the tasks that may replace some of them.
+    """The tasks of a step, and the tasks that may replace them.
 
     Deal(tasks=(a, b), stand_ins=(d, c, e))
     """
@@ -36,16 +36,16 @@ class Deal:
 
 
 class Dealer(Protocol):
-    """Deals tasks step by step."""
+    """Chooses the tasks of each step."""
 
     def deal(self, step: int) -> tuple[Task, ...]:
-        """The tasks of a step, all different."""
+        """Return the tasks of a step, all different."""
         ...
 
     def stand_ins(self, step: int) -> tuple[Task, ...]:
-        """All other tasks, in the order in which they replace those whose group has no variance.
+        """Return all other tasks, in the order in which they replace tasks whose group has no variance.
 
-        No task is played twice in a step: with the same seeds, its episodes would be the same.
+        No task runs twice in a step: with the same seeds, its episodes would be the same.
         """
         ...
 
@@ -54,22 +54,22 @@ class Dealer(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """All that later deals depend on besides the configuration and the tasks, as JSON."""
+        """Return, as JSON, everything that later deals depend on, except the configuration and the tasks."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state. Raises TaskFileError if it is of another order or of other tasks."""
+        """Continue from a saved state. Raises TaskFileError if the state belongs to another order or other tasks."""
         ...
 
 
 def make_order(tasks: Sequence[Task], config: RunConfig) -> Dealer:
-    """The order set by `tasks.order`, `training.tasks_per_step` and `seed`."""
+    """Create the task order set by `tasks.order`, `training.tasks_per_step` and `seed`."""
     kind = Curriculum if config.tasks.order == "curriculum" else TaskOrder
     return kind(tasks, per_step=config.training.tasks_per_step, seed=config.seed)
 
 
 class TaskOrder:
-    """Deals `per_step` different tasks per step. A pass ends when fewer are left; the next is shuffled anew."""
+    """Deals `per_step` different tasks per step. When fewer are left, a new pass with a new shuffle begins."""
 
     _name = "shuffled"
 
@@ -90,7 +90,7 @@ class TaskOrder:
         return tuple(order[place * self._per_step : (place + 1) * self._per_step])
 
     def stand_ins(self, step: int) -> tuple[Task, ...]:
-        # Shuffled for this step: in the order of the pass, the next step would play the same tasks again.
+        # Shuffle them for this step: in the order of the pass, the next step would use the same tasks again.
         dealt = {task.id for task in self.deal(step)}
         others = [task for task in self._tasks if task.id not in dealt]
         random.Random(derive_seed(self._seed, "stand-ins", step)).shuffle(others)
@@ -117,21 +117,22 @@ class TaskOrder:
 
 
 class Curriculum(TaskOrder):
-    """Deals easy tasks first, harder ones as success comes, and at each level those that teach most.
+    """Deals easy tasks first and harder ones as the success rate rises. At each level, prefers the most useful tasks.
 
-    A group in which all episodes succeed, or all fail, teaches nothing; one that half succeeds teaches most. With s_i
-    successes in n_i tries of task i, where older results count half each time that the task is dealt again:
+    If all episodes of a group succeed, or all fail, there is nothing to learn from it; a group with half successes is
+    the most useful. Let s_i be the successes in n_i tries of task i. Each time a task is dealt again, older results
+    count half:
 
         p_i = (s_i + 1) / (n_i + 2)                                   success rate of a task; 1/2 if never tried
         m_d = Σ p_i over tried / max(tried, min(per_step, size of d)) success rate of difficulty d
-        o_d = o_(d−1) · min(1, m_(d−1) / 0.6)²                        how open difficulty d is; the lowest has 1
+        o_d = o_(d−1) · min(1, m_(d−1) / 0.6)²                        how open difficulty d is; 1 for the lowest
         w_i = 0.1 + o_d · 4 p_i (1 − p_i)                             weight of a task
 
-    A step draws tasks without replacement by weight. The 0.1 keeps every task in play: a mastered task may be
-    forgotten, and a task labelled hard may be easy.
+    A step draws tasks without replacement by weight. The 0.1 keeps every task possible: a mastered task may be
+    forgotten, and a task labeled hard may be easy.
 
     order = Curriculum(tasks, per_step=8, seed=7)
-    order.deal(0)                                        # mostly easy tasks: all others have only the floor
+    order.deal(0)                                        # mostly easy tasks: all others have only the 0.1
     order.note({"meet-ana": [True, True, False, True]})  # s = 3, n = 4, p = 2/3, weight 0.1 + 8/9
     """
 
@@ -139,7 +140,7 @@ class Curriculum(TaskOrder):
 
     def __init__(self, tasks: Sequence[Task], *, per_step: int, seed: int) -> None:
         super().__init__(tasks, per_step=per_step, seed=seed)
-        self._counts: dict[str, tuple[float, float]] = {}  # successes and tries, by task
+        self._counts: dict[str, tuple[float, float]] = {}  # task → successes and tries
 
     def deal(self, step: int) -> tuple[Task, ...]:
         return self._drawn(step)[: self._per_step]
@@ -158,7 +159,7 @@ class Curriculum(TaskOrder):
             self._counts[task_id] = (KEPT * succeeded + sum(outcomes), KEPT * tried + len(outcomes))
 
     def weights(self) -> tuple[float, ...]:
-        """The weight of each task in the next deal, in the order of the tasks."""
+        """Return the weight of each task in the next deal, in the order of the tasks."""
         openness = self._openness()
         chances = ((openness[task.difficulty], self._chance(task)) for task in self._tasks)
         return tuple(FLOOR + how_open * 4.0 * chance * (1.0 - chance) for how_open, chance in chances)
@@ -175,9 +176,10 @@ class Curriculum(TaskOrder):
             raise TaskFileError("the saved state of the curriculum is damaged", fix="start a new run") from error
 
     def _drawn(self, step: int) -> tuple[Task, ...]:
-        """All tasks in the order in which this step draws them."""
+        """Return all tasks in the order in which this step draws them."""
         draw = random.Random(derive_seed(self._seed, self._name, step))
-        # Of independent exponential waits with rates w, each task's is the first with probability w / Σw, and so on.
+        # Draw an exponential wait with rate w per task. The shortest wait belongs to a task with probability w / Σw,
+        # and so on.
         waits = [draw.expovariate(weight) for weight in self.weights()]
         return tuple(self._tasks[place] for place in sorted(range(len(waits)), key=waits.__getitem__))
 

@@ -1,4 +1,4 @@
-"""Finds problems in a task file before a run starts: a pure function of task files and a list of tools."""
+"""Finds problems in a task file before a run starts. It only needs task files and a list of tools."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal, Protocol, cast
 
+from mcprl.bounds import why_no_pattern
 from mcprl.config import EpisodesConfig
 from mcprl.conversations import WrittenCall, calls_in
 from mcprl.errors import did_you_mean
 from mcprl.files import canonical_json
 from mcprl.goals import ExpectedText, HasAll, HasNumber, Matches
 from mcprl.records import Difficulty, Task
-from mcprl.schemas import why_no_pattern
 from mcprl.tasks.files import Row, TaskEntry, TaskFile
 from mcprl.tasks.formats import line_of
 
 __all__ = [
+    "Alias",
     "DifficultyFigures",
     "DriftedCall",
     "Problem",
@@ -31,6 +32,7 @@ __all__ = [
     "ToolFigures",
     "alias_settings",
     "check_call",
+    "drift_of",
     "leaks",
     "normalised_question",
     "validate",
@@ -53,7 +55,7 @@ ToolsByName = Mapping[str, OfferedTool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias:
-    """An alias in the settings of a server: `servers.settings` in a recipe.
+    """An alias for `servers.settings` in a recipe.
 
     Alias(server="fmp", setting="argument_aliases", alias="ticker", meant="symbol")
     """
@@ -69,7 +71,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCheck:
-    """The problems of a call, and the aliases that would fix all of them; empty if aliases cannot.
+    """The problems of a call, and aliases that fix all of them. `aliases` is empty if no aliases can.
 
     CallCheck(problems=("has no argument 'ticker'", "lacks the argument 'symbol'"), aliases=(Alias(…),))
     """
@@ -79,11 +81,11 @@ class CallCheck:
 
 
 def check_call(name: str, arguments: Mapping[str, Any], tools: ToolsByName, *, partial: bool = False) -> CallCheck:
-    """Check a call against the tools. With `partial`, required arguments may be missing, as in the calls of a goal."""
+    """Check a call against the tools. With `partial`, required arguments may be missing, as in a goal's calls."""
     if name in tools:
         return _check_arguments(tools[name], arguments, partial=partial)
     problem = f"no server lists it{did_you_mean(name, tools)}"
-    # Of the tools with a similar name, the first that takes these arguments is the most likely.
+    # Among the tools with similar names, prefer the first that accepts these arguments.
     for close in difflib.get_close_matches(name, list(tools), n=3):
         inside = _check_arguments(tools[close], arguments, partial=partial)
         if not inside.problems or inside.aliases:
@@ -110,7 +112,7 @@ def _check_arguments(tool: OfferedTool, arguments: Mapping[str, Any], *, partial
 
 
 def _pair(unknown: Mapping[str, Any], free: Mapping[str, Any], missing: Sequence[str]) -> dict[str, str]:
-    """The argument that each unknown one means: the one with the most similar name, or the only one left."""
+    """Match each unknown argument to the free one with the most similar name, or to the only one left."""
     meant: dict[str, str] = {}
     for name, value in unknown.items():
         left = [other for other in free if other not in meant.values() and _fits(value, free[other])]
@@ -136,7 +138,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _fits(value: Any, schema: Any) -> bool:
-    """Whether a value has the type that a schema names, if it names one."""
+    """Return True if a value has the type that the schema names, or if it names none."""
     named: Any = cast("Mapping[str, Any]", schema).get("type") if isinstance(schema, Mapping) else None
     names = cast("list[Any]", named) if isinstance(named, list) else [named]
     known = [_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES]
@@ -148,7 +150,7 @@ _CONVERSATIONS = (("prompt",), ("messages",), ("extra_info", "original_conversat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftedCall:
-    """A recorded call that does not fit the tools; `message` counts from 1 in the conversation that `part` names.
+    """A recorded call that does not match the tools. `message` counts from 1 in the conversation `part`.
 
     DriftedCall(row="row 4", part="prompt", message=3, tool="fmp_get_quote",
                 problems=("has no argument 'ticker'", "lacks the argument 'symbol'"),
@@ -167,7 +169,7 @@ RecordedCall = tuple[str, str, int, WrittenCall]  # row, part, message and call:
 
 
 def recorded_calls(rows: Iterable[Row]) -> Iterator[RecordedCall]:
-    """Every call of an assistant message in the conversations of the rows."""
+    """Yield every call of the assistant messages in the rows' conversations."""
     for row in rows:
         for path in _CONVERSATIONS:
             for number, message in enumerate(_messages_at(row.value, path), start=1):
@@ -177,7 +179,7 @@ def recorded_calls(rows: Iterable[Row]) -> Iterator[RecordedCall]:
 
 
 def drift_of(recorded: Iterable[RecordedCall], tools: ToolsByName) -> Iterator[DriftedCall]:
-    """The calls that do not fit the tools, in order."""
+    """Yield the calls that do not match the tools, in order."""
     for row, part, message, call in recorded:
         if call.problem is not None or call.arguments is None:
             check = CallCheck(problems=(call.problem or "it has no arguments",))
@@ -195,9 +197,9 @@ def drift_of(recorded: Iterable[RecordedCall], tools: ToolsByName) -> Iterator[D
 
 
 def alias_settings(drifted: Iterable[DriftedCall]) -> dict[str, dict[str, dict[str, str]]]:
-    """The aliases of all drifted calls, by server and setting, as in `servers.settings` of a recipe.
+    """Collect the aliases of all drifted calls by server and setting, as in `servers.settings` of a recipe.
 
-    If a name would need two meanings on one server, the more frequent one is kept.
+    If one name would need two meanings on a server, the more frequent one is used.
     """
     counts = Counter(alias for call in drifted for alias in call.aliases)
     settings: dict[str, dict[str, dict[str, str]]] = {}
@@ -211,17 +213,17 @@ def _messages_at(value: Any, path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         value = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
     if isinstance(value, list):
         for entry in cast("list[Any]", value):
-            # An entry that is not a message counts too, so that the numbers after it are right.
+            # Also yield something for an entry that is not a message, so that later messages keep their numbers.
             yield cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
 
 
-# More digits than anyone writes for a price, a ratio or a percentage.
+# More decimals than people write for a price, a ratio or a percentage.
 _DECIMALS = 4
 _SIGNIFICANT = 6
 
 
 def unreachable_checks(task: Task, tools: ToolsByName, turns: int) -> Iterator[str]:
-    """The parts of the task that cannot be met within `turns`, one sentence each. Unknown tools are left out."""
+    """Yield a sentence for each part of the task that cannot be met within `turns`. Unknown tools are skipped."""
     yield from _calls(task, tools)
     yield from _turns(task, turns)
     if task.goal.answer is not None:
@@ -251,13 +253,13 @@ def _of_tool(problem: str) -> str:
 
 
 def _turns(task: Task, turns: int) -> Iterator[str]:
-    needed = max(len(task.goal.calls), task.goal.min_calls)
-    answer = task.goal.answer is not None
-    if needed + answer > turns:
-        yield f"it needs {needed} calls{' and an answer' if answer else ''}, one per turn, but may take {turns} turns"
+    # A turn may have several calls; the answer is a turn of its own.
+    needs_calls = bool(task.goal.calls) or task.goal.min_calls > 0
+    if needs_calls and task.goal.answer is not None and turns < 2:
+        yield "it needs a turn for its calls and one for its answer, but may take 1 turn"
     solved = len(task.solution.calls) + 1 if task.solution is not None else 0
     if solved > turns:
-        yield f"its solution takes {solved} turns, but it may take {turns}"
+        yield f"its solution takes {solved} turns, one per call, but it may take {turns}"
 
 
 def _impossible(text: ExpectedText) -> Iterator[str]:
@@ -282,7 +284,7 @@ def _impossible(text: ExpectedText) -> Iterator[str]:
 
 
 def _as_written(value: float) -> float:
-    """The value rounded as people write it: to 4 decimals or to 6 significant digits, whichever is finer."""
+    """Round a value as people write it: to 4 decimals or 6 significant digits, whichever is more precise."""
     if value == 0 or not math.isfinite(value):
         return value
     magnitude = math.floor(math.log10(abs(value)))
@@ -295,14 +297,14 @@ _CHECKED = ("answer", "calls", "in_any_order", "min_calls", "state", "rubric", "
 
 
 def normalised_question(task: Task) -> str:
-    """The user's words without case, spacing, and kinds of dashes and quotes."""
+    """Normalize the user's text: ignore case, spacing, and the kinds of dashes and quotes."""
     text = "\n".join(message["content"] for message in task.prompt if message["role"] == "user")
     plain = unicodedata.normalize("NFKC", _DASHES.sub("-", text)).casefold()
     return " ".join(_QUOTES.sub("'", plain).split()).rstrip(".!? ")
 
 
 def duplicates(entries: Sequence[TaskEntry]) -> Iterator[tuple[TaskEntry, str]]:
-    """Entries that ask the same question as an earlier one, each with a sentence that names it."""
+    """Yield entries that ask the same question as an earlier entry, with a sentence that names that entry."""
     first: dict[str, TaskEntry] = {}
     for entry in entries:
         other = first.setdefault(normalised_question(entry.task), entry)
@@ -311,9 +313,8 @@ def duplicates(entries: Sequence[TaskEntry]) -> Iterator[tuple[TaskEntry, str]]:
 
 
 def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
-    """Entries of `file` that are also in `other`: by question, by goal and solution, or by id."""
+    """Entries of `file` that are also in `other`: by question, or by goal and solution. Ids may be shared."""
     questions = {normalised_question(entry.task): entry for entry in other.entries}
-    ids = {entry.task.id for entry in other.entries}
     solutions = {key: entry for entry in other.entries if (key := _goal_and_solution(entry.task)) is not None}
     for entry in file.entries:
         question = questions.get(normalised_question(entry.task))
@@ -322,12 +323,10 @@ def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
             yield entry, f"asks the same as {question.task.id} ({other.path.name}, {question.row.label})"
         elif solution is not None:
             yield entry, f"has the goal and solution of {solution.task.id} ({other.path.name}, {solution.row.label})"
-        elif entry.task.id in ids:
-            yield entry, f"has the id of another task in {other.path.name}"
 
 
 def _goal_and_solution(task: Task) -> str | None:
-    # Without a solution, different tasks may have the same goal: many questions need the same tools.
+    # Without a solution, different tasks may have the same goal, because many questions need the same tools.
     if task.solution is None:
         return None
     line = line_of(task)
@@ -357,7 +356,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFigures:
-    """How often a tool occurs: `offered` and `needed` count tasks, `recorded` and `drifted` count calls.
+    """How often a tool is used. `offered` and `needed` count tasks; `recorded` and `drifted` count calls.
 
     ToolFigures(server="fmp", tool="fmp_get_quote", offered=94, needed=31, recorded=120, drifted=13)
     ToolFigures(server="", tool="tavily_filter", …)     # no server lists it
@@ -373,9 +372,9 @@ class ToolFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DifficultyFigures:
-    """The tasks of a difficulty. DifficultyFigures(difficulty="easy", tasks=26, needed_calls=2.3, solved=0)
+    """The tasks of one difficulty. DifficultyFigures(difficulty="easy", tasks=26, needed_calls=2.3, solved=0)
 
-    `needed_calls` is the mean number of calls that a task needs, `solved` the number of tasks with a solution.
+    `needed_calls` is the mean number of calls that a task needs; `solved` is the number of tasks with a solution.
     """
 
     difficulty: Difficulty
@@ -386,7 +385,7 @@ class DifficultyFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The report on a task file. `not_checked` counts rows by requirements that no goal can check.
+    """The report on a task file. `not_checked` maps each requirement that no goal can check to its number of rows.
 
     Report(file="train.json", tasks=94, problems=(…), drift=(DriftedCall(…), …),
            not_checked={"reward_spec.ground_truth.success_criteria.reasoning_quality_threshold": 94}, …)
@@ -402,11 +401,11 @@ class Report:
 
     @property
     def fine(self) -> bool:
-        """Whether there are no problems. Requirements that are not checked are reported, but are not problems."""
+        """Whether there are no problems. Requirements that are not checked do not count as problems."""
         return not self.problems and not self.drift
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON, with the aliases that would fix the drift."""
+        """Return the report as JSON, including the aliases that would fix the drift."""
         return {**asdict(self), "fine": self.fine, "aliases": alias_settings(self.drift)}
 
 
@@ -419,7 +418,7 @@ def validate(
 ) -> Report:
     """Check a task file against the available tools, and against other files that must not share its tasks.
 
-    `episodes` sets the turn limits; None: the defaults.
+    `episodes` sets the turn limits; None means the defaults.
     """
     by_name = {tool.name: tool for tool in tools}
     recorded = list(recorded_calls(entry.row for entry in file.entries))

@@ -1,4 +1,4 @@
-"""Tool servers: their specs, live connections, the catalog of their tools, and the pipeline of a call.
+"""Tool servers: their specs, live connections, the catalog of their tools, and the pipeline that runs a tool call.
 
 Usable without training:
 

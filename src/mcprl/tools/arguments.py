@@ -1,4 +1,4 @@
-"""Validation of arguments against a tool's schema, with an error message that a policy can act on."""
+"""Validate arguments against a tool's schema. The error messages tell the policy what to change."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, cast
 
 from jsonschema.exceptions import ValidationError
 
+from mcprl.bounds import OverLimitError, Steps
 from mcprl.errors import BadToolSchemaError, ToolLimitError
 from mcprl.files import is_unicode
-from mcprl.schemas import BadSchemaError, OverLimitError, SchemaCheck, Steps, schema_search
+from mcprl.schemas import BadSchemaError, SchemaCheck, schema_search
 
 __all__ = ["JSON_TYPES", "MAX_PROBLEM_CHARS", "ArgumentCheck"]
 
@@ -26,12 +27,12 @@ JSON_TYPES: Mapping[type, str] = {
     list: "array",
     dict: "object",
 }
-"""The names that JSON Schema has for Python's types."""
+"""Python type → the name of the JSON Schema type."""
 
 MAX_PROBLEM_CHARS = 300
 _MAX_DEPTH = 64
 _SAFE_INTEGER = 2**53
-# Limits both the length and the number of names that are compared, which takes quadratic time.
+# Limits the length of a name and the number of names compared: the comparison takes quadratic time.
 _MAX_COMPARED = 200
 
 
@@ -56,11 +57,11 @@ class ArgumentCheck:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Parts of the schema that are not checked here, because that could take more than linear time."""
+        """The parts of the schema that are not checked here, because checking could take more than linear time."""
         return self._check.unenforced
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
-        """The problem with the arguments, in one line; None if they are valid. Never raises or changes them."""
+        """Return the problem with the arguments in one line, or None if they are valid. Does not raise."""
         instance = dict(arguments)
         trouble = None if all(map(_is_plain, (*instance, *instance.values()))) else _not_json(instance)
         if trouble is None:
@@ -76,7 +77,7 @@ class ArgumentCheck:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is certainly valid JSON. True for nearly all arguments, so the full check is rare."""
+    """Return True if the value is certainly valid JSON. Nearly all arguments are, so the slower full check is rare."""
     kind = type(value)
     if kind is str:
         return cast("str", value).isascii()
@@ -90,7 +91,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _not_json(arguments: dict[str, Any]) -> str | None:
-    """Why the arguments cannot be sent as JSON. A value that cannot be serialized would end the whole session."""
+    """Return why the arguments cannot be sent as JSON, or None. Sending such a value would end the whole session."""
     for name, value in arguments.items():
         for part, depth in _parts(name, value):
             if depth > _MAX_DEPTH:
@@ -121,14 +122,14 @@ def _parts(name: str, value: object) -> Iterator[tuple[object, int]]:
 
 
 def _explain(error: ValidationError) -> str:
-    """The problem and what is expected, without the library's dump of the whole value."""
+    """Return the problem and the expected value, without the library's dump of the whole instance."""
     path = [str(step) for step in error.absolute_path]
     where = f"argument {_show('.'.join(path))}" if path else "the call"
     match error.validator:
         case "required":
             missing = [name for name in cast("list[str]", error.validator_value) if name not in _keys(error)]
             inside = f" in {where}" if path else ""
-            return f"missing argument {_show(missing[0])}{_expected(error.schema, missing[0])}{inside}"
+            return f"missing argument {_show(missing[0])}{_expected(error.schema, missing[0])}{inside}{_given(error)}"
         case "additionalProperties" if error.validator_value is False:
             return _explain_unknown(error, where if path else None)
         case "type":
@@ -166,6 +167,13 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _keys(error: ValidationError) -> list[str]:
     return list(cast("dict[str, Any]", error.instance))
+
+
+def _given(error: ValidationError) -> str:
+    """The arguments that were given and that the tool does not have: one of them may be the missing one."""
+    known = cast("dict[str, Any]", cast("dict[str, Any]", error.schema).get("properties", {}))
+    unknown = [_show(name) for name in _keys(error) if name not in known]
+    return f"; it has no argument {', '.join(unknown[:3])}" if unknown else ""
 
 
 def _expected(schema: object, name: str) -> str:

@@ -1,10 +1,10 @@
-"""The circuit breaker of one server: after several failures in a row calls wait, then one call probes the server.
+"""The circuit breaker of one server. After FAILURES failures in a row, calls wait; then one call probes the server.
 
     closed ── FAILURES in a row ──▶ open ── REST_S later, one call ──▶ half_open ── it succeeds ──▶ closed
                                         ◀──────────────────────────────────── it fails ──┘
 
-While it is not closed, calls wait: an episode that waits a few seconds is worth more than one that is lost. Libraries
-such as purgatory reject them instead.
+While the breaker is open or half open, calls wait instead of failing (libraries such as purgatory reject them): waiting
+a few seconds is cheaper than losing the episode.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from mcprl.errors import BreakerOpenError, CallDeadlineError, ServerBusyError, T
 
 __all__ = ["Breaker"]
 
-FAILURES = 5  # in a row, that open the breaker
-REST_S = 5.0  # until one call may try the server again
+FAILURES = 5  # failures in a row that open the breaker
+REST_S = 5.0  # seconds before one call may try the server again
 
 
 class Breaker:
-    """Whether a server may be called, judged by how its last calls ended.
+    """Decides whether a server may be called, based on the outcomes of its last calls.
 
     async with breaker.guard(patience_s=30.0):
         result = await server.call(...)
 
-    A ToolServerError that leaves the block is a failure; leaving it without an error is a success. A busy server (it is
-    alive), a single call past its deadline, a cancellation and any other exception count as neither. Calls in flight
-    that fail together are one failure: a server that dies takes all of them with it.
+    A ToolServerError raised inside the block counts as a failure; a block that ends without an error counts as a
+    success. A busy server, a call past its deadline, a cancellation and any other exception count as neither.
+    Concurrent calls that fail together count as one failure, because a server that dies fails all of them.
     """
 
     def __init__(self, server: str) -> None:
         self.state: Literal["closed", "open", "half_open"] = "closed"
-        """`half_open` while one call probes the server."""
+        """It is `half_open` while one call probes the server."""
         self.openings = 0
-        """How often it opened, failed probes included."""
+        """How often the breaker opened, including after failed probes."""
         self._server = server
         self._failures = 0
         self._failures_in_a_row = 0
@@ -47,7 +47,7 @@ class Breaker:
 
     @asynccontextmanager
     async def guard(self, patience_s: float) -> AsyncGenerator[None]:
-        """Wait up to `patience_s` for the breaker to let one call through, then judge the server by it.
+        """Wait up to `patience_s` until the breaker lets one call through, then count the outcome of the block.
 
         Raises BreakerOpenError if the breaker stays open for that long.
         """
@@ -62,7 +62,7 @@ class Breaker:
                 succeeded = False
             raise
         finally:
-            # A call from before the last opening has no say: only the probe shows how the server is now.
+            # Ignore a call that started before the last opening: only the probe shows the server's current state.
             if openings == self.openings:
                 self._judge(succeeded, is_first_failure=failures == self._failures)
 
@@ -79,12 +79,12 @@ class Breaker:
             self._become("closed")
         elif succeeded is None:
             if self.state == "half_open":
-                # The rest is over, so the next call becomes the probe.
+                # REST_S is over, so the next call becomes the probe.
                 self._become("open")
         elif is_first_failure:
             self._failures += 1
             self._failures_in_a_row += 1
-            # A probe comes after that many failures, so its failure always opens the breaker again.
+            # A probe follows at least FAILURES failures, so a failed probe always opens the breaker again.
             if self._failures_in_a_row >= FAILURES:
                 self.openings += 1
                 self._rests_until = asyncio.get_running_loop().time() + REST_S
@@ -109,7 +109,7 @@ class Breaker:
         if state == self.state:
             return
         self.state = state
-        # Waiters hold the old event; later callers wait for the next change.
+        # Current waiters hold the old event; later callers wait on the new one.
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""A cache of results, bounded in bytes, and single flight: one request for equal calls in flight."""
+"""A result cache with a size limit in bytes, and single flight: equal concurrent calls share one request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 
 class _Flight(Generic[V]):
-    """Work in progress, the number of callers that wait for it, and the traceback if it failed."""
+    """A running task, the number of callers that wait for it, and the traceback if it failed."""
 
     __slots__ = ("task", "trace", "waiters")
 
@@ -28,24 +28,24 @@ class _Flight(Generic[V]):
 
 
 class Flights(Generic[K, V]):
-    """Work in progress, by key.
+    """Running tasks by key.
 
-    The work runs in its own task, so a cancelled caller does not affect the others. When the last caller is cancelled,
-    the work is too, and has ended before that caller returns. An exception is raised in every caller.
+    The work runs in its own task, so cancelling one caller does not affect the others. If the last caller is cancelled,
+    the task is cancelled too, and it has ended before that caller returns. An exception is raised in every caller.
     """
 
     def __init__(self) -> None:
         self._flights: dict[K, _Flight[V]] = {}
 
     async def join(self, key: K, start: Callable[[], Awaitable[V]]) -> tuple[V, bool]:
-        """The result of the work under `key`, and whether it was already in progress; if not, it is started."""
+        """Start the work for `key`, or join it if it is running. Return its result and whether it was joined."""
         flight = self._flights.get(key)
         shared = flight is not None and not flight.task.done()
         if flight is None or not shared:
             flight = self._launch(key, start)
         flight.waiters += 1
         try:
-            # Unlike awaiting the task itself, this does not cancel it if we are cancelled.
+            # Unlike awaiting the task, this does not cancel the task if the caller is cancelled.
             await asyncio.wait((flight.task,))
         finally:
             flight.waiters -= 1
@@ -53,25 +53,25 @@ class Flights(Generic[K, V]):
                 await self._abandon(key, flight)
         error = flight.task.exception()
         if error is not None:
-            # Each re-raise would extend the traceback: start again from where the work failed.
+            # Each re-raise would extend the traceback, so reset it to the one of the original failure.
             raise error.with_traceback(flight.trace)
         return flight.task.result(), shared
 
     def _launch(self, key: K, start: Callable[[], Awaitable[V]]) -> _Flight[V]:
         flight = _Flight(asyncio.ensure_future(start()))
         self._flights[key] = flight
-        # Runs before any caller wakes, so the key is free by then.
+        # The callback runs before any caller wakes up, so the key is free by then.
         flight.task.add_done_callback(lambda _: self._land(key, flight))
         return flight
 
     def _land(self, key: K, flight: _Flight[V]) -> None:
         self._forget(key, flight)
-        # Retrieves the exception, because all callers may have been cancelled.
+        # Retrieve the exception here, because all callers may have been cancelled.
         if not flight.task.cancelled() and (error := flight.task.exception()) is not None:
             flight.trace = error.__traceback__
 
     async def _abandon(self, key: K, flight: _Flight[V]) -> None:
-        # Removed first: a caller that comes while it is ending must not join it.
+        # Remove it first: a new caller must not join a task that is being cancelled.
         self._forget(key, flight)
         flight.task.cancel()
         await asyncio.wait((flight.task,))
@@ -91,7 +91,7 @@ class _Entry(NamedTuple, Generic[V]):
 
 
 class ResultCache(Generic[K, V]):
-    """Values by key. Expired values are dropped, and the least recently used if there are too many bytes.
+    """Values by key. Expired values are dropped; above the size limit, the least recently used values are dropped.
 
     A value expires `ttl_s` after `put`; reading it does not extend that.
     """
@@ -101,17 +101,17 @@ class ResultCache(Generic[K, V]):
         self._max_bytes = max_bytes
         self._clock = clock
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
-        # The same keys in the order of expiry.
+        # The same keys, ordered by expiry.
         self._by_age: dict[K, None] = {}
         self._bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        """The size of all entries."""
+        """The size of all entries in bytes."""
         return self._bytes
 
     def get(self, key: K) -> V | None:
-        """The value; None if there is none or it has expired."""
+        """Return the value, or None if the key is missing or has expired."""
         self._drop_expired()
         entry = self._entries.get(key)
         if entry is None:
@@ -120,7 +120,7 @@ class ResultCache(Generic[K, V]):
         return entry.value
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Store a value. `size` is in bytes and includes the key; a value above the limit is not stored."""
+        """Store a value. `size` is in bytes and includes the key. A value larger than the whole cache is not stored."""
         self._drop_expired()
         if key in self._entries:
             self._drop(key)

@@ -1,12 +1,12 @@
-"""The pipeline of a tool call, from the policy to a result. Its stages, in order:
+"""The pipeline of a tool call, from the parsed call to its result. Its stages, in order:
 
-    the call's own problem, aliases, arguments against the live schema      rejections are for the policy to read
-    cassette, cache, single flight                                          an answer that already exists
+    parse errors, aliases, arguments against the live schema                the policy reads the rejection
+    cassette, cache, single flight                                          reuse an existing answer
     budget, circuit breaker, rate limit, the call under its deadline        retried only if that is safe
-    errors disguised as successes                                           whose fault they are
-    redaction, control characters, size                                     what may be shown
+    errors disguised as successes                                           blame the policy or the infrastructure
+    redaction, control characters, size limit                               what the policy may see
 
-A fault of the policy becomes an observation, which it reads. A fault of the infrastructure is raised.
+A fault of the policy becomes an observation for the policy. A fault of the infrastructure is raised.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool
 from mcprl.tools.connection import Answer, CallableServer
 from mcprl.tools.limits import Limits, LimitsService, make_limits
-from mcprl.tools.names import CompiledRule, compile_rules, recognise, resolve_arguments, resolve_tool
+from mcprl.tools.names import recognise, resolve_arguments, resolve_tool
 from mcprl.tools.stats import ToolStats
 
 __all__ = ["Instead", "Pipeline", "Route", "call_with_retries", "may_repeat", "open_route", "sanitise"]
 
 T = TypeVar("T")
 
-# A separate generator: a network failure must not shift the random numbers of the run.
+# A separate generator, so that a network failure does not change the run's random numbers.
 _JITTER = random.Random()
 _MAX_DOUBLINGS = 60  # a larger power would overflow
 FIRST_WAIT_S = 0.1
@@ -55,9 +55,9 @@ MAX_WAIT_S = 30.0
 
 
 def may_repeat(error: ToolServerError, *, read_only: bool, idempotent: bool) -> bool:
-    """Whether a retry is safe: repeating the call does no harm, or it never reached the tool.
+    """Return True if a retry is safe: repeating the call does no harm, or the call never reached the tool.
 
-    A breaker that stayed open is not tried again: the call has already waited for it as long as it may.
+    An open breaker is not retried: the call has already waited for it as long as allowed.
     """
     if isinstance(error, BreakerOpenError):
         return False
@@ -70,11 +70,11 @@ async def call_with_retries(
     *,
     repeatable: Callable[[ToolServerError], bool],
 ) -> T:
-    """The result of the first attempt that succeeds; `attempt` gets its number, from 1.
+    """Return the result of the first attempt that succeeds. `attempt` receives its number, starting at 1.
 
-    Only a `repeatable` ToolServerError leads to another attempt; everything else is raised at once. The wait doubles
-    each time, half of it random so that calls which failed together do not retry together. If the server asks for a
-    wait, that is used instead. If it is above MAX_WAIT_S, or no attempts are left, the error is raised.
+    Only a ToolServerError that is `repeatable` leads to another attempt; every other error is raised at once. The wait
+    doubles each time, and half of it is random, so that calls that failed together do not retry together. If the server
+    asks for a specific wait, that wait is used. If it exceeds MAX_WAIT_S or no attempts are left, the error is raised.
     """
     number = 1
     while True:
@@ -86,7 +86,7 @@ async def call_with_retries(
             wait_s = _wait_s(error, number)
             if wait_s > MAX_WAIT_S:
                 raise
-        # Outside the handler: a cancellation during the wait is not caused by the error.
+        # Sleep outside the handler, so that a cancellation during the wait is not chained to the error.
         await asyncio.sleep(wait_s)
         number += 1
 
@@ -103,7 +103,7 @@ _UNWANTED = "\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\
 _ANY_UNWANTED = re.compile(f"[{_UNWANTED}]")
 
 # Each alternative begins with a control character and stops at the next one, so matching takes linear time.
-# The last one removes all that is left: a second pass would find nothing.
+# The last alternative removes every remaining control character, so one pass is enough.
 _REMOVED = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # colors and cursor movements
     "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x00-\x1f\x7f-\x9f]*(?:\x07|\x1b\\\\|\x9c)"  # titles, links, strings
@@ -113,10 +113,10 @@ _REMOVED = re.compile(
 
 
 def sanitise(text: str, *, max_bytes: int, redact: Callable[[str], str] | None = None) -> tuple[str, bool]:
-    """The text to show, at most `max_bytes` of UTF-8 (64 or more), and whether it was cut.
+    """Return the text to show, at most `max_bytes` of UTF-8 (64 or more), and whether it was cut.
 
-    `redact` removes secrets after the cleaning, because a secret with an invisible character in it is not recognized,
-    and before the cut, because half a secret is not either. The last line of a text that was cut is
+    `redact` removes secrets. It runs after control characters are removed, because they can hide a secret, and before
+    the cut, because half a secret is not recognized. If the text was cut, its last line is
     `[cut: 65,497 of 1,234,567 bytes shown]`.
     """
     text = _clean(text)
@@ -127,7 +127,7 @@ def sanitise(text: str, *, max_bytes: int, redact: Callable[[str], str] | None =
 
 def _clean(text: str) -> str:
     if text.isascii():
-        # Several times faster than a regular expression, and nearly all results are ASCII.
+        # Several times faster than the regular expression, and nearly all results are ASCII.
         data = text.encode("ascii")
         if len(data.translate(None, _ASCII_CONTROLS)) == len(data):
             return text
@@ -142,9 +142,9 @@ def _cut(text: str, max_bytes: int) -> tuple[str, bool]:
     data = text.encode()
     if len(data) <= max_bytes:
         return text, False
-    # Room for the note with the largest possible number; the real one is never longer.
+    # Reserve space for the note with the largest possible number; the real note is never longer.
     room = max_bytes - len(_note(max_bytes, len(data)))
-    # Ignores only the character at the cut.
+    # Drops only an incomplete character at the cut.
     shown = data[:room].decode(errors="ignore")
     return shown + _note(len(shown.encode()), len(data)), True
 
@@ -154,39 +154,37 @@ def _note(shown: int, total: int) -> str:
 
 
 CallKey = tuple[str, str]
-"""A tool and its canonical arguments."""
+"""The tool's name and the canonical JSON of its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The per-server stages of a call. Episodes share it, even if they do not share the server's processes."""
+    """The per-server state of the pipeline. All episodes share it, even if each has its own server process."""
 
     name: str
     settings: ServerSettings
     version: str
     limits: Limits
     breaker: Breaker
-    rules: tuple[CompiledRule, ...]
     cache: ResultCache[CallKey, Answer] | None
     flights: Flights[CallKey, tuple[Answer, int]]
 
 
 def open_route(name: str, settings: ServerSettings, version: str, service: LimitsService | None = None) -> Route:
-    """A new route: nothing cached, the breaker closed, nothing spent except by others at the same service."""
+    """Create a route with an empty cache and a closed breaker. A shared `service` may have counted earlier calls."""
     return Route(
         name=name,
         settings=settings,
         version=version,
         limits=make_limits(name, settings, service),
         breaker=Breaker(name),
-        rules=compile_rules(settings.errors),
         cache=ResultCache(settings.cache_s) if settings.cache_s else None,
         flights=Flights(),
     )
 
 
 Instead = Callable[[str], Observation | None]
-"""What to show in place of a call of the tool with that name; None: make the call."""
+"""Tool name → the observation to show instead of making the call, or None to make the call."""
 
 _MAX_NAMES_SHOWN = 12
 _BUSY_S = 1.0
@@ -205,7 +203,7 @@ class _Request:
 
     @property
     def is_shared(self) -> bool:
-        """Whether an answer holds for all episodes: they share the server, and the tool has no state per episode."""
+        """Whether all episodes may share an answer: they share the server, and the tool keeps no state per episode."""
         return self.route.settings.isolation == "shared" and not self.tool.episodic
 
 
@@ -245,9 +243,9 @@ class Pipeline:
         servers: Mapping[str, CallableServer],
         instead: Instead | None = None,
     ) -> Observation:
-        """Run one call of the policy. `servers` are those of its lease, by name; in strict replay it is empty.
+        """Run one call of the policy. `servers` are the servers of its lease by name; in strict replay it is empty.
 
-        If `instead` returns an observation, a valid call is not made and not counted.
+        If `instead` returns an observation for a valid call, the call is neither made nor counted.
         """
         started = time.perf_counter()
         request = self._resolve(call, offered, servers)
@@ -279,7 +277,7 @@ class Pipeline:
     def _resolve(
         self, call: ToolCall, offered: Mapping[str, Tool], servers: Mapping[str, CallableServer]
     ) -> _Request | Observation:
-        """The call with its tool, route and arguments, or the reason why there is none, for the policy to read."""
+        """Return the call with its tool, route and arguments, or the reason for rejecting it, shown to the policy."""
         if call.problem is not None:
             return Observation(tool=call.name, server=None, text=call.problem, fault=Fault.POLICY)
         tool = offered.get(resolve_tool(call.name, offered, self._tool_aliases))
@@ -294,7 +292,7 @@ class Pipeline:
         return _Request(tool, arguments, route, servers.get(tool.server))
 
     async def _answer(self, request: _Request) -> _Outcome:
-        """The recorded, cached or shared answer of a read-only tool, or else a live one."""
+        """Return the recorded, cached or shared answer of a read-only tool; otherwise call the server."""
         tool, route = request.tool, request.route
         if self._mode == "replay":
             return self._recorded(request) or _Outcome(Answer(_NOT_RECORDED, is_error=True), Source.CASSETTE)
@@ -306,7 +304,7 @@ class Pipeline:
         key = (tool.name, canonical_json(request.arguments))
         if route.cache is not None and (cached := route.cache.get(key)) is not None:
             return _Outcome(cached, Source.CACHE)
-        # Stored as part of the shared work: the caller that started it may be cancelled while others wait.
+        # Store the answer inside the shared task: the caller that started it may be cancelled while others wait.
         (answer, attempts), shared = await route.flights.join(key, lambda: self._deliver_and_store(request, key))
         return _Outcome(answer, attempts=attempts, shared=shared)
 
@@ -316,12 +314,12 @@ class Pipeline:
         recording = self._cassette.find(route.name, route.version, tool.name, request.arguments)
         if recording is None:
             return None
-        # Sanitised again: it may have been recorded with other settings, or imported.
+        # Sanitise again: the answer may have been imported, or recorded with other settings.
         text, cut = sanitise(recording.text, max_bytes=route.settings.max_result_bytes, redact=SECRETS.redact)
         return _Outcome(Answer(text, truncated=recording.truncated or cut), Source.CASSETTE)
 
     async def _deliver_and_store(self, request: _Request, key: CallKey) -> tuple[Answer, int]:
-        """Call the server, then cache and record a good answer, but never an error."""
+        """Call the server. Cache and record the answer unless it is an error."""
         answer, attempts = await self._deliver(request)
         if answer.is_error:
             return answer, attempts
@@ -335,7 +333,7 @@ class Pipeline:
         return answer, attempts
 
     async def _deliver(self, request: _Request) -> tuple[Answer, int]:
-        """Call the server, with retries if they are safe. The answer, and the number of attempts."""
+        """Call the server, with retries if they are safe. Return the answer and the number of attempts."""
         tool, route = request.tool, request.route
 
         async def attempt(number: int) -> tuple[Answer, int]:
@@ -345,7 +343,7 @@ class Pipeline:
             if isinstance(error, CallDeadlineError):
                 return False  # the deadline limits the whole call, not one attempt
             if not request.is_shared and isinstance(error, ServerLostError):
-                return False  # the server died, and the state of the episode with it
+                return False  # the server died and lost the episode's state
             return may_repeat(error, read_only=tool.read_only, idempotent=tool.idempotent)
 
         return await call_with_retries(attempt, route.settings.attempts, repeatable=repeatable)
@@ -356,11 +354,11 @@ class Pipeline:
         await route.limits.spend()
         is_sent = False
         try:
-            # The rate limit last: calls that the breaker held back would otherwise go out in a burst.
+            # The rate limit comes last; otherwise calls that waited for the breaker would go out in a burst.
             async with route.breaker.guard(route.settings.call_deadline_s), route.limits.passage():
                 is_sent = True
                 answer = await request.server.call(tool.name, request.arguments, route.settings.call_deadline_s)
-                fault = recognise(answer.text, answer.is_error, route.rules)
+                fault = recognise(answer.text, answer.is_error, route.settings.errors)
                 if fault is Fault.INFRASTRUCTURE:
                     raise _disguised(tool, answer)
         except ToolServerError as error:
@@ -376,7 +374,7 @@ class Pipeline:
 
 
 def _presentable(answer: Answer, route: Route) -> Answer:
-    """The answer without secrets and control characters, and no longer than allowed."""
+    """Remove secrets and control characters from the answer, and cut it to the size limit."""
     note = f"\n{_CUT}" if answer.truncated else ""
     room = route.settings.max_result_bytes - len(note)
     text, cut = sanitise(answer.text, max_bytes=room, redact=SECRETS.redact)

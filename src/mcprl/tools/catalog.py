@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from mcprl.bounds import MAX_TOOLS, Steps
 from mcprl.errors import DuplicateToolError, EmptyCatalogError, ToolLimitError, UnknownToolError
 from mcprl.files import canonical_json
 from mcprl.protocol import EPISODE_SCOPE, SCOPE
-from mcprl.schemas import MAX_TOOLS, Steps
 from mcprl.secrets import SECRETS
 from mcprl.tools.arguments import ArgumentCheck
 
@@ -25,7 +25,7 @@ __all__ = ["Catalog", "Tool", "ToolDefinition", "compile_checks", "definition_of
 class ToolDefinition:
     """A tool as its server lists it. `read_only` and `idempotent` are the server's hints, False by default.
 
-    `episodic`: it works on a state that the server keeps per episode (see `mcprl.protocol`).
+    `episodic` means that the tool uses state that the server keeps per episode (see `mcprl.protocol`).
 
     ToolDefinition(name="find_person", description="City and time zone of a colleague.", read_only=True,
                    parameters={"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
@@ -40,12 +40,12 @@ class ToolDefinition:
     episodic: bool = False
 
     def fingerprint(self) -> str:
-        """SHA-256 of all fields, equal for equal definitions on every machine."""
+        """SHA-256 of all fields. Equal definitions have equal fingerprints on every machine."""
         return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
 
 
 def definition_of(listed: mcp_types.Tool) -> ToolDefinition:
-    """The definition in a server's listing, without secrets, since prompts, pins and cassettes show it."""
+    """Convert a listed tool. Removes secrets, because the definition appears in prompts, pin files and cassettes."""
     hints = listed.annotations
     return ToolDefinition(
         name=listed.name,
@@ -64,7 +64,7 @@ _MAX_COMPILE_STEPS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool as the policy sees it, and its server.
+    """A tool as the policy sees it, plus the name of its server.
 
     Tool(name="find_person", description="City and time zone of a colleague.", server="directory",
          parameters={"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
@@ -80,7 +80,7 @@ class Tool:
 
 
 def compile_checks(server: str, tools: Sequence[Tool]) -> dict[str, ArgumentCheck]:
-    """The argument checks of one server's tools, by name. May take seconds, so call it off the event loop.
+    """Compile the argument checks of one server's tools, by name. It may take seconds, so call it off the event loop.
 
     Raises BadToolSchemaError or ToolLimitError.
     """
@@ -94,7 +94,7 @@ def compile_checks(server: str, tools: Sequence[Tool]) -> dict[str, ArgumentChec
 
 
 class Catalog:
-    """The tools in the order of the servers' lists, with their argument checks. Rejects duplicate names."""
+    """All tools and their argument checks, in the order of the servers' lists. Rejects duplicate names."""
 
     def __init__(self, tools: Iterable[Tool], checks: Mapping[str, ArgumentCheck]) -> None:
         self._tools: dict[str, Tool] = {}
@@ -129,11 +129,11 @@ class Catalog:
         return tuple(self._tools)
 
     def check(self, name: str) -> ArgumentCheck:
-        """The compiled schema of a tool's arguments."""
+        """Return the compiled argument schema of a tool."""
         return self._checks[name]
 
     def closest(self, name: str) -> str | None:
-        """The tool with the most similar name, if any is similar."""
+        """Return the tool with the most similar name, or None if no name is similar."""
         close = difflib.get_close_matches(name[:_MAX_COMPARED], self._tools, n=1)
         return close[0] if close else None
 
@@ -149,7 +149,7 @@ class Catalog:
                 )
 
     def select(self, names: Sequence[str] | None) -> tuple[Tool, ...]:
-        """The named tools in that order, each once; None: all."""
+        """Return the named tools in that order, without duplicates. None selects all tools."""
         if names is None:
             return tuple(self)
         self.require(names, wanted_by="a lease")

@@ -1,8 +1,8 @@
-"""One connection to one tool server, which is restarted if it dies.
+"""One connection to one tool server. It restarts the server if the server dies.
 
-The SDK ties a session to the task that opened it. So each connection has an owner task, which opens a session, waits
-for its end, cleans up, and opens the next: at once after a death, with exponential backoff if deaths or failed starts
-follow each other closely. Other tasks make calls.
+The SDK ties a session to the task that opened it. So each connection has an owner task: it opens a session, waits until
+the session ends, cleans up, and opens the next one. It restarts at once after a first crash, and with exponential
+backoff if crashes or failed starts follow each other closely. Other tasks make the calls.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class Answer:
 
 
 class CallableServer(Protocol):
-    """A server as the pipeline calls it: one connection, or several that share the work."""
+    """What the pipeline needs from a server: one connection, or a pool of several."""
 
     async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer: ...
 
 
 def answer_of(result: CallToolResult) -> Answer:
-    """The text parts of a result, or else its structured content as JSON; other parts are only named."""
+    """Return the text parts of a result, or its structured content as JSON. Images and other parts are only named."""
     texts: list[str] = []
     omitted: list[str] = []
     for part in result.content:
@@ -102,13 +102,13 @@ def log_size(path: Path) -> int:
 
 
 def log_tail(path: Path, offset: int) -> str:
-    """The last lines that were written after `offset`."""
+    """Return the last lines written to the log after `offset`."""
     lines = path.read_bytes()[offset:].decode(errors="replace").splitlines() if path.exists() else []
     return "\n".join(lines[-_LOG_TAIL_LINES:])
 
 
 def one_line(error: Exception) -> str:
-    """An error (of a group, the first) in one line, without secrets and not too long."""
+    """Format an error as one short line without secrets. For an exception group, it uses the first error."""
     while isinstance(error, ExceptionGroup):
         error = cast("ExceptionGroup[Exception]", error).exceptions[0]
     text = shortened(" ".join(SECRETS.redact(str(error)).split()))
@@ -122,7 +122,7 @@ def shortened(text: str) -> str:
 
 
 def asked_wait_s(error: MCPError) -> float | None:
-    """The wait that a server asks for in the data of its error; None if it asks for none."""
+    """Return the wait in seconds that the error's data asks for, or None."""
     data: Any = error.data
     asked: Any = cast("dict[str, Any]", data).get(RETRY_AFTER_S) if isinstance(data, dict) else None
     if isinstance(asked, bool) or not isinstance(asked, int | float) or not math.isfinite(asked):
@@ -138,14 +138,14 @@ _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 10.0
 _SILENT_DEADLINES = 3
 
-# What the SDK, sockets and the start of a process raise if a server fails. A group comes from the SDK's tasks.
+# The exceptions that the SDK, sockets and process starts raise if a server fails. The SDK's tasks raise groups.
 _FAILURES = (MCPError, OSError, RuntimeError, ValidationError, httpx2.HTTPError, ExceptionGroup)
 
 
 class ServerConnection:
     """A tool server that is started when opened, restarted if it dies, and stopped when closed.
 
-    With `one_life` it is never restarted, because the state of an episode in it cannot be restored.
+    With `one_life`, the server is never restarted, because a new process would not have the episode's state.
     """
 
     def __init__(self, spec: ServerSpec, *, log: Path, pins: PinnedTools | None = None, one_life: bool = False) -> None:
@@ -168,7 +168,7 @@ class ServerConnection:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running server; None if it is not running or mcprl did not start it."""
+        """Process id of the running server. None if it is not running, or if mcprl did not start it."""
         session = self._current()
         return session.child.pid if session is not None and session.child is not None else None
 
@@ -178,7 +178,7 @@ class ServerConnection:
         return self._current() is not None
 
     async def open(self) -> None:
-        """Start the server and list its tools. Raises ServerStartError, or ToolsChangedError."""
+        """Start the server and list its tools. Raises ServerStartError or ToolsChangedError."""
         if self._owner is not None:
             raise RuntimeError(f"the connection to server {self.spec.name!r} is already open")
         self._owner = asyncio.create_task(self._own(), name=f"server {self.spec.name}")
@@ -187,7 +187,7 @@ class ServerConnection:
     async def call(
         self, tool: str, arguments: Mapping[str, Any], deadline_s: float, *, meta: Mapping[str, Any] | None = None
     ) -> Answer:
-        """Call a tool; if the server has just died, wait for its restart first. `meta` goes with the request.
+        """Call a tool. If the server has just died, wait for its restart first. `meta` is sent with the request.
 
         Raises ServerLostError if the server dies during the call, CallDeadlineError if it takes too long (the session
         stays open), ServerStartError if it cannot be restarted, ServerBusyError if it asks to be called later,
@@ -201,7 +201,7 @@ class ServerConnection:
             self.in_flight -= 1
 
     async def close(self) -> None:
-        """End the session, the server's process and the owner task. Calls in flight raise ServerLostError."""
+        """End the session, the server's process and the owner task. Calls in progress raise ServerLostError."""
         if self._owner is None:
             return
         self._closing.set()
@@ -235,12 +235,12 @@ class ServerConnection:
         meta: Mapping[str, Any] | None,
     ) -> Answer:
         started = asyncio.get_running_loop().time()
-        # In its own task: a cancelled call first notifies the server, and nobody should wait for that.
+        # In its own task: on cancellation, the SDK first notifies the server, and the caller should not wait for that.
         calling = asyncio.create_task(session.client.call_tool(tool, dict(arguments), meta=cast("Any", meta)))
         session.calls.add(calling)
         calling.add_done_callback(session.forget)
         try:
-            # Not the SDK's timeout, which starts only when the request is written, and again for each round.
+            # Not the SDK's timeout: it starts only after the request is written, and restarts with each round trip.
             done, _ = await asyncio.wait((calling,), timeout=deadline_s)
         finally:
             calling.cancel()
@@ -269,7 +269,7 @@ class ServerConnection:
         return None if session.over.is_set() else session
 
     async def live_session(self) -> Session:
-        """The running session, or the next one: all calls that find the server dead wait for the same restart."""
+        """Return the running session, or wait for the next. All calls that find the server dead share one restart."""
         session = self._current()
         if session is not None:
             return session
@@ -284,11 +284,11 @@ class ServerConnection:
         if attempt.done():
             return attempt.result()
         if not self._owner.cancelled():
-            self._owner.result()  # a bug in the owner task is raised here instead of leaving calls waiting
+            self._owner.result()  # a bug in the owner task is raised here; otherwise calls would wait forever
         raise self._lost("was called while its connection was closing", delivered=False)
 
     def _demand(self) -> asyncio.Future[Session]:
-        """The start under way, or a new one that the owner task now makes."""
+        """Return the future of the current start, or ask the owner task for a new start."""
         if self._attempt is None or self._attempt.done():
             self._attempt = asyncio.get_running_loop().create_future()
             self._wanted.set()
@@ -305,14 +305,14 @@ class ServerConnection:
             await self._live_once(self._attempt)
 
     async def _back_off(self) -> None:
-        """Back off from a server that keeps ending soon after its start."""
+        """Wait before restarting a server that keeps dying soon after its start."""
         if self._short_lives > 1:
             wait_s = min(_FIRST_BACKOFF_S * 2 ** (self._short_lives - 2), _MAX_BACKOFF_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), wait_s)
 
     async def _live_once(self, attempt: asyncio.Future[Session]) -> None:
-        """Start the server, publish the session, and wait until it is over."""
+        """Start the server, publish the session, and wait until the session ends."""
         self._log_offset = log_size(self.log)
         session: Session | None = None
         born = asyncio.get_running_loop().time()
@@ -333,7 +333,7 @@ class ServerConnection:
         except (ServerStartError, ConfigurationError) as error:
             self._fail(attempt, error)
         except _FAILURES as error:
-            # The SDK's task groups also wrap our own errors.
+            # The SDK's task groups wrap our own errors too.
             if session is None:
                 self._fail(attempt, self._refused or self._start_error(error))
             else:
@@ -349,7 +349,7 @@ class ServerConnection:
         return session
 
     async def _stay(self, session: Session) -> None:
-        """Wait until the session is over; compare the list of tools again whenever the server reports a change."""
+        """Wait until the session ends. Compare the list of tools again whenever the server reports a change."""
         over = asyncio.ensure_future(session.until_over())
         watching = asyncio.ensure_future(session.watch_tools())
         try:
@@ -368,7 +368,7 @@ class ServerConnection:
     async def _list_tools(self, session: Session) -> None:
         try:
             session.definitions = await list_tools(self.spec.name, session.client)
-            # Off the event loop: the list may be large.
+            # In a thread, because the list may be large.
             await asyncio.to_thread(self.pins.check, session.definitions)
         except (ToolsChangedError, ToolLimitError) as error:
             self._refused = error
@@ -376,9 +376,9 @@ class ServerConnection:
             raise
 
     def _count_deadline(self, session: Session, started: float) -> None:
-        """End a session that was silent during several whole calls: the server is stuck, not slow."""
+        """Count a missed deadline. End the session if the server sent nothing during several such calls in a row."""
         if self.spec.make is not None or session.heard_at >= started:
-            # A server inside this process sends no messages, and cannot be stuck alone.
+            # A server inside this process sends no messages, and if it is stuck, so is this process.
             self._silent_deadlines = 0
             return
         self._silent_deadlines += 1
@@ -386,9 +386,9 @@ class ServerConnection:
             session.end(f"it sent nothing during {self._silent_deadlines} calls that passed their deadline")
 
     async def _answer_to_error(self, session: Session, tool: str, error: MCPError) -> Answer:
-        """Tell apart a JSON-RPC error of the transport, of the policy's arguments, and of the server.
+        """Convert a JSON-RPC error by its cause: the transport, the policy's arguments, or the server.
 
-        Errors are raised `from None`: a traceback would print the server's own text, secrets included.
+        Errors are raised `from None`, because a traceback would print the server's text, including secrets.
         """
         outcome = outcome_of(error)
         if outcome is not None:
@@ -426,7 +426,7 @@ class ServerConnection:
         self._short_lives += 1
         if not attempt.done():
             attempt.set_exception(error)
-            attempt.exception()  # marks it as retrieved: the call that wanted it may have been cancelled
+            attempt.exception()  # marks the exception as retrieved: the caller may have been cancelled
 
     def _start_error(self, cause: Exception) -> ServerStartError:
         if isinstance(cause, TimeoutError):
@@ -434,13 +434,15 @@ class ServerConnection:
         else:
             what = one_line(cause)
         tail = log_tail(self.log, self._log_offset)
+        name = f"servers.settings.{self.spec.name}"
         return ServerStartError(
             f"server {self.spec.name!r} did not start: {what}" + (f"; its log ends:\n{tail}\n" if tail else ""),
-            fix=f"fix the error in its log {self.log}, or run its command by hand",
+            fix=f"fix the error in its log {self.log}, or run its command by hand"
+            + (f"; declare what it lacks in {name}.sandbox" if self.spec.settings.sandbox is not None else ""),
         )
 
     def state_lost(self) -> ServerLostError:
-        """The error of an episode whose server died and was replaced by one without its state."""
+        """Return the error for an episode whose server died: the new process does not have the episode's state."""
         return self._lost("died earlier in this episode, and the episode's state with it", delivered=False)
 
     def _busy(self, detail: str, *, delivered: bool, retry_after_s: float | None) -> ServerBusyError:
@@ -464,7 +466,7 @@ class ServerConnection:
 
 
 async def _finished(task: asyncio.Task[None]) -> None:
-    """Wait for a task to end even if we are cancelled: it is cleaning up, and its waits are bounded."""
+    """Wait for a task to end, even if the caller is cancelled. The task is cleaning up, with bounded waits."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -476,6 +478,6 @@ async def _finished(task: asyncio.Task[None]) -> None:
 
 
 async def _soon_over(session: Session) -> None:
-    """Wait a moment for the end of the server's process to be noticed."""
+    """Wait briefly until the end of the server's process is noticed."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(session.over.wait(), _END_GRACE_S)

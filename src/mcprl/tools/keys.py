@@ -1,8 +1,8 @@
-"""Keys of tool servers: where they come from, how the mcpServers file refers to them, and which are secrets.
+"""API keys for tool servers: where they come from, how the mcpServers file refers to them, and which are secrets.
 
 The file itself holds no keys. Like other MCP clients, mcprl expands `${NAME}` and `${NAME:-default}` in `command`,
-`args`, `url` and in the values of `env` and `headers`, and nowhere else. It looks `NAME` up in the environment, then in
-the env file. An empty value counts as missing: the server would only reject it later.
+`args`, `url` and in the values of `env` and `headers`, and nowhere else. It looks up `NAME` in the environment, then in
+the env file. An empty value counts as missing, because the server would reject it later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MIN_PATH_SECRET = 20
 
 
 def load_keys(env_file: Path | None) -> Mapping[str, str]:
-    """The environment, completed by `NAME=value` lines of `env_file`, or of `.env` in this folder if it exists.
+    """Return the environment plus the `NAME=value` lines of `env_file`, or of `.env` in this folder if it exists.
 
     Values are literal: `$` in a password is a dollar sign. Quotes, comments and `export` work as in other tools that
     read such files. A line that cannot be parsed is an error.
@@ -55,7 +55,7 @@ def _read(path: Path) -> dict[str, str]:
     keys: dict[str, str] = {}
     for binding in parse_stream(io.StringIO(text)):
         if binding.error:
-            raise MissingKeyError(  # the line may hold a key, so it is not shown
+            raise MissingKeyError(  # do not show the line, because it may contain a key
                 f"the env file {path} has a line that is not NAME=value: line {binding.original.line}",
                 fix="correct it, or begin it with # to make it a comment",
             )
@@ -65,7 +65,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 class Expansion:
-    """One entry of the mcpServers file with its references replaced. `used` has the keys found, `missing` the others.
+    """One entry of the mcpServers file with its references replaced. `used` holds the keys found, `missing` the others.
 
     Expansion({"command": "fmp", "env": {"KEY": "${FMP_API_KEY}"}}, {"FMP_API_KEY": "3f9a…"}).entry
     == {"command": "fmp", "env": {"KEY": "3f9a…"}}
@@ -97,7 +97,7 @@ class Expansion:
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Change every string in a field, but not the keys of objects. Other values are left for validation to reject."""
+    """Apply `change` to every string in a field, but not to the keys of objects. Validation rejects other values."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -110,9 +110,9 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
 def expand_entries(
     path: Path, entries: Mapping[str, dict[str, Any]], env_file: Path | None
 ) -> dict[str, dict[str, Any]]:
-    """The entries of an mcpServers file with keys in place of references. Registers the secrets among them.
+    """Return the entries of an mcpServers file with references replaced by keys. Registers the secrets among the keys.
 
-    Raises MissingKeyError that names all missing keys.
+    Raises one MissingKeyError that names all missing keys.
     """
     SECRETS.install_in_logging()
     keys = load_keys(env_file)
@@ -120,13 +120,13 @@ def expand_entries(
     missing: dict[str, list[str]] = {}
     for server, expansion in expansions.items():
         if expansion.foreign:
-            # They belong to other clients. Passed on literally, they would be wrong keys.
+            # References in the syntax of other clients. Passed on literally, they would be wrong keys.
             raise ServerFileError(
                 f"{path}: server {server!r} has {expansion.foreign[0]!r}, which mcprl does not expand",
                 fix="write ${NAME} or ${NAME:-default}",
             )
-        # Registered before any message about the entry, which could hold a key. A path, a region or a date is not a
-        # secret, unless its name is that of one.
+        # Register before any message about the entry, because the message could contain a key. A value that looks like
+        # a path, a region or a date is not a secret, unless its variable has the name of a secret.
         for name, value in expansion.used.items():
             _register(name, value, surely=looks_secret(name))
         register_secrets(server, expansion.entry)
@@ -144,11 +144,11 @@ def expand_entries(
 
 
 def register_secrets(server: str, entry: Mapping[str, Any]) -> None:
-    """Register the secrets in an entry, so that no text shows them.
+    """Register the secrets in an entry, so that they are redacted everywhere.
 
-    - Values of `env` and `headers` with the name of a secret; of `Bearer X`, X.
-    - Values in `args` after options with the name of a secret.
-    - In URLs: the password, parameters with the name of a secret, and long random parts of the path.
+    - Values of `env` and `headers` whose name is that of a secret, such as API_KEY. In `Bearer X`, only X is secret.
+    - Values in `args` after options whose name is that of a secret.
+    - In URLs: the password, parameters whose name is that of a secret, and long random parts of the path.
     """
     for field in ("env", "headers"):
         values = entry.get(field)
@@ -201,7 +201,7 @@ def _register_url(name: str, text: str) -> None:
         parts = urlsplit(text)
         user, password = parts.username or "", parts.password or ""
     except ValueError:
-        return  # not a URL; validation of the entry reports it
+        return  # not a URL; the validation of the entry reports it
     SECRETS.add(f"{name}_password", unquote(password))
     if not password and not _is_plain(user):
         SECRETS.add(f"{name}_user", unquote(user))
@@ -217,7 +217,7 @@ _PLAIN_PIECE = re.compile(r"[a-z]{0,14}|[A-Z]{0,14}|[A-Z][a-z]{0,13}|[0-9]{1,8}|
 
 
 def _is_plain(value: str) -> bool:
-    """Whether a value consists of words and small numbers, like a path, host, region, date or model name."""
+    """Return True if a value consists of words and small numbers, like a path, host, region, date or model name."""
     return len(value) < MIN_SECRET_CHARACTERS or all(
         _PLAIN_PIECE.fullmatch(piece) for piece in re.split(r"[^A-Za-z0-9]", value)
     )

@@ -1,14 +1,14 @@
 """Rate limits and budgets of tool servers, for one process or shared by several.
 
-A route asks its `Limits` before each call. If one process plays the run, it keeps the limits itself. If several do, a
-vendor still counts all calls together: one `SharedLimits` then holds the limits of every server, and every route asks
-it through `RemoteLimits`.
+A route asks its `Limits` before each call. If one process runs all episodes, it keeps the limits itself. If several
+processes do, the vendor still counts their calls together. Then one `SharedLimits` holds the limits of every server,
+and every route asks it through `RemoteLimits`.
 
     service = SharedLimits(limit_settings(config))         # once per run
     open_toolbox(config, log_dir=logs, limits=service)     # in each process, through a LimitsService
 
-A limit is never exceeded, even if messages between the processes are lost: what a process took and could not give back
-stays taken, a place in the rate until it expires and a call of the budget until the run ends.
+A limit is never exceeded, even if messages between the processes are lost. If a process cannot give back what it took,
+a place in the rate limit stays taken until it expires, and a call of the budget until the run ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Budget:
-    """Counts each call sent to a server and refuses the first that would exceed a limit.
+    """Counts each call sent to a server. Refuses a call that would exceed a limit.
 
     Money is counted in decimal, as it is written in the configuration: three calls at 0.1 cost 0.3, not
     0.30000000000000004.
@@ -48,7 +48,7 @@ class Budget:
     def __init__(self, server: str, settings: BudgetSettings) -> None:
         self._server = server
         self._max_calls = settings.calls
-        # str gives the shortest text for a float: the digits that the user wrote.
+        # str gives the shortest text that parses to this float, which is what the user wrote.
         self._max_usd = None if settings.usd is None else Decimal(str(settings.usd))
         self._price = Decimal(str(settings.usd_per_call))
         self.calls = 0
@@ -56,11 +56,11 @@ class Budget:
 
     @property
     def usd(self) -> float:
-        """What the calls cost."""
+        """The cost of the calls in USD."""
         return float(self.calls * self._price)
 
     def spend(self) -> None:
-        """Count the call that is about to be sent, or raise BudgetExceededError and count nothing."""
+        """Count a call before it is sent. If it exceeds the budget, raise BudgetExceededError and do not count it."""
         calls = self.calls + 1
         if self._max_calls is not None and calls > self._max_calls:
             raise self._exceeded(f"{self.calls:,} of {self._max_calls:,} calls", "calls")
@@ -70,7 +70,7 @@ class Budget:
         self.calls = calls
 
     def refund(self) -> None:
-        """Undo one `spend` whose call was certainly not sent."""
+        """Undo one `spend`. Only for a call that was certainly not sent."""
         assert self.calls > 0
         self.calls -= 1
 
@@ -82,7 +82,7 @@ class Budget:
 
 
 class RateLimit:
-    """Lets calls pass in the order they came, no more than the rate allows. A cancelled waiter uses up nothing.
+    """Lets calls pass in order of arrival, no faster than the rate allows. A cancelled waiter uses no capacity.
 
     async with limit.passage():
         answer = await server.call(...)
@@ -92,7 +92,7 @@ class RateLimit:
         self._per_s = settings.per_s if settings is not None else 0.0
         self._places = asyncio.Semaphore(settings.calls) if settings is not None else None
         self._paused_until = 0.0
-        # A lock is granted in the order of requests. Its holder is the caller whose turn is next.
+        # asyncio.Lock is first come, first served. The task that holds it is the next to pass.
         self._turn = asyncio.Lock()
         self._num_waiting = 0
 
@@ -107,11 +107,11 @@ class RateLimit:
                 self.free_place(latest)
 
     def pause(self, seconds: float) -> None:
-        """Let no call pass for this long, as Retry-After asks. A longer pause under way stays."""
+        """Let no call pass for `seconds`, as Retry-After asks. A longer pause in progress is kept."""
         self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
 
     async def take_place(self) -> asyncio.TimerHandle | None:
-        """Wait for a place. Returns the timer that frees it at the latest."""
+        """Wait for a place. Return the timer that frees it if nobody does so earlier."""
         loop = asyncio.get_running_loop()
         places = self._places
         if self._num_waiting or loop.time() < self._paused_until or (places is not None and places.locked()):
@@ -126,7 +126,7 @@ class RateLimit:
         return None if places is None else loop.call_later(2 * self._per_s, places.release)
 
     def free_place(self, latest: asyncio.TimerHandle) -> None:
-        """The call was answered: free its place a period from now, or at `latest` if that is sooner."""
+        """Free the place of an answered call one period from now, or when `latest` fires if that is sooner."""
         loop = asyncio.get_running_loop()
         assert self._places is not None
         if loop.time() + self._per_s < latest.when():
@@ -137,7 +137,7 @@ class RateLimit:
         if self._places is not None:
             await self._places.acquire()
         try:
-            # In a loop: the pause may be extended meanwhile, and a timer may fire a little early.
+            # In a loop: the pause may be extended during the sleep, and a timer may fire slightly early.
             while (delay_s := self._paused_until - loop.time()) > 0:  # noqa: ASYNC110 - it waits for a time
                 await asyncio.sleep(delay_s)
         except asyncio.CancelledError:
@@ -161,34 +161,34 @@ class LocalLimits:
 
     @property
     def usd(self) -> float:
-        """What they cost."""
+        """The cost of these calls in USD."""
         return self.budget.usd
 
     async def spend(self) -> None:
-        """Count the call that is about to be sent, or raise BudgetExceededError and count nothing."""
+        """Count a call before it is sent. If it exceeds the budget, raise BudgetExceededError and do not count it."""
         self.budget.spend()
 
     async def refund(self) -> None:
-        """Undo one `spend` whose call was certainly not sent."""
+        """Undo one `spend`. Only for a call that was certainly not sent."""
         self.budget.refund()
 
     async def pause(self, seconds: float) -> None:
-        """Let no call pass for this long."""
+        """Let no call pass for `seconds`."""
         self.rate.pause(seconds)
 
     async def settle(self) -> None:
-        """Return when every refund has arrived: here, at once."""
+        """Wait until every refund has arrived. Local refunds are immediate, so this returns at once."""
 
 
 class LimitsService(Protocol):
-    """The limits of every server, for callers in other processes. A client that reaches `SharedLimits` implements it.
+    """The limits of every server, for callers in other processes. Implemented by a client of `SharedLimits`.
 
-    A service that cannot be reached raises an InfrastructureError. BudgetExceededError is passed on as it is. If a
-    caller is cancelled, its request is cancelled at the service.
+    If the service cannot be reached, its methods raise an InfrastructureError. BudgetExceededError is passed on
+    unchanged. If a caller is cancelled, its request is cancelled at the service.
     """
 
     async def spend(self, server: str) -> None:
-        """Count one call, or raise BudgetExceededError and count nothing."""
+        """Count one call. If it exceeds the budget, raise BudgetExceededError and do not count it."""
         ...
 
     async def refund(self, server: str) -> None:
@@ -196,24 +196,24 @@ class LimitsService(Protocol):
         ...
 
     async def take_place(self, server: str) -> int | None:
-        """Wait until the next call may be sent. Returns the ticket to free the place with; None without a rate."""
+        """Wait until the next call may be sent. Return a ticket for `free_place`, or None if there is no rate."""
         ...
 
     async def free_place(self, server: str, ticket: int) -> None:
-        """The call of that ticket was answered. A ticket that expired or was freed before changes nothing."""
+        """Free the place of an answered call. Does nothing if the ticket has expired or was already freed."""
         ...
 
     async def pause(self, server: str, seconds: float) -> None:
-        """Let no call of any process pass for this long."""
+        """Let no call of any process pass for `seconds`."""
         ...
 
     async def spent(self, server: str) -> tuple[int, float]:
-        """Calls of all processes so far, and their cost in USD."""
+        """Return the number of calls of all processes so far, and their cost in USD."""
         ...
 
 
 class SharedLimits:
-    """The limits of every server of a run, in one process, for all processes.
+    """The limits of every server of a run. One process holds them for all processes.
 
     service = SharedLimits({"fmp": ServerSettings(rate=RateSettings(calls=300, per_s=60.0))})
     await service.spend("fmp")
@@ -221,8 +221,8 @@ class SharedLimits:
     ...  # make the call
     await service.free_place("fmp", ticket)
 
-    A `take_place` that is cancelled while it waits uses up nothing. A place whose ticket is never freed, because its
-    worker died, is free again two periods after it was taken. Counts are kept in memory: a run has one service.
+    A `take_place` that is cancelled while it waits uses no capacity. If a worker dies and never frees its ticket, the
+    place is free again two periods after it was taken. Counts are in memory only: a run has one service.
     """
 
     def __init__(self, settings: Mapping[str, ServerSettings]) -> None:
@@ -241,7 +241,7 @@ class SharedLimits:
         if latest is None:
             return None
         tickets, now = self._tickets[server], asyncio.get_running_loop().time()
-        # If a worker died, its tickets are never freed. They expire in the order in which they were made.
+        # The tickets of a dead worker are never freed. Tickets expire in the order in which they were made.
         while tickets and tickets[oldest := next(iter(tickets))].when() <= now:
             del tickets[oldest]
         ticket = next(self._numbers)
@@ -262,7 +262,7 @@ class SharedLimits:
         return limits.calls, limits.usd
 
     def num_tickets(self, server: str) -> int:
-        """Tickets in memory: those in use, and expired ones until the next is made."""
+        """The number of tickets in memory: those in use, and expired ones until the next ticket is made."""
         return len(self._tickets[server])
 
     def _of(self, server: str) -> LocalLimits:
@@ -277,17 +277,18 @@ class SharedLimits:
 
 
 class RemoteLimits:
-    """The limits of a server that other processes call as well, kept by a service.
+    """The limits of a server that other processes call too. A service keeps them.
 
-    `calls` and `usd` count what went through here, so the counts of all processes add up to those of the service. A
-    refund to a service that is gone is lost without an error: the answer is still good, and the next `spend` raises.
+    `calls` and `usd` count only the calls of this process, so the counts of all processes add up to those of the
+    service. If the service is gone, a refund is lost without an error: the answer is still good, and the next `spend`
+    raises.
     """
 
     def __init__(self, service: LimitsService, server: str, *, usd_per_call: float = 0.0) -> None:
         self._service = service
         self._server = server
         self._share = Budget(server, BudgetSettings(usd_per_call=usd_per_call))
-        # An event loop holds its tasks only weakly.
+        # The event loop holds only weak references to tasks.
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -303,14 +304,15 @@ class RemoteLimits:
         try:
             await asyncio.shield(spending)
         except asyncio.CancelledError:
-            # Only the service knows whether it has counted the call.
+            # Only the service knows whether it counted the call.
             self._start(self._take_back(spending))
             raise
         self._share.spend()
 
     async def refund(self) -> None:
         self._share.refund()
-        # Completed even if the caller is cancelled; awaited because the caller's next `spend` may need it.
+        # Runs to the end even if the caller is cancelled. Awaited, because the caller's next `spend` may need the
+        # refund.
         await asyncio.shield(self._start(_send(self._service.refund(self._server))))
 
     @asynccontextmanager
@@ -320,7 +322,7 @@ class RemoteLimits:
             yield
         finally:
             if ticket is not None:
-                # The answer does not wait for the service.
+                # Do not delay the answer until the service replies.
                 self._start(_send(self._service.free_place(self._server, ticket)))
 
     async def pause(self, seconds: float) -> None:
@@ -331,7 +333,7 @@ class RemoteLimits:
             await asyncio.wait(self._background)
 
     async def _take_back(self, spending: asyncio.Future[None]) -> None:
-        with contextlib.suppress(McprlError):  # refused, or the service is gone: nothing to take back
+        with contextlib.suppress(McprlError):  # refused, or the service is gone: nothing to undo
             await spending
             await self._service.refund(self._server)
 
@@ -348,13 +350,13 @@ async def _send(request: Awaitable[None]) -> None:
 
 
 Limits = LocalLimits | RemoteLimits
-"""The limits of one server, as its route asks for them."""
+"""The limits of one server."""
 
 
 def limit_settings(config: ServersConfig) -> Mapping[str, ServerSettings]:
-    """The settings of every server that a toolbox of this configuration would start. Starts none.
+    """Return the settings of every server that a toolbox with this configuration would start. Starts no server.
 
-    Reads the mcpServers file as the toolbox does, so its errors are reported before a worker is started.
+    It reads the mcpServers file as the toolbox does, so errors in the file are reported before a worker starts.
     """
     if config.cassette_mode == "replay":
         return config.settings
@@ -363,10 +365,10 @@ def limit_settings(config: ServersConfig) -> Mapping[str, ServerSettings]:
 
 
 def make_limits(server: str, settings: ServerSettings, service: LimitsService | None) -> Limits:
-    """The limits of a server, kept by this process or by a service for several.
+    """Create the limits of a server, kept by this process or by a service for several processes.
 
-    A server without a rate and without a limit in its budget has nothing to share, so its calls need not ask: each
-    process counts its own, and waits by itself if the server asks for a pause.
+    A server without a rate and without a budget limit has nothing to share, so its limits are always local: each
+    process counts its own calls, and waits on its own if the server asks for a pause.
     """
     budget = settings.budget
     is_limited = settings.rate is not None or budget.calls is not None or budget.usd is not None

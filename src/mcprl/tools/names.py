@@ -1,25 +1,22 @@
 """Names of tools and arguments (allow and deny patterns, aliases), and rules for errors in the text of results.
 
-An alias never replaces a name that a tool really has: `{ticker: symbol, symbol: ticker}` works for tools with `symbol`
-and for tools with `ticker`. Aliases do not chain.
+An alias never replaces a name that the tool itself has: `{ticker: symbol, symbol: ticker}` works for tools with
+`symbol` and for tools with `ticker`. Aliases do not chain.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from mcprl.bounds import is_found
 from mcprl.config import ErrorRule
 from mcprl.errors import Fault
 
 __all__ = [
     "SEARCHED_CHARS",
-    "CompiledRule",
-    "compile_rules",
     "is_offered",
     "matches",
     "recognise",
@@ -29,54 +26,36 @@ __all__ = [
 
 
 def matches(tool: str, patterns: Sequence[str]) -> bool:
-    """Whether a tool's name matches any of the patterns."""
+    """Return True if a tool's name matches one of the patterns."""
     return any(fnmatchcase(tool, pattern) for pattern in patterns)
 
 
 def is_offered(tool: str, allow: Sequence[str], deny: Sequence[str]) -> bool:
-    """Whether a tool is allowed and not denied: a denial wins."""
+    """Return True if a tool is allowed and not denied. `deny` takes precedence."""
     return matches(tool, allow) and not matches(tool, deny)
 
 
 SEARCHED_CHARS = 2048
-"""How much of a result the rules search. An error message is at the beginning, and long results are not errors.
+"""How many characters of a result the rules search. Error messages are at the beginning; long results are not errors.
 
-The rules are the user's regular expressions. Python takes quadratic time for a rule as plain as `\\w+: error` if it
-does not match: at most about 60 ms for this many characters, a minute for 64 KiB. Users must avoid rules of exponential
-time, such as `(a+)+$`. `$` matches at the end of the searched part.
+`$` matches at the end of the searched part.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledRule:
-    """An error rule, compiled.
-
-    CompiledRule(pattern=re.compile('"error": "(rate limit|upstream)'), fault=Fault.INFRASTRUCTURE)
-    """
-
-    pattern: re.Pattern[str]
-    fault: Fault
-
-
-def compile_rules(rules: Sequence[ErrorRule]) -> tuple[CompiledRule, ...]:
-    """The rules of a server's settings, in their order."""
-    return tuple(CompiledRule(re.compile(rule.match), Fault(rule.fault)) for rule in rules)
-
-
-def recognise(text: str, is_error: bool, rules: Sequence[CompiledRule]) -> Fault | None:
+def recognise(text: str, is_error: bool, rules: Sequence[ErrorRule]) -> Fault | None:
     """Whose fault a result is; None if it is not an error.
 
-    The first matching rule decides, whether or not the server reports an error. If none matches, an error that the
-    server reports is the policy's fault: MCP intends it for the model to read.
+    The first matching rule decides, even if the server reports success. If no rule matches, an error that the server
+    reports is the policy's fault, because MCP intends such errors for the model.
     """
     for rule in rules:
-        if rule.pattern.search(text, 0, SEARCHED_CHARS):
-            return rule.fault
+        if is_found(rule.match, text[:SEARCHED_CHARS]):
+            return Fault(rule.fault)
     return Fault.POLICY if is_error else None
 
 
 def resolve_tool(name: str, offered: Collection[str], aliases: Mapping[str, str]) -> str:
-    """The tool that `name` refers to. An unknown name is returned unchanged, for the error message."""
+    """Return the tool that `name` refers to. An unknown name is returned unchanged, for use in the error message."""
     if name in offered:
         return name
     target = aliases.get(name)
@@ -86,11 +65,11 @@ def resolve_tool(name: str, offered: Collection[str], aliases: Mapping[str, str]
 def resolve_arguments(
     arguments: Mapping[str, Any], properties: Collection[str], aliases: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The arguments under the names of the tool's schema, in their order, as a new dictionary.
+    """Rename arguments to match the tool's schema. Returns a new dictionary in the same order.
 
-    An argument is renamed if the tool has an argument of the target name, none of the given name, and the target is
-    given neither directly nor by a second alias. Nothing is dropped: an ambiguous argument keeps its name, and
-    validation reports it.
+    An argument is renamed if the tool has the target name but not the given name, and no other argument of the call
+    provides the target, directly or through a second alias. Nothing is dropped: an ambiguous argument keeps its name,
+    and validation reports it.
 
     resolve_arguments({"python_code": "1+1"}, {"code"}, {"python_code": "code"}) == {"code": "1+1"}
     """

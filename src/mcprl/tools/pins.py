@@ -1,7 +1,8 @@
-"""Pinned tools: a server may not change its tools unnoticed, within a run or between runs.
+"""Pinned tools: detect if a server changes its tools, within a run or between runs.
 
-A description is part of the prompt. A server that rewrites one, or widens a schema, changes the policy's input and its
-possible actions. So tools are compared with the pinned ones, by the hash of all fields, each time a server starts.
+A description is part of the prompt. A server that rewrites a description or extends a schema changes the policy's input
+and its possible actions. So each time a server starts, its tools are compared with the pinned ones by the hash of all
+fields.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["PinnedTools", "ToolsDiff", "compare_tools", "read_pins", "write_pins
 
 _FORMAT = 1
 _MAX_DIFF_LINES = 40
-# Per definition, and for the whole diff: comparing lines takes quadratic time.
+# A limit per definition and for the whole diff, because comparing lines takes quadratic time.
 _MAX_COMPARED_LINES = 1000
 _PIECE = re.compile(r".{1,100}$|.{1,99} |.{1,100}")
 _CONTINUED = "… "
@@ -33,7 +34,7 @@ _CONTINUED = "… "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsDiff:
-    """How the tools of a server differ from the pinned ones: names, and the lines of a unified diff of the definitions.
+    """How the tools of a server differ from the pinned ones: names, and a unified diff of the definitions.
 
     ToolsDiff(added=(), removed=("list_people",), changed=("find_person",),
               lines=("--- find_person, pinned", "+++ find_person, listed", "@@ -2,3 +2,3 @@", …))
@@ -45,17 +46,17 @@ class ToolsDiff:
     lines: tuple[str, ...]
 
     def summary(self) -> str:
-        """One phrase, such as: changed 'find_person'; removed 'list_people'."""
+        """Describe the difference in one phrase, such as: changed 'find_person'; removed 'list_people'."""
         kinds = {"changed": self.changed, "added": self.added, "removed": self.removed}
         return "; ".join(f"{kind} {', '.join(map(repr, names))}" for kind, names in kinds.items() if names)
 
 
 class PinnedTools:
-    """The tools of one server as they were when the run began, or as a pin file says.
+    """The tools of one server as first listed in this run, or as given by a pin file.
 
     pinned = PinnedTools("directory")
-    pinned.check(listed)        # the server's first start: remembered
-    pinned.check(listed_again)  # after a restart: the same tools, or ToolsChangedError
+    pinned.check(listed)        # first start of the server: stores the tools
+    pinned.check(listed_again)  # after a restart: raises ToolsChangedError unless the tools are the same
 
     With a pin file: `PinnedTools(name, pins.get(name, ()), source=str(path))`.
     """
@@ -72,7 +73,7 @@ class PinnedTools:
     def definitions(self) -> tuple[ToolDefinition, ...]:
         """The tools as first listed, in the server's order, so that a pin file never changes a prompt.
 
-        Before the first listing: the pinned ones.
+        Before the first listing, the tools of the pin file.
         """
         return (self._listed if self._listed is not None else self._pinned) or ()
 
@@ -81,7 +82,7 @@ class PinnedTools:
         if self._pinned is None:
             self._pinned = self._listed = tuple(listed)
         if self._listed == tuple(listed):
-            return  # the usual case, and faster than comparing hashes
+            return  # the usual case; faster than comparing hashes
         diff = compare_tools(self._pinned, listed)
         if diff is None:
             self._listed = self._listed if self._listed is not None else tuple(listed)
@@ -97,7 +98,7 @@ class PinnedTools:
 
 
 def compare_tools(pinned: Sequence[ToolDefinition], listed: Sequence[ToolDefinition]) -> ToolsDiff | None:
-    """How two lists of tools differ, by the hashes of their definitions; None if they are equal."""
+    """Compare two lists of tools by the hashes of their definitions. Return None if they are equal."""
     if sorted(tool.fingerprint() for tool in pinned) == sorted(tool.fingerprint() for tool in listed):
         return None
     before, after = _texts_by_name(pinned), _texts_by_name(listed)
@@ -118,7 +119,7 @@ def compare_tools(pinned: Sequence[ToolDefinition], listed: Sequence[ToolDefinit
 
 
 def write_pins(path: Path, servers: Mapping[str, tuple[str, Sequence[ToolDefinition]]]) -> None:
-    """Write the tools of all servers, each with its version, sorted by name: equal tools give an identical file."""
+    """Write the tools and the version of each server, sorted by name. Equal tools give an identical file."""
     document = {
         "mcprl_pins": _FORMAT,
         "servers": {
@@ -138,7 +139,7 @@ def write_pins(path: Path, servers: Mapping[str, tuple[str, Sequence[ToolDefinit
 
 
 def read_pins(path: Path) -> Mapping[str, tuple[ToolDefinition, ...]]:
-    """The pinned tools by server. Raises ConfigFileError if the file cannot be read or was edited by hand."""
+    """Return the pinned tools by server. Raises ConfigFileError if the file cannot be read or was edited by hand."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -198,14 +199,14 @@ def _checked(path: Path, server: str, entry: _PinnedTool) -> ToolDefinition:
 
 
 def _sorted_fields(tool: ToolDefinition) -> dict[str, Any]:
-    """All fields except the name, with the keys of all objects sorted, as for the hash."""
+    """Return all fields except the name, with the keys of all objects sorted, as for the hash."""
     fields = asdict(tool)
     del fields["name"]
     return {name: json.loads(canonical_json(value)) for name, value in fields.items()}
 
 
 def _texts_by_name(tools: Sequence[ToolDefinition]) -> dict[str, list[str]]:
-    """The lines for the diff, by tool. A name that is listed twice has the lines of both."""
+    """Return the lines for the diff by tool name. If a name is listed twice, it gets the lines of both."""
     texts: dict[str, list[str]] = {}
     for tool in sorted(tools, key=lambda tool: (tool.name, tool.fingerprint())):
         texts.setdefault(tool.name, []).extend(_pretty_lines(tool))
@@ -213,7 +214,7 @@ def _texts_by_name(tools: Sequence[ToolDefinition]) -> dict[str, list[str]]:
 
 
 def _pretty_lines(tool: ToolDefinition) -> list[str]:
-    """A definition as JSON lines of bounded length. Different definitions give different lines."""
+    """Format a definition as JSON lines of bounded length. Different definitions give different lines."""
     fields = _sorted_fields(tool)
     fields["description"] = fields["description"].split("\n")
     text = _visible(json.dumps(fields, indent=2, ensure_ascii=False))
@@ -221,12 +222,12 @@ def _pretty_lines(tool: ToolDefinition) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """The line in pieces, broken after spaces if possible, without losing or adding a character."""
+    """Break a line into pieces, after spaces if possible, without losing or adding a character."""
     indent = line[: len(line) - len(line.lstrip())]
-    # No line of JSON begins with the continuation mark, so no two texts wrap to the same lines.
+    # No JSON line begins with the continuation mark, so two different texts never wrap to the same lines.
     return [f"{indent}{_CONTINUED if n else ''}{piece}" for n, piece in enumerate(_PIECE.findall(line[len(indent) :]))]
 
 
 def _visible(text: str) -> str:
-    """JSON with every invisible character escaped, so that nothing is hidden from a reviewer but not from a model."""
+    """Escape every invisible character, so that a reviewer sees everything that the model sees."""
     return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)

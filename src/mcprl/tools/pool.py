@@ -1,9 +1,9 @@
-"""The processes behind one tool server: a few that all episodes share, or a fresh one per episode.
+"""The processes of one tool server: a few that all episodes share, or a new one per episode.
 
-A shared server has `replicas`. Each call goes to the one with the fewest calls in flight, and while one restarts the
-others serve. If the server keeps a state per episode, an episode stays with one replica. A server with `isolation:
-per_episode` is started for one episode, never reused, and ended with it; `spares` are started in advance, because a
-start takes about a second.
+A shared server has `replicas`. Each call goes to the replica with the fewest calls in flight. While one replica
+restarts, the others serve. If the server keeps state per episode, all calls of an episode go to one replica.
+A server with `isolation: per_episode` is started for one episode, never reused, and stopped when the episode ends.
+`spares` are started in advance, because a start takes about a second.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from mcprl.tools.specs import ServerSpec
 
 __all__ = ["EpisodeKey", "EpisodePool", "ServerPool", "SharedPool", "make_pool"]
 
-_SPARES = 2  # servers kept warm for the next episodes
+_SPARES = 2  # servers started in advance for the next episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeKey:
-    """What a server learns about an episode: an id that nobody can guess, and after how long it is certainly over.
+    """Identifies an episode to a server: an unguessable id, and the seconds after which the episode is certainly over.
 
     EpisodeKey(lives_s=600.0)
     """
@@ -44,10 +44,10 @@ class EpisodeKey:
 
 
 class EpisodeServer:
-    """Calls of one episode, always to the same process, and only while that process lives.
+    """Sends the calls of one episode to one process, as long as that process is alive.
 
-    A server that died has lost the episode's state. Continuing with its next process would score the policy on a state
-    that lacks its earlier calls, so the episode is lost instead, and run again.
+    A server that died has lost the episode's state. A new process would not know the earlier calls, so the policy would
+    be scored on the wrong state. Instead, the episode is lost and run again.
     """
 
     def __init__(self, connection: ServerConnection, episode: EpisodeKey) -> None:
@@ -68,7 +68,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Pool:
-    """What both kinds of pool share. `starts` limits how many servers start at the same time."""
+    """Common code of both pools. `starts` limits how many servers start at the same time."""
 
     def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
         self.spec = spec
@@ -84,7 +84,7 @@ class _Pool:
 
     def _make(self, *, one_life: bool) -> ServerConnection:
         self._made += 1
-        # All processes of a per-episode server write to one file: there would be thousands of files.
+        # All processes of a per-episode server log to one file; otherwise there would be thousands of files.
         number = f"-{self._made}" if self.spec.settings.replicas > 1 else ""
         log = self._log_dir / f"{quote(self.spec.name, safe='')}{number}.log"
         return ServerConnection(self.spec, log=log, pins=self._pins, one_life=one_life)
@@ -101,7 +101,7 @@ class _Pool:
 
 
 class SharedPool(_Pool):
-    """Replicas that all episodes call."""
+    """A fixed number of replicas that all episodes share."""
 
     def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
         super().__init__(spec, log_dir=log_dir, pins=pins, starts=starts)
@@ -117,7 +117,7 @@ class SharedPool(_Pool):
         return tuple(replica.pid for replica in self._replicas if replica.pid is not None)
 
     async def open(self) -> None:
-        """Start the first, which lists the tools, then the others."""
+        """Start the first replica, which lists the tools, then the others."""
         first, *others = self._replicas
         await self._open(first)
         await asyncio.gather(*(self._open(replica) for replica in others))
@@ -138,13 +138,13 @@ class SharedPool(_Pool):
             self._leases[replica] -= 1
 
     async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer:
-        """Call the replica that is up and has the fewest calls in flight."""
+        """Send the call to the running replica with the fewest calls in flight."""
         replica = min(self._replicas, key=lambda each: (not each.is_up, each.in_flight))
         return await replica.call(tool, arguments, deadline_s)
 
 
 class EpisodePool(_Pool):
-    """A fresh server per episode, some of them started in advance."""
+    """One new server per episode. Some are started in advance."""
 
     def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
         super().__init__(spec, log_dir=log_dir, pins=pins, starts=starts)
@@ -160,7 +160,7 @@ class EpisodePool(_Pool):
         return tuple(each.pid for each in (*self._lent, *self._warm) if each.pid is not None)
 
     async def open(self) -> None:
-        """Start one, which lists the tools and goes to the first episode, then the spares."""
+        """Start one server, which lists the tools and serves the first episode, then the spares."""
         self._warm.append(await self._open(self._make(one_life=True)))
         await asyncio.gather(*(self._start_spare() for _ in range(_SPARES - 1)))
 
@@ -179,7 +179,7 @@ class EpisodePool(_Pool):
         try:
             yield connection
         finally:
-            # Closed in the background: the next episode has its own server and need not wait.
+            # Close it in the background: the next episode has its own server and does not wait for this one.
             self._run(self._end(connection))
 
     async def _take(self) -> ServerConnection:
@@ -188,7 +188,7 @@ class EpisodePool(_Pool):
             if connection.is_up:
                 self._refill()
                 return connection
-            self._run(connection.close())  # died in the meantime
+            self._run(connection.close())  # it died while it was a spare
         self._refill()
         return await self._open(self._make(one_life=True))
 
@@ -203,7 +203,7 @@ class EpisodePool(_Pool):
         try:
             self._warm.append(await self._open(self._make(one_life=True)))
         except ServerStartError as error:
-            # Not an error yet: an episode that finds no spare starts a server itself and reports the failure.
+            # Not an error yet: an episode that finds no spare starts its own server, and that reports the failure.
             _logger.warning("a spare server did not start: %s", error)
         finally:
             self._starting -= 1
@@ -223,6 +223,6 @@ ServerPool = SharedPool | EpisodePool
 
 
 def make_pool(spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> ServerPool:
-    """The pool that the server's settings ask for."""
+    """Create the pool that the server's `isolation` setting asks for."""
     kind = EpisodePool if spec.settings.isolation == "per_episode" else SharedPool
     return kind(spec, log_dir=log_dir, pins=pins, starts=starts)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +26,14 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp_types import CallToolResult, Tool, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from mcprl.bounds import MAX_DEPTH, MAX_LISTING_BYTES, OverLimitError, measure
 from mcprl.errors import ServerStartError, ToolLimitError
 from mcprl.processes import ChildProcess, free_port, search_path
 from mcprl.protocol import TOKEN_HEADER, TOKEN_VARIABLE
-from mcprl.schemas import MAX_DEPTH, MAX_LISTING_BYTES, BadSchemaError, OverLimitError, SchemaCheck, measure
+from mcprl.schemas import BadSchemaError, SchemaCheck
 from mcprl.secrets import SECRETS
 from mcprl.tools.catalog import ToolDefinition, definition_of
+from mcprl.tools.sandbox import filter_file, sandbox_command
 from mcprl.tools.specs import FOLDER, PORT, ServerSpec
 from mcprl.tools.transports.http import http_transport
 from mcprl.tools.transports.stdio import stdio_transport
@@ -41,15 +45,15 @@ _logger = logging.getLogger(__name__)
 _CONNECT_S = 2.0
 _PORT_POLL_S = 0.05
 _MAX_LIST_PAGES = 100
-# A message also holds JSON escapes, structured content beside the text, or a long list of tools.
+# Besides the text, a message holds JSON escapes, structured content or a long list of tools.
 _MIN_MESSAGE_BYTES = 4 * 1024 * 1024
 _MESSAGE_BYTES_PER_RESULT_BYTE = 16
-# The tokens of this process's servers are derived from it.
+# The bearer tokens of this process's servers are derived from this key.
 _TOKEN_KEY = secrets.token_bytes(32)
 
 
 class ResultChecks:
-    """Checks results against the output schemas of a server's tools. Compiles each schema at its first result."""
+    """Checks results against the output schemas of a server's tools. Compiles each schema at the first result."""
 
     def __init__(self, server: str, schemas: Mapping[str, Mapping[str, Any] | None]) -> None:
         self._server = server
@@ -83,13 +87,38 @@ class ResultChecks:
 
 
 def find_program(spec: ServerSpec) -> str | None:
-    """The path of the program that a server's `command`, or the first word of its `start`, names; None if not found."""
+    """Return the path of the program in a server's `command`, or first in its `start`; None if it is not found."""
     program = spec.command if spec.command is not None else spec.settings.start[0]
     if "/" in program:
-        # Relative to the server's folder, as in a shell; made absolute because the child changes its folder first.
+        # Relative to the server's folder, as in a shell. Absolute, because the child changes its folder before the
+        # exec.
         program = os.path.abspath(Path(spec.cwd or ".") / program)
-    # Searched here because the operating system would search our PATH, not the child's.
+    # Search here, because the operating system would search our PATH instead of the child's.
     return shutil.which(program, path=_environment(spec)["PATH"])
+
+
+_VALIDATION_ERRORS = re.compile(r"Failed to validate request: \d+")
+_DETAIL = re.compile(r"\s\s|\w+(\.\w+)+$")
+
+
+class ServerLog:
+    """Cleans the lines of a server's log, without the report of mcp 1.x on the first request of a session.
+
+    That is `server/discover`, which older servers do not know: mcp 1.x logs an error for each request that it knows,
+    31 in all, and answers with an error, upon which the client sends `initialize`.
+    """
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        self._clean = clean
+        self._is_told = self._is_report = False
+
+    def __call__(self, line: str) -> str | None:
+        clean = self._clean(line)
+        if not self._is_told and _VALIDATION_ERRORS.search(line):
+            self._is_told = self._is_report = True
+            return "[mcprl: this server does not know server/discover, so it is initialized as an older one]"
+        self._is_report = self._is_report and _DETAIL.match(line) is not None
+        return None if self._is_report else clean
 
 
 async def start_child(spec: ServerSpec, *, port: int | None, log: Path) -> ChildProcess:
@@ -101,18 +130,24 @@ async def start_child(spec: ServerSpec, *, port: int | None, log: Path) -> Child
     if program is None:
         raise FileNotFoundError(f"command {spec.command or spec.settings.start[0]!r} not found on the PATH")
     arguments = spec.args if spec.command is not None else spec.settings.start[1:]
-    return await ChildProcess.start(
-        [program, *(word if port is None else word.replace(PORT, str(port)) for word in arguments)],
-        env=_environment(spec),
-        log=log,
-        cwd=spec.cwd,
-        pipes=spec.command is not None,
-        clean=SECRETS.line_cleaner(),
+    argv = [program, *(word if port is None else word.replace(PORT, str(port)) for word in arguments)]
+    start = functools.partial(
+        ChildProcess.start, log=log, pipes=spec.command is not None, clean=ServerLog(SECRETS.line_cleaner())
     )
+    environment, sandbox = _environment(spec), spec.settings.sandbox
+    if sandbox is None:
+        return await start(argv, env=environment, cwd=spec.cwd)
+    path = environment["PATH"]
+    with filter_file() as fd:
+        build = functools.partial(sandbox_command, spec.name, sandbox, argv, path=path, cwd=spec.cwd, filter_fd=fd)
+        # Off the event loop: it reads files, and the first time it starts a process.
+        command = await asyncio.to_thread(build)
+        inside = {"PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8", **spec.env}
+        return await start(command, env=inside, cwd="/", pass_fds=(fd,))
 
 
 async def port_answers(url: str) -> bool:
-    """Whether something accepts connections at the host and port of a URL."""
+    """Return True if something accepts connections at the host and port of a URL."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -127,12 +162,12 @@ async def port_answers(url: str) -> bool:
 
 
 def _environment(spec: ServerSpec) -> dict[str, str]:
-    """The variables that the SDK considers safe to inherit (HOME, PATH, USER etc.), and those of the spec."""
+    """Return the variables that the SDK considers safe to inherit (HOME, PATH, USER etc.), plus those of the spec."""
     return {**get_default_environment(), "PATH": search_path(), **spec.env}
 
 
 class Session:
-    """An open session with a server. Its opener waits for its end with `until_over`."""
+    """An open session with a server. The task that opened it waits for its end with `until_over`."""
 
     client: Client
     definitions: tuple[ToolDefinition, ...] = ()
@@ -144,18 +179,18 @@ class Session:
         self.why = ""
         self.tools_changed = asyncio.Event()
         self.heard_at = 0.0
-        """When the server last sent anything, on the event loop's clock."""
+        """When the server last sent anything, in event loop time."""
         self.calls: set[asyncio.Task[CallToolResult]] = set()
-        """Calls in progress, including those that nobody awaits any more."""
+        """Calls in progress, including those that no caller awaits any more."""
 
     def end(self, why: str) -> None:
-        """Mark the session as over. The first reason is kept."""
+        """Mark the session as over. Later reasons are ignored."""
         if not self.over.is_set():
             self.why = why
             self.over.set()
 
     def forget(self, call: asyncio.Task[CallToolResult]) -> None:
-        """A call has ended. Retrieve its error, because its caller may be gone."""
+        """Remove a finished call. Retrieves its error, because its caller may have been cancelled."""
         self.calls.discard(call)
         if not call.cancelled():
             call.exception()
@@ -179,12 +214,12 @@ class Session:
             over.cancel()
 
     async def watch_tools(self) -> None:
-        """Subscribe to changes of the tool list if the protocol is stateless; older servers notify unasked."""
+        """Subscribe to tool list changes if the protocol is stateless. Older servers notify without a subscription."""
         capabilities = self.client.server_capabilities.tools
         is_modern = self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
         if not is_modern or capabilities is None or not capabilities.list_changed:
             return
-        # If the server refuses or drops the subscription, a change is found at its next start.
+        # If the server refuses or drops the subscription, a change is noticed at the next start.
         with contextlib.suppress(MCPError, SubscriptionLost, TimeoutError):
             async with self.client.listen(tools_list_changed=True) as subscription:
                 async for _ in subscription:
@@ -192,7 +227,7 @@ class Session:
 
 
 async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Session:
-    """Start the server and initialize the session. `stack` closes everything."""
+    """Start the server and initialize the session. `stack` closes both."""
     spec = _with_token(_with_folder(stack, spec))
     if spec.make is not None:
         session = Session()
@@ -221,7 +256,7 @@ async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
         if isinstance(message, ToolListChangedNotification):
             session.tools_changed.set()
 
-    # No response cache: a restarted server must list its tools again.
+    # No response cache, because a restarted server must list its tools again.
     session.client = await stack.enter_async_context(Client(server, cache=None, message_handler=on_message))
     info = session.client.server_info
     session.version = info.version if info is not None else ""
@@ -229,7 +264,7 @@ async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
 
 
 async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
-    """All tools of a server, from all pages. Also makes the session check results against their output schemas."""
+    """List all tools of a server, from all pages. The session then checks results against the output schemas."""
     tools: list[Tool] = []
     cursor: str | None = None
     size = 0
@@ -241,7 +276,7 @@ async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
         tools.extend(page.tools)
         cursor = page.next_cursor
         if cursor is None:
-            # The SDK's own check runs on the event loop, for as long as the server's schema takes.
+            # The SDK's own check would block the event loop for as long as the server's schema takes.
             checks = ResultChecks(server, {tool.name: tool.output_schema for tool in tools})
             client.session.validate_tool_result = checks.validate
             return await asyncio.to_thread(lambda: tuple(map(definition_of, tools)))
@@ -253,7 +288,7 @@ async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
 
 def _measure(server: str, tools: Sequence[Tool]) -> int:
     try:
-        # Twice the depth of a schema, since tools that are not offered need not be usable.
+        # Twice the allowed depth of a schema, because tools that are not offered do not have to be usable.
         listed = [[tool.name, tool.description, tool.input_schema, tool.output_schema] for tool in tools]
         return measure(listed, most_bytes=MAX_LISTING_BYTES, most_depth=2 * MAX_DEPTH)
     except OverLimitError as error:
@@ -268,27 +303,28 @@ def _too_large(server: str, what: str) -> ToolLimitError:
 
 
 def _with_folder(stack: AsyncExitStack, spec: ServerSpec) -> ServerSpec:
-    """The spec with a new folder in place of {folder}."""
+    """Return the spec with {folder} replaced by a new folder."""
     words = (*spec.args, *spec.env.values(), *spec.settings.start, spec.cwd or "")
     if not any(FOLDER in word for word in words):
         return spec
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mcprl-", ignore_cleanup_errors=True))
+    changes: dict[str, Any] = {"start": tuple(word.replace(FOLDER, folder) for word in spec.settings.start)}
+    if (sandbox := spec.settings.sandbox) is not None:
+        changes["sandbox"] = sandbox.model_copy(update={"write": (*sandbox.write, Path(folder))})
     return replace(
         spec,
         args=tuple(word.replace(FOLDER, folder) for word in spec.args),
         env={name: value.replace(FOLDER, folder) for name, value in spec.env.items()},
         cwd=spec.cwd and spec.cwd.replace(FOLDER, folder),
-        settings=spec.settings.model_copy(
-            update={"start": tuple(word.replace(FOLDER, folder) for word in spec.settings.start)}
-        ),
+        settings=spec.settings.model_copy(update=changes),
     )
 
 
 def _with_token(spec: ServerSpec) -> ServerSpec:
-    """The spec with a token, if we start the server on a port: every user of this machine can connect to it.
+    """Return the spec with a bearer token, if mcprl starts the server on a port that every local user can connect to.
 
-    The server gets it in its environment and we send it with each request. Each server has a different one, so that
-    none can call the others. It stays the same while our process runs, because registered secrets are never dropped.
+    The server gets the token in its environment, and mcprl sends it with each request. Each server has its own token,
+    so that no server can call another. The token is constant per process, because registered secrets are never dropped.
     """
     if not spec.settings.start:
         return spec
@@ -312,7 +348,7 @@ async def _start_stdio(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
 
 
 async def _start_http(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> tuple[Session, str]:
-    """The session, and the URL of its server. Starts the server if the spec has a start command."""
+    """Return the session and the URL of its server. Starts the server if the spec has a start command."""
     assert spec.url is not None
     if not spec.settings.start:
         return Session(), spec.url

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mcprl.bounds import OverLimitError, decode_json, read_text
 from mcprl.config import ServerSettings
 from mcprl.errors import ServerFileError, did_you_mean
 from mcprl.secrets import SECRETS
@@ -27,9 +28,9 @@ PORT = "{port}"
 
 FOLDER = "{folder}"
 """Placeholder for a new, empty folder, in `args`, `env`, `cwd` and the start command. Each start of a server gets its
-own, which is removed when the server ends, so the servers of two episodes share no file."""
+own folder, which is removed when the server ends. So the servers of two episodes share no files."""
 
-# Other clients write these for their own user interface; they do not change what a server does.
+# Other clients use these for their user interface. They do not change what a server does.
 _IGNORED_FIELDS = frozenset({"description", "icon", "autoApprove", "alwaysAllow"})
 
 
@@ -63,15 +64,15 @@ class _UrlEntry(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """One tool server: a command (reached over stdio), a URL (reached over streamable HTTP), or a function that makes a
-    server inside this process (from Python only, never from a file).
+    """One tool server: a command (used over stdio), a URL (used over streamable HTTP), or a function that creates a
+    server inside this process (only from Python, never from a file).
 
     ServerSpec(name="time", command="mcp-server-time", args=("--local-timezone", "UTC"))
     ServerSpec(name="directory", url="http://127.0.0.1:{port}/mcp",
                settings=ServerSettings(start=("mcprl", "serve", "directory", "--http", "--port", "{port}")))
     ServerSpec(name="board", make=make_board, settings=ServerSettings(isolation="per_episode"))
 
-    Fields that may hold keys are left out of its `repr`, and the keys are registered as secrets.
+    Fields that may contain keys are left out of its `repr`, and the keys are registered as secrets.
     """
 
     name: str
@@ -89,6 +90,8 @@ class ServerSpec:
             raise ValueError(f"server {self.name!r} needs exactly one of command, url and make")
         if self.settings.start and self.url is None:
             raise ValueError(f"server {self.name!r}: start belongs to a server reached by URL")
+        if self.settings.sandbox is not None and self.command is None:
+            raise ValueError(f"server {self.name!r}: sandbox belongs to a server with a command")
         if (self.url is not None and PORT in self.url) != any(PORT in word for word in self.settings.start):
             raise ValueError(f"server {self.name!r}: {PORT} belongs in both the url and start, or in neither")
         register_secrets(
@@ -123,11 +126,17 @@ def load_server_specs(
 
 def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path).strip()
+    except OSError as error:
         raise ServerFileError(f"{path} cannot be read: {error}", fix="give the path of an mcpServers file") from error
+    except ValueError as error:
+        raise ServerFileError(f"{path} {error}", fix="give the path of an mcpServers file") from error
     try:
-        document = json.loads(text, object_pairs_hook=_refuse_duplicates)
+        document, end = decode_json(text, _DECODER)
+        if end != len(text):
+            raise ValueError(f"something follows the object at character {end}")
+    except OverLimitError as error:
+        raise ServerFileError(f"{path} {error}", fix="give the path of an mcpServers file") from error
     except ValueError as error:
         raise ServerFileError(f"{path} is not JSON: {error}", fix="correct the file at that place") from error
     servers = cast("dict[str, Any]", document).get("mcpServers") if isinstance(document, dict) else None
@@ -143,13 +152,16 @@ def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Python's parser silently keeps the last of two equal keys.
+    # Python's JSON parser silently keeps only the last of two equal keys.
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
             raise ValueError(f"the key {key!r} appears twice in one object")
         result[key] = value
     return result
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_refuse_duplicates)
 
 
 def _is_disabled(path: Path, name: str, entry: Mapping[str, Any]) -> bool:
@@ -183,12 +195,14 @@ def _make_spec(path: Path, name: str, fields: Mapping[str, Any], settings: Serve
             _reject(path, name, "has a 'command' and also settings.start", "remove 'start': the command starts it")
         command = entry.command
         if "/" in command:
-            # Links are not resolved: a virtual environment's python is one, and its target lacks the packages.
+            # Do not resolve symlinks: a virtual environment's python is one, and its target lacks the packages.
             command = os.path.abspath(path.parent / command)
         return ServerSpec(
             name=name, command=command, args=tuple(entry.args), env=entry.env, cwd=entry.cwd, settings=settings
         )
     entry = _validated(path, name, _UrlEntry, fields)
+    if settings.sandbox is not None:
+        _reject(path, name, "has a 'url' and also settings.sandbox", "start it with 'command', or remove 'sandbox'")
     _check_url(path, name, entry.url, settings.start)
     if "env" in fields and not settings.start:
         _reject(path, name, "has 'env' but is not started by mcprl", "remove 'env', or set 'start' for it")
@@ -199,7 +213,7 @@ def _validated(path: Path, name: str, kind: type[_E], fields: Mapping[str, Any])
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        # Without the input: it may hold a key.
+        # Leave out the input, because it may contain a key.
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         problem = f"an invalid field {place!r}: {first['msg']}"

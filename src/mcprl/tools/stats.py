@@ -1,6 +1,6 @@
 """Statistics of tool calls by server and tool: cheap per call, bounded in memory, written as JSON.
 
-They are in `FILE_NAME` in a run's folder; `mcprl tools stats` shows them.
+They are written to `FILE_NAME` in a run's folder; `mcprl tools stats` shows them.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ T = TypeVar("T")
 
 FILE_NAME = "tool_stats.json"
 
-# Each latency bucket ends one percent above the one before.
+# Each latency bucket ends one percent above the previous one.
 _BUCKETS_PER_E = 1 / math.log(1.01)
 # Looking up an enum member takes longer than the rest of `record`.
 _LIVE, _CACHE, _CASSETTE = Source.LIVE, Source.CACHE, Source.CASSETTE
 
 
 class LatencyFigures(TypedDict):
-    """Milliseconds from call to answer, over all live calls. A percentile is up to one percent too high, `max` exact.
+    """Milliseconds from call to answer, over all live calls. Percentiles are up to 1% too high; `max` is exact.
 
-    `buckets` count the calls by latency: bucket n ends at 1.01ⁿ microseconds. They allow merging the figures of several
-    toolboxes. Files of older runs have none.
+    `buckets` counts the calls by latency: bucket n ends at 1.01ⁿ microseconds. With them, the figures of several
+    toolboxes can be merged. Files of older runs have none.
     """
 
     p50: float
@@ -61,7 +61,7 @@ class LatencyFigures(TypedDict):
 
 
 class ToolFigures(TypedDict):
-    """The calls of one tool. `calls` is the sum of `ok`, `policy_faults` and all `failures`."""
+    """The calls of one tool. `calls` equals `ok` + `policy_faults` + the sum of `failures`."""
 
     calls: int
     ok: int
@@ -76,7 +76,7 @@ class ToolFigures(TypedDict):
 
 
 class ServerFigures(TypedDict):
-    """One server and its tools."""
+    """The figures of one server and its tools."""
 
     restarts: int
     calls: int
@@ -86,7 +86,7 @@ class ServerFigures(TypedDict):
 
 
 class StatsDocument(TypedDict):
-    """All servers of a run. `unknown_tool_calls` named no offered tool, so they belong to no server."""
+    """All servers of a run. `unknown_tool_calls` counts calls of tools that no server offers."""
 
     servers: dict[str, ServerFigures]
     unknown_tool_calls: NotRequired[int]
@@ -94,7 +94,7 @@ class StatsDocument(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStats:
-    """The counts of one server as a whole. `calls` were really sent, retries included.
+    """The counts of one server as a whole. `calls` counts the calls actually sent, including retries.
 
     ServerStats(restarts=1, calls=250, usd=0.25, breaker_openings=0)
     """
@@ -115,11 +115,11 @@ class ToolStats:
 
     def __init__(self) -> None:
         self.unknown_tool_calls = 0
-        """Calls that named no tool. One number, because the policy may invent any number of names."""
+        """Calls of tools that do not exist. Not counted per name, because the policy may invent any number of names."""
         self._counts: dict[tuple[str, str], _Counts] = {}
 
     def record(self, observation: Observation, *, shared: bool = False) -> None:
-        """Count a call that got an answer. `shared`: from an equal call in flight."""
+        """Count a call that got an answer. `shared` means that it shared the request of an equal call in flight."""
         if observation.server is None:
             self.unknown_tool_calls += 1
             return
@@ -142,14 +142,14 @@ class ToolStats:
             counts.replayed += 1
 
     def record_failure(self, server: str, tool: str, error: McprlError, latency_s: float) -> None:
-        """Count a call that got no answer, under the code of its error."""
+        """Count a call that got no answer, by its error code."""
         counts = self._of(server, tool)
         counts.calls += 1
         counts.failures[error.code] = counts.failures.get(error.code, 0) + 1
         counts.add_latency(latency_s)
 
     def as_dict(self) -> dict[str, dict[str, ToolFigures]]:
-        """Server → tool → figures, in the order of the first calls."""
+        """Return server → tool → figures, in the order of the first calls."""
         servers: dict[str, dict[str, ToolFigures]] = {}
         for (server, tool), counts in self._counts.items():
             servers.setdefault(server, {})[tool] = counts.figures()
@@ -179,7 +179,7 @@ class _Counts:
 
     def add_latency(self, latency_s: float) -> None:
         if not latency_s:
-            return  # refused before it reached the server, so it does not measure the server
+            return  # refused before it reached the server, so its latency says nothing about the server
         bucket = math.ceil(math.log(latency_s * 1e6) * _BUCKETS_PER_E)
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         if latency_s > self.longest_s:
@@ -201,7 +201,7 @@ class _Counts:
 
 
 def stats_document(servers: Mapping[str, ServerStats], tools: ToolStats) -> StatsDocument:
-    """All figures of a run, including servers that were never called."""
+    """Return all figures of a run, including servers that were never called."""
     by_server = tools.as_dict()
     return StatsDocument(
         servers={
@@ -214,9 +214,9 @@ def stats_document(servers: Mapping[str, ServerStats], tools: ToolStats) -> Stat
 def merge_stats(
     documents: Sequence[StatsDocument], *, spent: Mapping[str, tuple[int, float]] | None = None
 ) -> StatsDocument:
-    """The figures of several toolboxes, as if one had made all their calls.
+    """Merge the figures of several toolboxes, as if one toolbox had made all calls.
 
-    `spent` are the calls and USD that a limits service counted per server: it also knows those of workers that died.
+    `spent` holds the calls and USD that a limits service counted per server, including those of workers that died.
     """
     names = dict.fromkeys(name for document in documents for name in document["servers"])
     servers: dict[str, ServerFigures] = {}
@@ -230,7 +230,7 @@ def merge_stats(
 
 def _merged_server(parts: Sequence[ServerFigures], spent: tuple[int, float]) -> ServerFigures:
     tools = dict.fromkeys(tool for part in parts for tool in part["tools"])
-    # In decimal, as budgets count. The service's count is never lower, unless the server has no limits.
+    # In decimal, as in budgets. The service's count is never lower, unless the server has no limits.
     usd = float(sum((Decimal(str(part["usd"])) for part in parts), Decimal(0)))
     return ServerFigures(
         restarts=sum(part["restarts"] for part in parts),
@@ -275,19 +275,19 @@ def _latency_figures(buckets: Mapping[int, int], max_ms: float) -> LatencyFigure
 
 
 def _percentile_ms(ordered: Mapping[int, int], percent: int) -> float:
-    """Nearest rank: the end of the first bucket up to which at least this percentage of all values lies."""
+    """Return the nearest-rank percentile: the end of the first bucket that covers at least `percent` of all values."""
     reached = list(accumulate(ordered.values()))
     bucket = list(ordered)[bisect_left(reached, math.ceil(percent * reached[-1] / 100))]
     return round(math.exp(bucket / _BUCKETS_PER_E) / 1000, 3)
 
 
 def write_stats(folder: Path, document: StatsDocument) -> None:
-    """Replace the figures in a run's folder, atomically."""
+    """Replace the figures in a run's folder atomically."""
     write_file(folder / FILE_NAME, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_stats(folder: Path) -> StatsDocument:
-    """The figures in a run's folder. Raises ConfigFileError if there are none."""
+    """Read the figures in a run's folder. Raises ConfigFileError if there are none."""
     path = folder / FILE_NAME
     try:
         return _DOCUMENT.validate_json(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""All tool servers of a run: one catalog, and leases through which episodes call tools."""
+"""All tool servers of a run: one catalog, and leases that let episodes call tools."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = ["ToolLease", "Toolbox", "open_toolbox"]
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-# A start is mostly CPU time for imports, so more at once would only delay all of them.
+# Starting a server is mostly CPU time for imports, so more concurrent starts would only delay all of them.
 _STARTS_PER_CORE = 2
 
 
 class Toolbox:
-    """All servers of a run. Entering starts them and builds the catalog; leaving stops them.
+    """All servers of a run. Entering the context starts them and builds the catalog; leaving it stops them.
 
     async with Toolbox(load_server_specs(Path("servers.json"), {}), log_dir=Path("logs")) as toolbox:
         async with toolbox.lease(["find_person"]) as lease:
             observation = await lease.call(ToolCall(name="find_person", arguments={"name": "Ana"}))
 
-    With a cassette in mode `replay` no server is started: the cassette lists the tools, and `replayed` has the settings
-    of its servers. Rates and budgets are the toolbox's own, or those of the service `limits`.
+    With a cassette in mode `replay`, no server is started: the cassette lists the tools, and `replayed` holds the
+    settings of its servers. The toolbox keeps its own rates and budgets unless `limits` is a service that keeps them.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Toolbox:
 
     @property
     def definitions(self) -> Mapping[str, tuple[str, tuple[ToolDefinition, ...]]]:
-        """The version and the tools of each server, including tools that are not offered."""
+        """The version and the tools of each server, including tools that are not offered to the policy."""
         if self._mode == "replay":
             assert self._cassette is not None
             return self._cassette.tools()
@@ -89,15 +89,15 @@ class Toolbox:
 
     @property
     def restarts(self) -> int:
-        """How often any server was restarted."""
+        """How often servers were restarted, in total."""
         return sum(pool.restarts for pool in self._pools.values())
 
     def pids(self, server: str) -> tuple[int, ...]:
-        """The running processes of a server; none if mcprl did not start it."""
+        """Return the ids of a server's running processes; empty if mcprl did not start the server."""
         return self._pools[server].pids
 
     def stats(self) -> StatsDocument:
-        """Statistics of all calls so far, by server and tool."""
+        """Return statistics of all calls so far, by server and tool."""
         assert self._pipeline is not None
         servers = {
             name: ServerStats(
@@ -136,9 +136,9 @@ class Toolbox:
     def lease(
         self, tool_names: Sequence[str] | None, *, probes: Sequence[str] = (), lives_s: float = 3600.0
     ) -> AbstractAsyncContextManager[ToolLease]:
-        """The named tools (None: all) for one episode. It cannot call any other tool.
+        """Lease the named tools (None: all tools) to one episode, which cannot call any other tool.
 
-        `probes` are tools that only the environment calls; the episode is certainly over after `lives_s`.
+        `probes` are tools that only the environment calls. The episode is certainly over after `lives_s` seconds.
         """
         return self._lease(tool_names, probes, EpisodeKey(lives_s=lives_s))
 
@@ -158,7 +158,7 @@ class Toolbox:
             yield ToolLease(tools, self._pipeline, servers, probed)
 
     async def _open(self) -> None:
-        """Start every server. The first failure is raised, the others are added to it as notes."""
+        """Start every server. The first failure is raised, with the others as notes."""
         starts = asyncio.Semaphore(_STARTS_PER_CORE * (os.cpu_count() or 1))
         pinned = self._read_pins()
         for spec in self._specs:
@@ -206,16 +206,16 @@ class ToolLease:
     async def call(
         self, call: ToolCall, *, without: Collection[str] = (), instead: Instead | None = None
     ) -> Observation:
-        """Run one call. Faults of the policy are returned as observations; an InfrastructureError is raised.
+        """Run one call. A fault of the policy is returned as an observation; an InfrastructureError is raised.
 
-        Tools in `without` do not exist for this call. If `instead` returns an observation, a valid call is not made and
-        that is shown in its place.
+        For this call, the tools in `without` do not exist. If `instead` returns an observation for a valid call, that
+        is shown and the call is not made.
         """
         offered = {name: tool for name, tool in self._offered.items() if name not in without}
         return await self._pipeline.run(call, offered=offered, servers=self._servers, instead=instead)
 
     async def probe(self, call: ToolCall) -> Observation:
-        """Run one call of the environment, which inspects the state of the world."""
+        """Run one call of the environment that inspects the state of the world."""
         return await self._pipeline.run(call, offered=self._probed, servers=self._servers)
 
 
@@ -223,9 +223,9 @@ class ToolLease:
 async def open_toolbox(
     config: ServersConfig, *, log_dir: Path, limits: LimitsService | None = None
 ) -> AsyncGenerator[Toolbox]:
-    """The toolbox of a recipe: servers, keys, pins and cassette as configured in its `servers` section.
+    """Open the toolbox of a recipe: servers, keys, pins and cassette as configured in its `servers` section.
 
-    `limits` is a service that keeps rates and budgets for several toolboxes; without it this toolbox keeps its own.
+    `limits` is a service that keeps rates and budgets for several toolboxes; without it, this toolbox keeps its own.
     """
     specs: Sequence[ServerSpec] = ()
     if config.cassette_mode != "replay":
@@ -250,7 +250,7 @@ async def open_toolbox(
 
 
 def _check_replayed(config: ServersConfig, cassette: Cassette) -> None:
-    """In strict replay there is no mcpServers file, so the names in the settings are compared with the cassette."""
+    """Check the server names in the settings against the cassette: strict replay has no mcpServers file."""
     if config.cassette_mode != "replay":
         return
     known = cassette.tools()
@@ -263,7 +263,7 @@ def _check_replayed(config: ServersConfig, cassette: Cassette) -> None:
 
 
 async def _gather(*works: Awaitable[_Result]) -> list[_Result]:
-    """Await all. The first failure is raised, the others are added to it as notes."""
+    """Await all. The first failure is raised, with the others as notes."""
     outcomes = await asyncio.gather(*works, return_exceptions=True)
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors:
@@ -274,7 +274,7 @@ async def _gather(*works: Awaitable[_Result]) -> list[_Result]:
 
 
 async def _compile(tools: Sequence[Tool], routes: Mapping[str, Route]) -> dict[str, ArgumentCheck]:
-    """The argument checks of all tools, compiled off the event loop, per server within its start deadline."""
+    """Compile the argument checks of all tools off the event loop. Each server has its start deadline as a limit."""
     by_server: dict[str, list[Tool]] = {}
     for tool in tools:
         by_server.setdefault(tool.server, []).append(tool)

@@ -1,1 +1,1 @@
-"""W&B, Weave, TensorBoard and OpenTelemetry, each in a separate process."""
+"""Trackers for W&B, Weave, TensorBoard and OpenTelemetry. Each runs in a separate process."""

@@ -1,7 +1,8 @@
 """How reports reach a tracker: a bounded queue, a thread that empties it, a process with the library, and deadlines.
 
-The run only puts something into the queue, which takes no time and cannot fail. The thread turns it into a report,
-redacts secrets and writes it to a pipe; if the process does not read, the thread blocks and the queue fills.
+The run only puts a function into the queue, which takes almost no time and cannot fail. The thread calls it to make the
+report, redacts secrets and writes the report to a pipe. If the process does not read, the thread blocks and the queue
+fills up.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mcprl.files import write_file
 from mcprl.processes import ChildProcess
 from mcprl.progress import Watcher
 from mcprl.records import LostEpisode, Trajectory
-from mcprl.secrets import SECRETS, looks_secret
+from mcprl.secrets import SECRETS, environment_without_keys, looks_secret
 from mcprl.tools.keys import load_keys, register_secrets
 from mcprl.tracking.reports import Report, RunStarted, episode_report, run_ended, run_started, step_report
 from mcprl.training.shutdown import SHUTDOWN_S
@@ -39,7 +40,7 @@ __all__ = ["Delivery", "Outcome", "Trackers", "require_trackers", "tracker_envir
 
 
 FLUSH_S = 60.0
-"""Seconds after the end of the run for sending what is left. Only a tracker that is down or slow takes them."""
+"""Seconds after the end of the run for sending the rest. Only a tracker that is down or slow uses all of them."""
 
 _CAPACITY = 512
 _START_S = 90.0
@@ -50,7 +51,7 @@ _MAX_SENTENCES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was delivered: everything, a part, or nothing after a failure; and the messages about it.
+    """The result of a delivery: everything, a part, or nothing was delivered. `said` holds the messages about problems.
 
     Outcome(state="delivered", reports=85, dropped=0, said=())
     """
@@ -62,9 +63,9 @@ class Outcome:
 
 
 class Delivery:
-    """The run's side of one tracker. `tell` is called once, with a sentence, if the tracker does not work.
+    """The run's end of one tracker. If the tracker does not work, `tell` is called once with a message.
 
-    `ready` is set once the library has been loaded and has accepted the run.
+    `ready` is set when the library has been loaded and has accepted the run.
     """
 
     def __init__(self, kind: str, tell: Callable[[str], None], *, capacity: int = _CAPACITY) -> None:
@@ -81,7 +82,7 @@ class Delivery:
         self._failed = self._delivered = False
 
     async def start(self, started: RunStarted, *, environment: Mapping[str, str], logs: Path) -> None:
-        """Start the process and the thread. Does not wait: importing a library may take seconds."""
+        """Start the process and the thread without waiting, because importing a library may take seconds."""
         command = [sys.executable, "-P", "-m", "mcprl.tracking.process", self.kind]
         log = logs / f"tracker-{self.kind}.log"
         clean = SECRETS.line_cleaner()
@@ -94,7 +95,7 @@ class Delivery:
         assert child.stdout is not None
         self._child, self._words = child, child.stdout.fileno()
         self.put(lambda: started)
-        # The thread has its own descriptor of the pipe: nobody closes it during a write.
+        # The thread has its own descriptor of the pipe, so that nobody closes it during a write.
         pipe = os.dup(child.stdin.fileno())
         child.stdin.close()
         threading.Thread(target=self._write, args=(pipe,), name=f"tracker-{self.kind}", daemon=True).start()
@@ -105,7 +106,7 @@ class Delivery:
         self._start_timer = loop.call_later(_START_S, self._fail, f"it was not ready after {_START_S:g} s")
 
     def put(self, make: Callable[[], Report]) -> None:
-        """Send the result of `make`, called in the thread; dropped and counted if the tracker is too slow, or gone."""
+        """Queue `make`, which the thread calls to get the report. If the queue is full, count the report as dropped."""
         self._reports += 1
         if self._failed:
             self._dropped += 1
@@ -116,7 +117,7 @@ class Delivery:
             self._dropped += 1
 
     def put_last(self, make: Callable[[], Report] | None) -> None:
-        """As `put`, but an earlier report is dropped instead if the queue is full. None ends the queue."""
+        """Like `put`, but if the queue is full, drop an earlier report instead. None ends the queue."""
         self._reports += make is not None
         if self._queue.full():
             with contextlib.suppress(queue.Empty):  # the thread was faster
@@ -125,7 +126,7 @@ class Delivery:
         self._queue.put_nowait(make)
 
     async def close(self, flush_s: float) -> Outcome:
-        """Let it send the rest for at most `flush_s`, then kill it."""
+        """Let the process send the rest for at most `flush_s`, then kill it."""
         if self._child is None:
             return Outcome(state="failed", reports=self._reports, dropped=self._dropped, said=tuple(self._said))
         self.put_last(None)
@@ -159,7 +160,7 @@ class Delivery:
             self._start_timer.cancel()
 
     def _write(self, pipe: int) -> None:
-        """Runs in the thread, until the queue ends or nobody reads."""
+        """Write reports to the pipe. Runs in the thread until the queue ends or the process stops reading."""
         try:
             with os.fdopen(pipe, "wb") as output:
                 while (make := self._queue.get()) is not None:
@@ -172,7 +173,7 @@ class Delivery:
         try:
             return pickle.dumps(make())
         except RecursionError:
-            # A policy may nest its arguments arbitrarily deep.
+            # The policy may nest its arguments arbitrarily deep.
             self._unsendable += 1
             return b""
 
@@ -211,7 +212,7 @@ class Delivery:
         self._say(f"gets no more reports: {why}")
 
     def _say(self, text: str) -> None:
-        """Only the first sentence is shown; all are recorded."""
+        """Record a message. Only the first one is shown."""
         sentence = SECRETS.redact(f"{_NAMES[self.kind]} {text}")
         if sentence in self._said or len(self._said) == _MAX_SENTENCES:
             return
@@ -226,7 +227,7 @@ _NAMES = {"wandb": "W&B", "weave": "Weave", "tensorboard": "TensorBoard", "opent
 _REMEDY = {"wandb": "; `wandb sync` sends the rest from the folder wandb of the run"}
 
 
-# The module that each needs, from the extra of the same name.
+# Tracker → the module that it needs, from the extra of the same name.
 _MODULES = {
     "wandb": "wandb",
     "weave": "weave",
@@ -234,7 +235,7 @@ _MODULES = {
     "opentelemetry": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "tracker": "mcprl",
 }
-# Prefixes of the variables that a library reads itself, keys among them.
+# Tracker → prefixes of the environment variables that its library reads itself, including keys.
 _VARIABLES = {
     "wandb": ("WANDB_",),
     "weave": ("WANDB_", "WEAVE_", "WF_"),
@@ -243,23 +244,23 @@ _VARIABLES = {
     "tracker": ("",),  # the user's own code sees all variables of the user
 }
 _OTLP_HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
-# No error reports to the vendor, and no links in a log.
+# Turn off error reports to the vendor, and links in the log.
 _QUIET = {"WANDB_ERROR_REPORTING": "false", "WEAVE_PRINT_CALL_LINK": "false"}
-# The log shows what the library gave up, so it must not be silenced.
+# The log shows which data the library gave up on, so keep it on.
 _HEARD = {"WEAVE_LOG_LEVEL": "INFO"}
-# Share of the time that a run has for stopping.
+# The fraction of a run's stop deadline that trackers may use.
 _SHARE_WHEN_STOPPED = 0.2
 
 
 class Trackers:
-    """Passes the events of a run on: to its watcher as they are, and to each tracker through a `Delivery`.
+    """Passes the events of a run to its watcher, unchanged, and to each tracker through a `Delivery`.
 
     async with Trackers(config, console) as trackers, open_run(config, trackers) as run:
         await trackers.start(run.folder.path)
         summary = await train(run)
         trackers.run_ended(summary.as_dict())
 
-    On leaving, the outcome of each delivery is written to tracking.json in the folder of the run.
+    On exit, the outcome of each delivery is written to tracking.json in the run's folder.
     """
 
     def __init__(self, config: RunConfig, watcher: Watcher, *, is_stopping: Callable[[], bool] = lambda: False) -> None:
@@ -295,7 +296,7 @@ class Trackers:
         self._put(partial(step_report, step, metrics, verdicts))
 
     def run_ended(self, summary: Mapping[str, Any]) -> None:
-        """The run is complete, and so is its folder. FLUSH_S counts from now."""
+        """Report that the run is complete, and so is its folder. FLUSH_S starts now."""
         self._ended_at = time.monotonic()
         for delivery in self._deliveries:
             delivery.put_last(partial(run_ended, summary))
@@ -330,7 +331,7 @@ class Trackers:
 
 
 def require_trackers(tracking: TrackingConfig) -> None:
-    """Raises MissingExtraError if the library of a configured tracker is not installed."""
+    """Raise MissingExtraError if the library of a configured tracker is not installed."""
     for kind in tracking.named:
         if not _is_installed(_MODULES[kind]):
             raise MissingExtraError(f"tracking.{kind} is on, which needs a library", fix=f"install mcprl[{kind}]")
@@ -344,9 +345,9 @@ def _is_installed(module: str) -> bool:
 
 
 def tracker_environment(kind: str, tracking: TrackingConfig, keys: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a tracker's process: ours without keys, plus its own, which are registered as secrets.
+    """Return the environment of a tracker's process: ours without keys, plus the tracker's own keys.
 
-    `keys` is the environment completed by the key file, from `load_keys`.
+    Registers these keys as secrets. `keys` is the environment plus the key file, from `load_keys`.
     """
     own = {name: value for name, value in keys.items() if name.startswith(_VARIABLES[kind])}
     for name, value in own.items():
@@ -359,5 +360,4 @@ def tracker_environment(kind: str, tracking: TrackingConfig, keys: Mapping[str, 
     endpoint = None if tracking.opentelemetry is None else tracking.opentelemetry.endpoint
     for url in (own.get("WANDB_BASE_URL"), endpoint):
         register_secrets(kind, {"url": url})
-    ours = {name: value for name, value in os.environ.items() if not looks_secret(name)}
-    return {**_QUIET, **ours, **own, **_HEARD}
+    return {**_QUIET, **environment_without_keys(), **own, **_HEARD}

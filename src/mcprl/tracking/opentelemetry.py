@@ -1,7 +1,7 @@
-"""OpenTelemetry: an episode as a trace, its turns and calls as spans inside, sent by OTLP over HTTP.
+"""OpenTelemetry: each episode is a trace, with its turns and calls as spans, sent by OTLP over HTTP.
 
 Names follow the semantic conventions for generative AI: `invoke_agent` for an episode, `chat` for a turn,
-`execute_tool` for a call. Names that they lack begin with `mcprl.`.
+`execute_tool` for a call. Names outside these conventions begin with `mcprl.`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REQUEST_S = 5.0
 
 
 class OpenTelemetryTracker(SpanTracker):
-    """Sends spans in batches, from a thread of the library. Spans that a collector refuses are reported as lost."""
+    """Sends spans in batches, from a thread of the library. If a collector refuses spans, reports them as lost."""
 
     def __init__(self, run: RunStarted, status: StatusWriter) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -55,7 +55,7 @@ class OpenTelemetryTracker(SpanTracker):
                 operation, about, attributes = "execute_tool", part.tool, _of_call(part)
         span = self._tracer.start_span(
             f"{operation} {about}",
-            # An empty context makes a root span; None would take the current one.
+            # An empty context makes a root span; None would use the current context.
             context=Context() if parent is None else set_span_in_context(parent, Context()),
             kind=SpanKind.CLIENT if operation == "chat" else SpanKind.INTERNAL,
             attributes={"gen_ai.operation.name": operation, **attributes},

@@ -1,9 +1,9 @@
-"""The process of one tracker: reads reports from stdin until it ends, and passes them to its library.
+"""The process of one tracker: reads reports from stdin until the end of the input, and passes them to its library.
 
     python -m mcprl.tracking.process wandb
 
-The reports are pickles from our own process, the first of them a `RunStarted`. It writes its status to stdout, one line
-of JSON each: see `StatusWriter`. What the libraries print goes to the log.
+The reports are pickles from our own process; the first is a `RunStarted`. The process writes its status to stdout as
+lines of JSON (see `StatusWriter`). The output of the libraries goes to the log.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ __all__ = ["KINDS", "StatusWriter", "main"]
 
 
 class Tracker(Protocol):
-    """Reports a run to one library, in a separate process, where it may block.
+    """Reports a run to one library. It runs in a separate process, so it may block.
 
-    An exception ends it, and its message is shown to whoever watches the run.
+    An exception ends the process. Its message is shown to the user who watches the run.
     """
 
     def episode_finished(self, episode: EpisodeReport) -> None: ...
 
     def step_finished(self, step: StepReport) -> None:
-        """After all episodes of the step."""
+        """Called after all episodes of the step."""
         ...
 
     def run_ended(self, end: RunEnded) -> None:
-        """Not called if the run was stopped, or failed."""
+        """Called when the run is complete, but not if it was stopped or failed."""
         ...
 
     def close(self) -> None:
-        """Send what is left. Nothing is reported after this."""
+        """Send the rest. Nothing is reported after this."""
         ...
 
 
@@ -69,9 +69,9 @@ _MAX_CHARS = 300
 
 
 class StatusWriter:
-    """Writes status lines to the process of the run, from any thread: {"state": "trouble", "text": "…"}.
+    """Writes status lines to the run's process, from any thread: {"state": "trouble", "text": "…"}.
 
-    The process is ready, has trouble and continues, has failed and ends, or has delivered everything.
+    `ready`: it started. `trouble`: a problem, but it continues. `failed`: it ends. `delivered`: everything was sent.
     """
 
     def __init__(self, output: BinaryIO) -> None:
@@ -85,18 +85,18 @@ class StatusWriter:
             self._output.flush()
 
     def listen_to(self, library: str, about: str) -> None:
-        """Report data that a library logs as lost: it continues after that and raises nothing."""
+        """Report data that a library logs as lost. The library itself continues and raises nothing."""
         logging.getLogger(library).addHandler(LossHandler(lambda text: self.say("trouble", f"{about}: {text}")))
 
     def crashed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """An exception ends the process: report it; its traceback goes to the log."""
+        """Report the exception that ends the process. Its traceback goes to the log."""
         sys.__excepthook__(kind, error, trace)
         text = " ".join(str(error).split())
         self.say("failed", text[:_MAX_CHARS] or kind.__name__)
 
 
 def main(kind: str) -> None:
-    # What libraries print must not mix with our status lines.
+    # The output of libraries must not mix with our status lines.
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     status = StatusWriter(output)

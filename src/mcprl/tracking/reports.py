@@ -1,4 +1,4 @@
-"""The reports for trackers: small records of a run, without tokens and without secrets."""
+"""The reports for trackers: small records of a run, without tokens and without secrets. Steps count from 1."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReport:
-    """A call and its answer. `result` is None if the episode ended before there was one.
+    """A call and its answer. `result` is None if the episode ended before the answer arrived.
 
     CallReport(tool="find_person", arguments={"name": "Ana"}, server="directory", result="Ana: Lima", latency_s=0.003)
     """
@@ -71,7 +71,7 @@ class CallReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnReport:
-    """What the policy wrote in one turn, and the calls that followed.
+    """The policy's text in one turn, and the calls that followed.
 
     TurnReport(text="<tool_call>…", tokens=21, finish="stop", weights_version=3, calls=(CallReport(…),))
     """
@@ -87,7 +87,7 @@ class TurnReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeReport:
-    """An episode. `ended_at` is in seconds since 1970, measured when the run was notified of its end.
+    """An episode. `ended_at` is the Unix time at which the run was notified of its end.
 
     EpisodeReport(task_id="meet-ana", step=3, member=0, attempt=0, reward=0.8, reward_parts={"answer": 0.8},
                   stop="answered", tokens=412, duration_s=1.9, ended_at=1763280004.5, turns=(…,))
@@ -107,7 +107,7 @@ class EpisodeReport:
 
     @property
     def conversation(self) -> str:
-        """All turns as one text: what the policy wrote, and after → the results of tools."""
+        """All turns as one text: the policy's text, followed by a line `→ tool: result` per call."""
         parts: list[str] = []
         for turn in self.turns:
             parts.append(turn.text)
@@ -117,7 +117,7 @@ class EpisodeReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """The metrics of a step and the verdicts on it, the worst first.
+    """The metrics of a step, and its verdicts, worst first.
 
     StepReport(step=3, metrics={"reward": 0.41, …}, verdicts=(Verdict(severity=Severity.OK, …),))
     """
@@ -129,12 +129,12 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
-    """The run has reached its end: RunEnded(summary={"updates": 5, …}). The weights are in its folder."""
+    """The run is complete: RunEnded(summary={"updates": 5, …}). The weights are in the run's folder."""
 
     summary: Mapping[str, Any]
 
 
-# A policy can write half a surrogate pair, which no library can send.
+# The policy can write half a surrogate pair, which no library can send.
 _HALF_PAIRS = re.compile("[\ud800-\udfff]")
 
 Part = EpisodeReport | TurnReport | CallReport
@@ -142,7 +142,7 @@ Report = RunStarted | EpisodeReport | StepReport | RunEnded
 
 
 class EpisodesOfSteps:
-    """Keeps episodes until their step is done; with steps collected ahead, those of several steps come mixed."""
+    """Keeps episodes until their step is done. If steps are collected ahead, episodes of several steps arrive mixed."""
 
     def __init__(self) -> None:
         self._of_step: dict[int, list[EpisodeReport]] = {}
@@ -151,7 +151,7 @@ class EpisodesOfSteps:
         self._of_step.setdefault(episode.step, []).append(episode)
 
     def take(self, step: int) -> list[EpisodeReport]:
-        """Those of the step, by task and member; earlier ones are dropped."""
+        """Return the episodes of the step, sorted by task and member. Drops those of earlier steps."""
         taken = self._of_step.pop(step, [])
         for earlier in [known for known in self._of_step if known < step]:
             del self._of_step[earlier]
@@ -170,7 +170,7 @@ def run_started(config: RunConfig, folder: Path) -> RunStarted:
 
 
 def episode_report(trajectory: Trajectory, ended_at: float) -> EpisodeReport:
-    """A trajectory without secrets: results of tools were redacted before, here all texts are."""
+    """Convert a trajectory to a report without secrets. Tool results are already redacted; here all texts are."""
     turns = [
         TurnReport(
             text=_text(turn.text),
@@ -185,7 +185,7 @@ def episode_report(trajectory: Trajectory, ended_at: float) -> EpisodeReport:
     ]
     return EpisodeReport(
         task_id=trajectory.task_id,
-        step=trajectory.step,
+        step=trajectory.step + 1,
         member=trajectory.member,
         attempt=trajectory.attempt,
         reward=trajectory.reward,
@@ -199,13 +199,13 @@ def episode_report(trajectory: Trajectory, ended_at: float) -> EpisodeReport:
 
 
 def step_report(step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> StepReport:
-    """Verdicts that are ok are left out."""
+    """Make the report of a step. Verdicts that are ok are left out."""
     told = tuple(
         Verdict(severity=verdict.severity, what=_text(verdict.what), fix=_text(verdict.fix), name=verdict.name)
         for verdict in verdicts
         if verdict.severity is not Severity.OK
     )
-    return StepReport(step=step, metrics=dict(metrics), verdicts=told)
+    return StepReport(step=step + 1, metrics=dict(metrics), verdicts=told)
 
 
 def run_ended(summary: Mapping[str, Any]) -> RunEnded:
@@ -244,21 +244,21 @@ def _json(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Period(NamedTuple):
-    """In seconds since 1970: Period(1763280002.6, 1763280004.5)."""
+    """Start and end as Unix times: Period(1763280002.6, 1763280004.5)."""
 
     start: float
     end: float
 
 
 class TurnTimes(NamedTuple):
-    """A turn, from its first token to the answer of its last call, and each of its calls."""
+    """The period of a turn, from its first token to the answer of its last call, and of each of its calls."""
 
     whole: Period
     calls: tuple[Period, ...]
 
 
 def times_of(episode: EpisodeReport) -> tuple[Period, tuple[TurnTimes, ...]]:
-    """The time of an episode, and of each of its turns. Calls of one turn run at the same time."""
+    """Return the period of an episode and of each of its turns. The calls of one turn run at the same time."""
     duration_s = max(0.0, episode.duration_s)
     waits_s = [max((call.latency_s for call in turn.calls), default=0.0) for turn in episode.turns]
     scale = min(1.0, duration_s / sum(waits_s)) if sum(waits_s) > 0 else 1.0
@@ -275,10 +275,10 @@ def times_of(episode: EpisodeReport) -> tuple[Period, tuple[TurnTimes, ...]]:
 
 
 class SpanTracker:
-    """Base of trackers that send an episode as nested spans: the episode, its turns, and their calls."""
+    """Base class of trackers that send an episode as nested spans: the episode, its turns, and their calls."""
 
     def begin(self, part: Part, period: Period, parent: Any) -> Any:
-        """Open a span inside `parent`; an episode has none."""
+        """Open a span inside `parent`. The span of an episode has no parent."""
         raise NotImplementedError
 
     def end(self, span: Any, part: Part, period: Period) -> None:
@@ -301,7 +301,7 @@ class SpanTracker:
 
 _LEFT_OUT = re.compile(r"\b(drop|skip)(s|ped|ping)?\b", re.IGNORECASE)
 _MOST_CHARACTERS = 300
-# These parts of W&B report retries; if data is lost, another part reports it.
+# These components of W&B report only retries. If data is lost, another component reports it.
 _NO_LOSSES = ("api:", "featurechecker:", "monitor:")
 
 
@@ -319,7 +319,7 @@ class LossHandler(logging.Handler):
 
 
 class WandbLog:
-    """The log of a W&B run, one JSON object per line. Retries are not errors in it; lost data is.
+    """The log of a W&B run, one JSON object per line. Counts lost data as errors, but not retries.
 
     {"time": "…", "level": "ERROR", "msg": "filestream: failed to upload: 403 Forbidden url=…"}
     """
@@ -344,7 +344,7 @@ def _loss(line: bytes) -> str:
         entry: Any = json.loads(line)
         level, text = str(entry["level"]), str(entry["msg"])
     except (ValueError, KeyError, TypeError):
-        return ""  # from a crash of the Go runtime; then `finish` raises
+        return ""  # a crash of the Go runtime; then `finish` raises
     given_up = level.startswith("ERROR") or (level.startswith("WARN") and _LEFT_OUT.search(text))
     return _first_line(text) if given_up and not text.startswith(_NO_LOSSES) else ""
 

@@ -1,4 +1,4 @@
-"""TensorBoard: metrics as scalars and rewards as a histogram, in the folder `tensorboard` of the run. Without torch."""
+"""TensorBoard: metrics as scalars and rewards as a histogram, in the run's folder `tensorboard`. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TensorboardTracker"]
 
 
 class TensorboardTracker:
-    """Writes event files. A resumed run adds files, and TensorBoard joins them."""
+    """Writes event files. A resumed run adds new files, and TensorBoard joins them."""
 
     def __init__(self, run: RunStarted, status: StatusWriter) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -37,7 +37,7 @@ class TensorboardTracker:
         rewards = [episode.reward for episode in self._episodes.take(step.step)]
         if rewards:
             self._write(step.step, make_histogram("rewards", rewards))
-        # So that the step shows at once.
+        # Flush, so that the step is visible at once.
         self._writer.flush()
 
     def run_ended(self, end: RunEnded) -> None: ...

@@ -1,4 +1,4 @@
-"""Weights & Biases: metrics over steps, verdicts as table and alerts, a few episodes per step, the trained weights."""
+"""Weights & Biases: metrics per step, verdicts as a table and alerts, a few episodes per step, the trained weights."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _VERDICT_COLUMNS = ["step", "severity", "rule", "what", "fix"]
 
 
 class WandbTracker:
-    """A run of W&B. Its files are in the folder `wandb` of the run, from where `wandb sync` sends the rest.
+    """A run of W&B. Its files are in the run's folder `wandb`; `wandb sync` sends anything left there.
 
-    A resumed run keeps its id. The axis is our step, not W&B's, which cannot go back to a repeated step.
+    A resumed run keeps its id. The x-axis is our step, not W&B's, which cannot go back to repeat a step.
     """
 
     def __init__(self, run: RunStarted, status: StatusWriter) -> None:
@@ -58,7 +58,7 @@ class WandbTracker:
                 init_timeout=_START_S,
                 x_graphql_timeout_seconds=_GRAPHQL_S,
                 finish_timeout_raises=True,  # if WANDB_FINISH_TIMEOUT is set
-                # This process is not the run: its resources and code would mislead.
+                # This process is not the run, so its resources and code would mislead.
                 disable_git=True,
                 disable_code=True,
                 x_disable_stats=True,
@@ -122,7 +122,7 @@ class WandbTracker:
 
 
 def choose_episodes(episodes: Sequence[EpisodeReport], count: int = _EPISODES_PER_STEP) -> list[EpisodeReport]:
-    """The best and the worst first, then the next best and the next worst."""
+    """Return up to `count` episodes: the best, the worst, then the second best, the second worst, and so on."""
     ordered = sorted(episodes, key=lambda episode: -episode.reward)
     chosen: list[EpisodeReport] = []
     while ordered and len(chosen) < count:
@@ -131,7 +131,7 @@ def choose_episodes(episodes: Sequence[EpisodeReport], count: int = _EPISODES_PE
 
 
 def _run_id(folder: Path) -> tuple[str, bool]:
-    """The run's id in W&B, and whether it existed before."""
+    """Return the run's id in W&B, and whether it existed before."""
     path = folder / "wandb" / "run-id"
     if path.exists():
         return path.read_text().strip(), True

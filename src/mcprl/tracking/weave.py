@@ -16,7 +16,7 @@ __all__ = ["WeaveTracker"]
 
 
 class WeaveTracker(SpanTracker):
-    """Sends traces in the background, in batches that the library makes."""
+    """Sends traces in the background. The library batches them."""
 
     def __init__(self, run: RunStarted, status: StatusWriter) -> None:
         import weave

@@ -1,1 +1,1 @@
-"""Training: a run, its loop, the pipeline of collected steps, and how a run stops. Import the modules, not this."""
+"""Training: the run, its loop, the pipeline that collects steps, and shutdown. Import the modules, not this package."""

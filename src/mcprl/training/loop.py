@@ -1,4 +1,4 @@
-"""The training loop: collect groups, make a batch, update on it, publish the weights, record the step."""
+"""The training loop: collect groups, make a batch, update the policy, publish the weights, record the step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mcprl.learning.algorithms import make_batch, next_coefficient
 from mcprl.progress import Watcher
 from mcprl.records import Batch, Readings, Trajectory, Update, Weights
 from mcprl.runs.checkpoints import Checkpoints, RunState, deal_ids, write_state
-from mcprl.runs.folder import RunFolder, StepRecord, Timeline
+from mcprl.runs.folder import RunFolder, RunStopped, StepRecord, Timeline
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.runs.resuming import Conditions
 from mcprl.runs.summary import Summary
 from mcprl.tasks import Dealer
 from mcprl.tools.stats import write_stats
 from mcprl.training.pipeline import CollectedStep, Pipeline
-from mcprl.training.shutdown import RunStopped, Shutdown
+from mcprl.training.shutdown import Shutdown
 
 __all__ = ["Run", "StepClock", "resource_metrics", "train"]
 
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 
 async def train(run: Run) -> Summary:
-    """Train to the end of the schedule and leave the weights and a summary in the run's folder.
+    """Train for all configured steps, and write the weights and a summary to the run's folder.
 
-    Raises RunStopped if the run was asked to stop; it has saved itself then.
+    Raises RunStopped, after saving, if the run was asked to stop.
     """
     with run.shutdown.orderly():
         try:
@@ -64,33 +64,33 @@ async def train(run: Run) -> Summary:
 
 
 class UpdateGivenUp(RunStopped):
-    """A request to stop left too little time for the update: the learner is ahead of the run's last finished step."""
+    """The time to stop was too short for the update. The learner may be ahead of the run's last finished step."""
 
 
-# After a request to stop, episodes get this share of the time to finish, and an update gets this share.
+# The shares of the time to stop that running episodes and a running update may take.
 _EPISODES_SHARE, _UPDATE_SHARE = 0.3, 0.6
-_KL_HORIZON = 10  # updates over which the KL coefficient moves by at most about a fifth
+_KL_HORIZON = 10  # in this many updates the KL coefficient changes by at most about a fifth
 
 
 class StepClock(Timeline):
-    """The timeline of a run, and the seconds from one step to the next."""
+    """The timeline of a run, and a timer for the seconds from one step to the next."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lap_began = time.monotonic()
 
     def lap(self) -> float:
-        """Seconds since the last call."""
+        """Return the seconds since the last call."""
         began, self._lap_began = self._lap_began, time.monotonic()
         return self._lap_began - began
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A training run, open: its parts, and the parts of a step.
+    """An open training run: its components, and the operations that a step consists of.
 
-    Four fields change. `step` counts the finished steps, `saved_step` those that the newest checkpoint covers;
-    `weights` are the newest; `kl_coefficient` is steered if `algorithm.kl.target` is set.
+    Four fields change. `step` is the number of finished steps, `saved_step` the number in the newest checkpoint.
+    `weights` are the newest weights. `kl_coefficient` is adjusted after each update if `algorithm.kl.target` is set.
     """
 
     config: RunConfig
@@ -115,7 +115,7 @@ class Run:
     saved_step: int = 0
 
     def steps(self) -> Generator[int]:
-        """The steps that are left. Raises RunStopped before the next one if the run was asked to stop."""
+        """Yield the remaining steps. Raises RunStopped before the next step if the run was asked to stop."""
         self.clock.lap()
         while self.step < self.config.training.steps:
             if self.shutdown.requested:
@@ -133,11 +133,11 @@ class Run:
         return await self._unless_given_up(self.learner.update(batch))
 
     async def publish(self, update: Update) -> None:
-        """Give new weights to the sampler, and steer the KL coefficient by how far they have moved."""
+        """Publish new weights to the sampler, and adjust the KL coefficient."""
         with self.clock.span(update.step, "publish"):
             if update.weights.version != self.weights.version:
                 self.weights = update.weights
-                if not self.shutdown.requested:  # a run that is about to stop samples nothing more
+                if not self.shutdown.requested:  # a run that is stopping samples no more turns
                     await self._unless_given_up(self.sampler.publish(update.weights))
                 self.folder.drop_old_weights(self.weights)
         kl = self.config.algorithm.kl
@@ -147,7 +147,7 @@ class Run:
             )
 
     async def record(self, collected: CollectedStep, batch: Batch, update: Update) -> None:
-        """Measure and judge the finished step, write it down, and save the run if a checkpoint is due."""
+        """Compute the metrics and health verdicts of a step, write its record, and save a checkpoint if one is due."""
         played, spans, step_s = collected.all_groups, self.clock.take(), self.clock.lap()
         took_s = {span.activity: span.end - span.start for span in spans}
         last_save_s = self.summary.steps[-1].get("save_s", 0.0) if self.summary.steps else 0.0
@@ -181,7 +181,7 @@ class Run:
         self.watcher.step_finished(update.step, metrics, verdicts)
 
     async def save(self) -> None:
-        """Save the run between two steps. If that fails, the earlier checkpoints are unchanged."""
+        """Save a checkpoint between two steps. If that fails, earlier checkpoints are unchanged."""
         state = RunState(
             step=self.step,
             settings=self.conditions.settings,
@@ -203,18 +203,18 @@ class Run:
             await asyncio.to_thread(self.checkpoints.retain, kept, also=self.health.steps_to_return_to)
 
     async def leave(self, *, update_given_up: bool) -> str:
-        """After a request to stop: let episodes finish for a while and save. Returns what is saved, in words."""
+        """After a request to stop, let episodes finish for a while, then save. Returns a sentence on what was saved."""
         self.watcher.stage("stopping: letting episodes finish, saving")
         try:
             await self.shutdown.unless_stopped(self.collector.drain(), share=_EPISODES_SHARE)
         except RunStopped:
-            await self.pipeline.close()  # gives up the episodes that have not finished
+            await self.pipeline.close()  # cancels unfinished episodes
         if not update_given_up and self.saved_step != self.step:
             await self.save()
         journaled = sum(len(self.journal.finished(step)) for step in self.journal.steps if step >= self.saved_step)
         return (
-            f"stopped after step {self.step} of {self.config.training.steps}; the checkpoint of step {self.saved_step} "
-            f"and {journaled} finished episodes after it are saved"
+            f"stopped by {self.shutdown.cause} after step {self.step} of {self.config.training.steps}; "
+            f"the checkpoint of step {self.saved_step} and {journaled} finished episodes after it are saved"
             + (", the interrupted update will be repeated" if update_given_up else "")
         )
 
@@ -225,7 +225,10 @@ class Run:
             raise UpdateGivenUp from None
 
     def _refuse_stale(self, trajectories: Sequence[Trajectory]) -> None:
-        """The pipeline opens no step too early, so this holds. If it did not, the objective would be wrong."""
+        """Raise ValueError if a token is older than `training.max_staleness` allows.
+
+        Such a token would make the objective wrong. The pipeline ensures that there are none.
+        """
         bound = self.weights.version - self.config.training.max_staleness
         for t in trajectories:
             oldest = min(version for version, sampled in zip(t.weights_version, t.sampled, strict=True) if sampled)
@@ -239,7 +242,7 @@ _GPU_DEADLINE_S = 5.0
 
 
 async def resource_metrics() -> Mapping[str, float]:
-    """Memory of this process and its children, what the machine has left, and the GPUs taken together.
+    """Measure the memory of this process and its children, free memory, CPU load, and the use of all GPUs together.
 
     {"memory_trainer_gib": 2.1, "memory_children_gib": 3.4, "memory_free_gib": 12.8, "cpu_load": 1.9}
     """
@@ -257,12 +260,12 @@ async def resource_metrics() -> Mapping[str, float]:
 def _rss(process: psutil.Process) -> int:
     try:
         return process.memory_info().rss
-    except psutil.NoSuchProcess:  # it has ended since it was listed
+    except psutil.NoSuchProcess:  # the process has ended in the meantime
         return 0
 
 
 async def _gpu_metrics() -> dict[str, float]:
-    """From nvidia-smi; empty without it. `gpu_silent` is 1 if it is installed and does not answer."""
+    """Read GPU metrics from nvidia-smi. Empty without it; `gpu_silent` is 1 if it is installed but does not work."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
@@ -278,7 +281,7 @@ async def _gpu_metrics() -> dict[str, float]:
         return {"gpu_silent": 1.0}
     try:
         rows = [[float(cell) for cell in line.split(",")] for line in output.decode().splitlines() if line.strip()]
-    except ValueError:  # small boards and virtual ones answer "[N/A]"
+    except ValueError:  # small and virtual GPUs report "[N/A]"
         rows = []
     if process.returncode != 0 or not rows:
         return {"gpu_silent": 1.0}

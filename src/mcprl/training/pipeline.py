@@ -1,14 +1,14 @@
-"""Steps that are collected ahead of the one that is being learned from.
+"""Collects the next steps while the learner works on the current one.
 
-Step s may be collected once the weights are at most `ahead` updates behind those that it will train. With `ahead` 0,
-collecting and learning take turns. Otherwise, while the learner is busy with step s:
+Step s may be collected as soon as all but the last `ahead` updates before it are done. With `ahead` 0, collecting and
+learning alternate. Otherwise they overlap:
 
     step s          ■■■■■■■□□□□□□□        ■ collected   □ learned from
     step s + 1            ■■■■■■■■□□□□□□
     step s + 2                    ■■■■■■■■□□□□□□
 
-So no token is older than `ahead` versions when it is learned from: its step was not open before. A step is dealt when
-it is opened, at a fixed place in the order of updates, so its tasks do not depend on how fast anything was.
+So no token is more than `ahead` versions old when it is learned from. The tasks of a step are chosen when the step is
+opened, at a fixed point in the order of updates, so they do not depend on timing.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ __all__ = ["CollectedStep", "Pipeline", "collect_step"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedStep:
-    """The groups of a step. Of tasks a, b and c, b had no variance and d was played instead:
+    """The groups of a step. Example: of tasks a, b and c, b had no variance, so d was played instead.
 
     CollectedStep(groups=(a, c, d), dropped=(b,), all_groups=(a, b, c, d), refill_rounds=1, refilled=1,
-                  collect_s=41.2, wait_s=3.5)     # most of it was collected during an update
+                  collect_s=41.2, wait_s=3.5)     # mostly collected during an update
     """
 
     groups: tuple[Group, ...]  # for the batch
     dropped: tuple[Group, ...]  # without variance, and not in the batch
-    all_groups: tuple[Group, ...]  # in the order in which they were dealt
+    all_groups: tuple[Group, ...]  # in the order in which they were chosen
     refill_rounds: int
-    refilled: int  # groups of the batch that replace dropped ones
+    refilled: int  # groups in the batch that replace dropped ones
     demonstrations: tuple[Trajectory, ...] = ()
     collect_s: float = 0.0
     wait_s: float = 0.0  # between `Pipeline.take` and its result
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """Those of the batch."""
+        """The trajectories of the batch."""
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
     @property
@@ -64,10 +64,11 @@ async def collect_step(
     algorithm: AlgorithmConfig,
     on_finished: Callable[[Trajectory | LostEpisode], None],
 ) -> CollectedStep:
-    """Collect a step as it was dealt, and refill it if `algorithm.refill_rounds` is set.
+    """Run the episodes of a step. With `algorithm.refill_rounds`, groups without variance are replaced.
 
-    The batch is never larger than the deal. It is smaller if rounds or tasks run out, but never empty: if no group has
-    variance, the batch is the deal, and the learner reports that there was no signal.
+    Replacements are groups of the tasks in `deal.stand_ins`. The batch never has more groups than `deal.tasks`. It has
+    fewer if rounds or stand-ins run out. If no group has variance, the batch has the groups of `deal.tasks`, and the
+    learner reports that there was no signal.
     """
     dealt = await collector.collect(deal.tasks, step, on_finished)
     if not algorithm.refill_rounds:
@@ -96,7 +97,7 @@ def _with_variance(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 class Pipeline:
-    """Opens steps in order and hands them over in order."""
+    """Opens steps for collection in order, and returns them in order."""
 
     def __init__(
         self,
@@ -116,11 +117,11 @@ class Pipeline:
 
     @property
     def open_deals(self) -> Mapping[int, Deal]:
-        """The deals of steps that are open and not yet taken."""
+        """The deals of the steps that are open and not yet taken."""
         return dict(self._deals)
 
     async def take(self, step: int) -> CollectedStep:
-        """The groups of a step, all of them. Opens it, and as many after it as may be open with it."""
+        """Return all groups of a step. Also opens the step, and the following ones that may be collected already."""
         started = time.monotonic()
         self.open_for(step)
         collected = await asyncio.shield(self._open[step])
@@ -128,7 +129,7 @@ class Pipeline:
         return replace(collected, wait_s=time.monotonic() - started)
 
     def open_for(self, step: int) -> None:
-        """Open the steps that may be collected while `step` is the next to be learned from."""
+        """Open the steps that may be collected while `step` is the next one to learn from."""
         for coming in range(step, min(step + self._ahead + 1, self._steps)):
             if coming not in self._open:
                 if coming not in self._deals:
@@ -136,7 +137,7 @@ class Pipeline:
                 self._open[coming] = asyncio.create_task(self._timed(coming))
 
     async def close(self) -> None:
-        """Give up the open steps. Finished episodes are in the journal."""
+        """Cancel the open steps. Finished episodes are in the journal."""
         for task in self._open.values():
             task.cancel()
         await asyncio.gather(*self._open.values(), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Open a run from its configuration: cheap checks first, then servers, then the model."""
+"""Opens a run from its configuration: cheap checks first, then servers, then the model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mcprl.config import RunConfig
 from mcprl.episodes import Collector, Demonstrator, require_solutions
 from mcprl.episodes.stage import open_stage
 from mcprl.learning import open_learner
+from mcprl.processes import require_linux
 from mcprl.progress import Watcher
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.runs.checkpoints import Checkpoints, deals_of, forecast
@@ -37,10 +38,12 @@ async def open_run(
     resume_point: ResumePoint | None = None,
     shutdown: Shutdown | None = None,
 ) -> AsyncGenerator[Run]:
-    """A run with everything started and checked, in its own folder; all of it ends with the context.
+    """Open a run in its own folder, with everything started and checked. Everything stops with the context.
 
-    With `resume_point`, the run in `folder` resumes from there. Without `shutdown`, nothing asks it to stop.
+    With `resume_point`, the run in `folder` resumes from that point. Without `shutdown`, the run cannot be asked to
+    stop.
     """
+    require_linux()
     tasks = load_tasks(config.tasks.train)
     order = make_order(tasks, config)
     require_solutions(tasks, config)
@@ -77,7 +80,7 @@ async def open_run(
             pipeline=_make_pipeline(config, order, collector, stage.demonstrator, watcher, clock, deals),
             sampler=stage.sampler,
             learner=learner,
-            health=Health(config),
+            health=Health(config, has_solutions=any(task.solution is not None for task in tasks)),
             summary=Summary(),
             clock=clock,
             kl_coefficient=config.algorithm.kl.coefficient,
@@ -112,7 +115,7 @@ def _make_pipeline(
             collected = await collect_step(deal, collector, step, algorithm, on_finished)
             if demonstrator is None or algorithm.warm_start.weight_at(step) <= 0:
                 return collected
-            # Dropped tasks are demonstrated too: if all attempts failed, a solution is worth most.
+            # Tasks of dropped groups are demonstrated too: a solution helps most if all attempts failed.
             tasks = [group.task for group in collected.all_groups]
             return replace(collected, demonstrations=await demonstrator.play(tasks, step))
 
@@ -120,8 +123,8 @@ def _make_pipeline(
 
 
 async def _forecast(run: Run) -> str:
-    """How much of the disk the checkpoints will take. Raises NoRoomError if that is more than is free."""
-    there = sum(checkpoint.bytes for checkpoint in run.checkpoints.all())  # of a run that is resumed
+    """Say how much disk space the checkpoints will need. Raises NoRoomError if there is not enough."""
+    there = sum(checkpoint.bytes for checkpoint in run.checkpoints.all())  # if the run is resumed
     free = shutil.disk_usage(run.folder.path).free + there
     kept = run.config.training.keep_checkpoints + Health.most_kept(run.config)
     return forecast(await run.learner.state_bytes(), kept, free)
@@ -129,9 +132,11 @@ async def _forecast(run: Run) -> str:
 
 async def _restore(run: Run, resume_point: ResumePoint) -> None:
     """Put the run into the state of its checkpoint."""
-    metrics, verdicts = run.folder.cut_to(resume_point.step)
-    for of_step, on_step in zip(metrics, verdicts, strict=True):
-        run.summary.add(of_step, on_step)
+    records = run.folder.cut_to(resume_point.step)
+    if lost := sum(not metrics for metrics, _ in records):
+        run.watcher.stage(f"metrics.jsonl has no line for {lost} of {len(records)} steps; the summary leaves them out")
+    for metrics, verdicts in records:
+        run.summary.add(metrics, verdicts)
     run.step = run.saved_step = resume_point.step
     state = resume_point.state
     if resume_point.checkpoint is None or state is None:

@@ -1,8 +1,8 @@
-"""How a run stops early: SIGTERM or Ctrl-C, a bounded time to save itself, a distinct exit code.
+"""How a run stops early: SIGTERM, SIGHUP or Ctrl-C, a bounded time to save itself, a distinct exit code.
 
-The first signal asks the run to stop. What is durable already (the last checkpoint, every finished episode) stays
-durable; the time until SHUTDOWN_S is for what can still be saved. When that time is over, or at the second
-signal, the process ends at once. Its children end with it, see `mcprl.processes`.
+The first signal asks the run to stop. It then has SHUTDOWN_S seconds to save what it can. The last checkpoint and all
+finished episodes are already on disk. When the time is over, or at the second signal, the process exits immediately.
+Its child processes end with it: see `mcprl.processes`.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
-__all__ = ["EXIT_STOPPED", "SHUTDOWN_S", "RunStopped", "Shutdown"]
+from mcprl.runs.folder import RunStopped
+
+__all__ = ["EXIT_STOPPED", "SHUTDOWN_S", "Shutdown"]
 
 EXIT_STOPPED = 75
-"""Exit code of a run that was asked to stop and can be resumed."""
+"""The exit code of a run that was asked to stop and can be resumed."""
 
 SHUTDOWN_S = 10.0
-"""Seconds after SIGTERM or Ctrl-C until the run has saved itself and ended."""
+"""The time that the run has to save and exit after SIGTERM or Ctrl-C."""
 
 T = TypeVar("T")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = "\x1b[?25h"
-# Share of the time after which the process ends itself: ending takes a moment too.
+# The share of the time after which the process exits, because exiting takes a moment too.
 _LAST_MOMENT = 0.95
 
 
-class RunStopped(Exception):
-    """The run was asked to stop, and has stopped. The message says what is saved."""
-
-
 class Shutdown:
-    """Whether the run is asked to stop, and how much time it has for that."""
+    """Knows whether the run was asked to stop, and how much time is left."""
 
-    def __init__(self, deadline_s: float = SHUTDOWN_S) -> None:
+    def __init__(self, deadline_s: float = SHUTDOWN_S, on_request: Callable[[str], None] | None = None) -> None:
+        self.cause = ""
         self._deadline_s = deadline_s
+        self._on_request = on_request
         self._requested = asyncio.Event()
         self._since = 0.0
         self._work: asyncio.Task[Any] | None = None
@@ -49,18 +50,20 @@ class Shutdown:
     def requested(self) -> bool:
         return self._requested.is_set()
 
-    def request(self) -> None:
+    def request(self, cause: str = "a request") -> None:
         """Ask the run to stop. Outside of `orderly`, the task that entered `on_signals` is cancelled."""
         if self.requested:
             return
-        self._since = time.monotonic()
+        self.cause, self._since = cause, time.monotonic()
         self._requested.set()
         if self._work is not None:
             self._work.cancel()
+        if self._on_request is not None:
+            self._on_request(cause)
 
     @contextmanager
     def orderly(self) -> Generator[None]:
-        """Inside, a request does not cancel the run: it checks for requests itself."""
+        """A context in which a request to stop does not cancel the run, because the run checks for requests itself."""
         work, self._work = self._work, None
         try:
             yield
@@ -68,7 +71,10 @@ class Shutdown:
             self._work = work
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T], *, share: float) -> T:
-        """The result of `work`. After a request it has that share of the time; if that is too short, RunStopped."""
+        """Return the result of `work`.
+
+        After a request to stop, `work` may take only this share of the time. If it takes longer, RunStopped is raised.
+        """
         working = asyncio.ensure_future(work)
         asked = asyncio.ensure_future(self._requested.wait())
         try:
@@ -86,7 +92,7 @@ class Shutdown:
 
     @contextmanager
     def on_signals(self) -> Generator[None]:
-        """Inside, SIGTERM and SIGINT request a stop; a second one, or the end of the time, ends the process."""
+        """Inside, SIGTERM, SIGINT and SIGHUP request a stop; a second one, or the end of the time, ends the process."""
         loop, self._work = asyncio.get_running_loop(), asyncio.current_task()
         timer: threading.Timer | None = None
 
@@ -98,19 +104,21 @@ class Shutdown:
             timer = threading.Timer(_LAST_MOMENT * self._deadline_s, _end_now, (EXIT_STOPPED, why))
             timer.daemon = True
             timer.start()
-            loop.call_soon_threadsafe(self.request)
+            loop.call_soon_threadsafe(self.request, signal.Signals(number).name)
 
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        # Under nohup, SIGHUP is ignored and stays so.
+        numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, on_signal) for number in numbers}
         try:
             yield
         finally:
-            # The timer keeps running: what is closed after this, such as servers that hang, is part of its time.
+            # The timer keeps running, because closing the rest, such as servers that hang, counts as part of its time.
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
 def _end_now(code: int, why: str) -> None:
-    """End the process without waiting for any thread: one of them may be in the middle of an update."""
+    """Exit without waiting for threads, because one of them may be in the middle of an update."""
     if sys.stdout.isatty():
         os.write(sys.stdout.fileno(), _SHOW_CURSOR.encode())
     os.write(2, f"mcprl: {why}; everything saved before is kept, continue with `mcprl resume`\n".encode())

@@ -230,6 +230,7 @@ def test_messages_that_a_family_cannot_write_are_refused_with_its_reason(chat_of
 
 
 def test_a_model_without_a_tokenizer_is_refused_by_name(tmp_path):
-    for missing in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(BadValueError, match=f"model.path is '{missing}'.*Fix: "):
-            load_chat(str(missing), "auto")
+    with pytest.raises(BadValueError, match=f"model.path is '{tmp_path}'.*Fix: "):
+        load_chat(str(tmp_path), "auto")
+    with pytest.raises(BadValueError, match=f"model.path is {tmp_path}/nowhere, but there is no such folder"):
+        load_chat(f"{tmp_path}/nowhere", "auto")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from conversations import ANSWER, CALLING, FIND, RESULT, SYSTEM, USER, hostile_texts
 from family_tokenizers import FAMILIES, TEMPLATE, write_tokenizer
@@ -187,6 +189,50 @@ def test_messages_of_a_role_that_the_template_refuses_are_refused(renderer_of):
     renderer = renderer_of(looped(TAKING_TURNS))
     with pytest.raises(UnbridgeableError, match=r"cannot render messages of the roles assistant: .*must alternate"):
         renderer.render_ids([ANSWER])
+
+
+GROWING = "{%% set n = namespace(x='aa') %%}{%% for i in range(99) %%}{%% set n.x = %s %%}{%% endfor %%}{{ n.x }}"
+
+
+@pytest.mark.parametrize(
+    ("hostile", "why"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "of processor time to render",
+        ),
+        ("{{ 9 ** 9999999999 }}", "a number too large"),
+        ("{{ 'x' * 10 ** 10 }}", "longer than"),
+        ("{{ 'x' | center(10 ** 10) }}", "longer than"),
+        ("{{ 'x'.center(10 ** 10) }}", "longer than"),
+        ("{{ '%9999999999d' % 1 }}", "a large width"),
+        ("{{ '{:9999999999}'.format(1) }}", "a large width"),
+        (GROWING % "n.x ~ n.x", "longer than"),
+        (GROWING % "n.x + n.x", "longer than"),
+        (GROWING % "n.x.replace('a', n.x)", "longer than"),
+        (GROWING % "[n.x, n.x]", "longer than|processor time"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "RecursionError"),
+        ("{% for a in b %}" * 30 + "{% endfor %}" * 30, "too many statically nested blocks"),
+        ("x" * 70_000, "longer than 65536 characters"),
+    ],
+)
+def test_a_hostile_template_is_refused_in_time_and_by_name(renderer_of, hostile, why):
+    started = time.thread_time()
+    with pytest.raises((BadValueError, UnbridgeableError), match=why):
+        renderer_of(looped(MESSAGE) + hostile)
+    assert time.thread_time() - started < 4  # twice what it may take
+
+
+def test_a_template_may_use_what_templates_use(renderer_of):
+    useful = (
+        "{% set first = messages | map(attribute='content') | list | first %}{{ (first ~ '!')[:0] }}"
+        "{{ ('%02d' % 3 + 'a,b'.split(',') | join('') + 'x' * 2 + {'a': 1} | tojson(indent=2))[:0] }}"
+    )
+    useful_frame = renderer_of(looped(MESSAGE + useful)).frame(["user"], opening=True)
+    assert useful_frame == renderer_of(looped(MESSAGE)).frame(["user"], opening=True)
 
 
 def test_a_tokenizer_without_a_template_is_refused_with_a_fix(tokenizer, renderer_of):

@@ -46,6 +46,9 @@ def after(count: int, **change: float) -> list[dict[str, float]]:
 
 
 KL_STEERED = {"algorithm": {"kl": {"coefficient": 0.02, "target": 0.3}}}
+ASYNC = {"training": {"max_staleness": 8}, "algorithm": {"old_logprobs": "recomputed"}}
+GAE = {"algorithm": {"advantages": "gae"}}
+HARD_CAP = {"algorithm": {"kl": {"cap": 0.5}}}
 FAILED, SOLVED, MIXED = {"success_rate": 0.05}, {"success_rate": 0.9}, {"success_rate": 0.45}
 DEAD = {"groups_without_variance": 7.0, "active_fraction": 0.1}
 
@@ -72,8 +75,15 @@ PLANTED = [
     ),
     Planted("parity", WARN, [{}], "computes in lower precision", "TF32", config={"model": {"dtype": "float32"}}),
     Planted("parity", WARN, [{"parity_logprob_max_abs_error": 5.0}], "by 5 on one of them", "recomputed limits"),
-    Planted("reference", BAD, [{"reference_tensors_differing": 3.0}], "3 of its tensors", "algorithm.kl.reference"),
-    Planted("no gradient", BAD, [{"grad_norm": 0.0}], "no trained weight", "learner.tuning"),
+    Planted(
+        "reference",
+        BAD,
+        [{"reference_tensors_differing": 3.0}],
+        "3 of its tensors",
+        "algorithm.kl.reference",
+        config={"algorithm": {"kl": {"coefficient": 0.02, "reference": "sync"}}},
+    ),
+    Planted("no gradient", BAD, [{"grad_norm": 0.0}], "no trained weight", "report this with the recipe"),
     Planted(
         "skipped",
         WARN,
@@ -114,9 +124,17 @@ PLANTED = [
         "algorithm.refill_rounds to 2",
         skipped="in no group does one reward differ from another",
     ),
-    Planted("stale", WARN, [{"staleness_mean": 1.5, "staleness_max": 3.0}], "1.5 updates old", "max_staleness"),
-    Planted("stale", BAD, [{"staleness_mean": 6.0, "staleness_max": 9.0}], "6.0 updates old", "episodes.deadline_s"),
-    Planted("importance", WARN, [{"importance_cut_fraction": 0.2}], "20% of tokens", "algorithm.max_importance"),
+    Planted("stale", WARN, [{"staleness_mean": 1.5, "staleness_max": 3.0}], "1.5 updates old", "max_staleness", ASYNC),
+    Planted(
+        "stale", BAD, [{"staleness_mean": 6.0, "staleness_max": 9.0}], "6.0 updates old", "episodes.deadline_s", ASYNC
+    ),
+    Planted(
+        "importance",
+        WARN,
+        [{"importance_cut_fraction": 0.2}],
+        "20% of tokens",
+        "set model.dtype to float32, or raise algorithm.max",
+    ),
     Planted("importance", BAD, [{"importance_cut_fraction": 0.4}], "40% of tokens", "mcprl parity"),
     Planted(
         "few learnable",
@@ -153,6 +171,21 @@ PLANTED = [
     Planted("caused faults", BAD, [{"stop_caused_fault": 0.2}], "20% of episodes", "make the tool reject"),
     Planted("dead groups", BAD, [DEAD | FAILED], "88% of groups have zero variance", "sampling.temperature"),
     Planted("dead groups", BAD, [DEAD | SOLVED], "every member solves", "harder tasks"),
+    Planted(
+        "dead groups",
+        BAD,
+        [DEAD | {"success_rate": 0.97, "reward": 0.12}],
+        "every member fails most of these tasks in the same way",
+        "raise episodes.group_size",
+    ),
+    Planted(
+        "dead groups",
+        BAD,
+        [DEAD | SOLVED],
+        "at temperature 0.01 the members of a group are copies",
+        "raise sampling.temperature towards 1",
+        config={"sampling": {"temperature": 0.01}},
+    ),
     Planted("dead groups", WARN, [{"groups_without_variance": 4.0} | MIXED], "50%", "algorithm.refill_rounds to 2"),
     Planted(
         "dead groups",
@@ -195,7 +228,7 @@ PLANTED = [
         config={"learner": {"learning_rate": 1.0}},
     ),
     Planted("KL", BAD, after(4, kl_update=3.5), "KL is 3.5", "--from 4 --set learner.learning_rate=2e-06`"),
-    Planted("entropy collapse", WARN, after(3, entropy=0.15), "to 0.15 from 0.8", "algorithm.entropy (now 0)"),
+    Planted("entropy collapse", WARN, after(3, entropy=0.15), "to 0.15 from 0.8", "algorithm.entropy (now 0) to 0.001"),
     Planted("entropy collapse", BAD, after(3, entropy=0.05), "to 0.05 from 0.8", "algorithm.clip_high"),
     Planted("entropy explosion", WARN, after(3, entropy=2.0), "falls apart", "learner.learning_rate"),
     Planted(
@@ -206,8 +239,8 @@ PLANTED = [
         "algorithm.entropy (now 0.1), and go back to step 2",
         config={"algorithm": {"entropy": 0.1}},
     ),
-    Planted("critic", WARN, [{"explained_variance": -0.3}] * 8, "-0.30", "algorithm.critic.learning_rate"),
-    Planted("value loss", WARN, [{}] * 8 + [{"value_loss": 0.5}] * 3, "0.5", "algorithm.critic.learning_rate"),
+    Planted("critic", WARN, [{"explained_variance": -0.3}] * 8, "-0.30", "algorithm.critic.learning_rate", GAE),
+    Planted("value loss", WARN, [{}] * 8 + [{"value_loss": 0.5}] * 3, "0.5", "algorithm.critic.learning_rate", GAE),
     Planted("KL", WARN, after(4, kl=0.7, kl_unmasked=0.7), "KL is 0.7", "go back to step 4"),
     Planted("KL", WARN, [{"kl": 0.7, "kl_unmasked": 0.7}], "KL is 0.7", "lower learner.learning_rate (now 2e-05)"),
     Planted("KL", BAD, after(4, kl=3.5), "KL is 3.5", "go back to step 4, the last healthy one"),
@@ -222,7 +255,15 @@ PLANTED = [
         BAD,
         [{"ratio_mean_positive": 0.95, "ratio_mean_negative": 1.05}] * 3,
         "by 0.1 in the ratio",
-        "algorithm.kl.coefficient",
+        "report this with the recipe",
+    ),
+    Planted(
+        "wrong way",
+        BAD,
+        [{"ratio_mean_positive": 0.95, "ratio_mean_negative": 1.05}] * 3,
+        "by 0.1 in the ratio",
+        "lower algorithm.kl.coefficient (now 0.02), which competes",
+        config=KL_STEERED,
     ),
     Planted("KL coefficient", WARN, [{"kl_coefficient": 0.5}], "from 0.02 to 0.5", "kl.target", config=KL_STEERED),
     Planted("KL coefficient", BAD, [{"kl_coefficient": 5.0}], "moving away", "learning_rate", config=KL_STEERED),
@@ -248,7 +289,14 @@ PLANTED = [
         "algorithm.masks to exact (now text)",
         config={"algorithm": {"masks": "text"}},
     ),
-    Planted("KL cap", WARN, [{"optimiser_steps_over_cap": 1.0}], "1 optimiser steps", "algorithm.kl.reference to sync"),
+    Planted(
+        "KL cap",
+        WARN,
+        [{"optimiser_steps_over_cap": 1.0}],
+        "1 optimiser steps",
+        "algorithm.kl.reference to sync",
+        HARD_CAP,
+    ),
     Planted("gradient spike", WARN, after(5, grad_norm=8.0), "16 times", "learner.max_grad_norm"),
     Planted("inactive", WARN, [{"active_fraction": 0.4}], "only 40%", "algorithm.refill_rounds"),
 ]
@@ -401,6 +449,12 @@ def test_advice_never_names_a_setting_that_is_already_set(step, config, said):
     fixes = [verdict.fix for verdict in Health(make_config(**config)).judge({**HEALTHY, **step})]
     assert fixes
     assert not any(said in fix for fix in fixes)
+
+
+def test_imitation_is_advised_with_what_it_needs():
+    step = {**HEALTHY, "calls": 0.0, "valid_call_rate": 0.0}
+    assert "give tasks a solution and imitate" in Health(make_config(), has_solutions=False).judge(step)[0].fix
+    assert ", imitate solutions first" in Health(make_config()).judge(step)[0].fix
 
 
 def test_advice_never_goes_back_to_a_bad_step():

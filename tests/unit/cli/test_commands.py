@@ -4,18 +4,31 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from importlib.metadata import entry_points
+import sys
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer.main
 from typer.testing import CliRunner
 
 import mcprl as mcprl_package
+from mcprl import cli as cli_module
 from mcprl.cli import SECTIONS, app, main
-from mcprl.errors import McprlError, ServerLostError, UnknownToolError
+from mcprl.config import RunConfig
+from mcprl.errors import (
+    BadValueError,
+    McprlError,
+    MissingExtraError,
+    ServerLostError,
+    ServerStartError,
+    UnknownToolError,
+)
 from mcprl.recipe import load_recipe, settings
+from mcprl.runs.folder import RunFolder
 
 HELLO = "recipes/hello-cpu.yaml"
 ROOT = Path(__file__).parents[3]
@@ -102,7 +115,8 @@ def test_a_server_without_its_key_is_one_sentence_that_says_how_to_do_without(mc
 
 
 def test_each_server_has_a_command_and_options_of_its_own():
-    commands = typer.main.get_command(app).get_command(None, "serve").commands
+    serve = typer.main.get_command(app).get_command(None, "serve")
+    commands = {name: serve.get_command(None, name) for name in serve.list_commands(None)}
     options = {name: {flag for option in made.params for flag in option.opts} for name, made in commands.items()}
     assert options == {
         "bfcl": {"--http", "--port"},
@@ -114,6 +128,75 @@ def test_each_server_has_a_command_and_options_of_its_own():
         "python": {"--http", "--port", "--world", "--engine", "--allow-unsafe"},
     }
     assert set(commands) == {entry.name for entry in entry_points(group="mcprl.servers")}
+
+
+@pytest.fixture
+def broken_package(monkeypatch):
+    """Two commands of an installed package that is broken: one below serve, one at the top."""
+
+    class Distribution:
+        name, version = "acme-tools", "1.2"
+
+    entries = [EntryPoint("serve.acme", "acme_tools.gone:serve", "mcprl.commands")]
+    entries += [EntryPoint("acme", "mcprl.errors:no_such_name", "mcprl.commands")]
+    for entry in entries:
+        vars(entry)["dist"] = Distribution
+    installed = cli_module._entry_points()
+    monkeypatch.setattr(cli_module, "_entry_points", lambda: (*installed, *entries))
+    cli_module._plugins.cache_clear()
+    yield
+    cli_module._plugins.cache_clear()
+
+
+@pytest.mark.usefixtures("broken_package")
+def test_a_broken_package_breaks_only_its_own_commands_which_name_it():
+    runner = CliRunner()
+    assert runner.invoke(app, ["serve", "directory", "--help"]).exit_code == 0
+    for path in (["serve", "acme", "--http"], ["acme"]):
+        error = runner.invoke(app, path).exception
+        assert isinstance(error, MissingExtraError)
+        assert f"`mcprl {' '.join(path[:2] if path[0] == 'serve' else path)}`" in error.what
+        assert "the package acme-tools 1.2" in error.fix
+
+
+@pytest.mark.usefixtures("broken_package")
+def test_help_lists_the_other_commands_beside_a_broken_one():
+    listed = CliRunner().invoke(app, ["serve", "--help"])
+    assert listed.exit_code == 0
+    assert "No module named 'acme_tools'" in " ".join(listed.output.split())
+    assert "A small office directory" in listed.output
+    assert "acme" in CliRunner().invoke(app, ["--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["train", HELLO], "mcprl.cli.running"),
+        (["resume", "RUN"], "mcprl.cli.running"),
+        (["eval", HELLO], "mcprl.evaluation.harness"),
+        (["try", HELLO], "mcprl.episodes.stage"),
+        (["parity", HELLO], "mcprl.checks.parity"),
+        (["doctor", HELLO], "mcprl.checks.doctor"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_heavy_command_says_that_it_loads_libraries_before_it_does(tmp_path, monkeypatch, arguments, heavy):
+    outputs = f"training.outputs={tmp_path}"
+    if arguments[0] == "resume":
+        with RunFolder.create(load_recipe(ROOT / HELLO, [outputs])) as folder:
+            arguments = ["resume", str(folder.path)]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(sys.modules, heavy, None)  # importing it fails
+    done = CliRunner().invoke(app, [*arguments, "--set", outputs])
+    assert isinstance(done.exception, ModuleNotFoundError), done.exception
+    assert "loading libraries" in done.stderr
+
+
+def test_an_adapter_of_another_model_is_not_tried(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 64, "base_model_name_or_path": "some/model"}))
+    arguments = ["try", str(ROOT / HELLO), "--adapter", str(tmp_path), "--set", "model.path=another/model"]
+    with pytest.raises(BadValueError, match="was trained on some/model"):
+        raise CliRunner().invoke(app, arguments).exception
 
 
 @pytest.mark.process
@@ -156,6 +239,38 @@ def test_a_task_that_names_an_unknown_tool_stops_training_before_any_model_is_lo
     assert "Traceback" not in result.stderr
     assert "starting the tool servers" in result.stdout
     assert "sampler" not in result.stdout
+
+
+def test_failed_trainings_share_a_folder_that_says_why_and_a_second_run_says_that_it_is_one(tmp_path, monkeypatch):
+    ends: list[BaseException | None] = [
+        ServerStartError("server 'fmp' did not start", fix="install it"),
+        UnknownToolError("no tool", fix="add it"),
+        None,
+    ]
+    printed: list[str] = []
+
+    def run_to_the_end(config: RunConfig, folder: RunFolder) -> None:
+        if (error := ends.pop(0)) is not None:
+            raise error
+        # While this one runs, another begins.
+        ends.append(ServerStartError("no memory", fix="get some"))
+        printed.append(train())
+
+    # Without the imports of the real one.
+    monkeypatch.setitem(sys.modules, "mcprl.cli.running", SimpleNamespace(run_to_the_end=run_to_the_end))
+
+    def train() -> str:
+        return CliRunner().invoke(app, ["train", str(ROOT / HELLO), "--set", f"training.outputs={tmp_path}"]).stdout
+
+    for why in ("infrastructure error E-TOOL-010 server 'fmp' did not start", "configuration error E-TOOL-003 no tool"):
+        assert train() == f"run {tmp_path}/hello-cpu\n"
+        assert [path.name for path in tmp_path.iterdir()] == ["hello-cpu"]
+        shown = json.loads(CliRunner().invoke(app, ["runs", "show", f"{tmp_path}/hello-cpu", "--json"]).stdout)
+        assert shown["state"] == "failed"
+        assert shown["why"].startswith(why)
+    train()
+    second = f"run {tmp_path}/hello-cpu-2 ({tmp_path}/hello-cpu is running, process {os.getpid()})\n"
+    assert printed == [second]
 
 
 def every_command(command, *path):

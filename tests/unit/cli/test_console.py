@@ -88,6 +88,30 @@ def test_a_log_gets_one_line_a_step_with_its_figures():
     ]
 
 
+@pytest.mark.parametrize("out", [plain, terminal])
+def test_the_log_of_the_run_has_the_stages_steps_and_verdicts_whatever_the_console_shows(out, tmp_path):
+    log, console = tmp_path / "train.log", out()[0]
+    bad = Verdict(severity=Severity.BAD, name="KL", what="KL is 4", fix="go back")
+
+    def fail() -> None:
+        with TrainingConsole(CONFIG, console, log=log) as shown:
+            shown.stage("starting the sampler")
+            shown.step_finished(0, METRICS, [bad])
+            assert "step 1/20  reward +0.250" in log.read_text()  # at once, for `tail -f`
+            raise ValueError("no room")
+
+    with pytest.raises(ValueError, match="no room"):
+        fail()
+    with TrainingConsole(CONFIG, console, log=log, steps_done=1) as shown:
+        shown.step_finished(1, METRICS, OK)
+    lines = log.read_text().splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["step", "bad"]
+    assert "starting the sampler" in lines[0]
+    assert "KL is 4" in lines[2]
+    assert lines[3].endswith("ended by ValueError: no room")
+    assert lines[4].startswith("step 2/20")
+
+
 def test_the_time_left_is_reckoned_from_the_mean_of_the_steps_so_far():
     console, out = plain()
     with TrainingConsole(CONFIG, console) as shown:
@@ -295,3 +319,12 @@ def test_a_run_that_trains_all_weights_names_the_model_it_left(summary, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "Next: mcprl try /runs/trial/config.yaml --set model.path=/runs/trial/model"
     assert any(line.split() == ["model", "/runs/trial/model"] for line in lines)
+
+
+def test_the_closing_words_do_without_metrics_that_were_lost(capsys):
+    summary = Summary()
+    summary.add({})
+    print_summary(summary, config=CONFIG, folder=Path("outputs/trial"))
+    printed = capsys.readouterr().out
+    assert "updates" in printed
+    assert "reward" not in printed

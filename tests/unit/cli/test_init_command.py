@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -71,6 +72,28 @@ def test_the_commands_to_go_on_with_exist_and_stand_on_lines_of_their_own(here):
     assert commands[-1].endswith(f"--adapter {config.training.outputs / config.name / 'adapter'}")
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("shop", "shop"),
+        ("my shop (2)", "my-shop-2"),
+        ("no", "no"),
+        ("2026", "2026"),
+        (".", "cellar"),
+        ("Ωμ", "stock"),
+    ],
+)
+def test_the_run_is_named_after_the_folder(here, monkeypatch, folder, name):
+    (here / "cellar").mkdir()
+    monkeypatch.chdir(here / "cellar")
+    printed = init(folder)
+    project = here / "cellar" / folder
+    assert load_recipe(project / "recipe.yaml").name == name
+    assert f"outputs/{name}/adapter" in printed
+    for file in ("recipe.yaml", "README.md"):
+        assert set(re.findall(r"outputs/([\w.-]+)", (project / file).read_text())) - {"before"} == {name}
+
+
 def test_a_project_in_the_folder_one_stands_in_needs_no_cd(here):
     assert "cd " not in init(".")
     assert files_in(here) == set(FILES)
@@ -112,6 +135,25 @@ def test_a_folder_of_a_model_is_seen_from_where_the_command_runs(here, folder):
     printed = init("shop", "--model", folder)
     assert load_recipe(here / "shop" / "recipe.yaml").model.path == str((here / folder).absolute())
     assert "set model.renderer in recipe.yaml" in printed
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "renderer", "thinking"),
+    [
+        ({"model_type": "qwen3"}, "{}", "qwen3", False),
+        ({"model_type": "llama"}, '{"added_tokens": ["<|im_start|>", "<|im_end|>"]}', "chatml", None),
+        ({"model_type": "llama"}, '{"chat_template": "…"}', "template", None),
+        ({"model_type": "llama"}, "{}", "auto", None),
+    ],
+)
+def test_the_renderer_of_a_folder_is_chosen_by_its_files(here, config, tokenizer, renderer, thinking):
+    (here / "mine").mkdir()
+    (here / "mine" / "config.json").write_text(json.dumps(config))
+    (here / "mine" / "tokenizer_config.json").write_text(tokenizer)
+    printed = init("shop", "--model", "./mine")
+    model = load_recipe(here / "shop" / "recipe.yaml").model
+    assert (model.renderer, model.thinking) == (renderer, thinking)
+    assert ("set model.renderer in recipe.yaml" in printed) == (renderer == "auto")
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-4B-Thinking-2507", "meta-llama/Llama-3.2-1B-Instruct"])

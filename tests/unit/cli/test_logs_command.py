@@ -82,6 +82,12 @@ def test_only_lines_with_a_text_are_printed_where_one_is_given(outputs):
     assert run("new", "vllm", "--grep", "nothing").stdout == ""
 
 
+def test_the_log_of_the_run_itself_is_one_of_its_logs(outputs):
+    (outputs / "new" / "train.log").write_text("step 1/4\n")
+    assert list(find_logs(outputs / "new")) == ["train.log", "fmp.log", "vllm.log"]
+    assert CliRunner().invoke(APP, ["train"]).stdout == "step 1/4\n"
+
+
 def test_a_folder_below_the_logs_is_listed_too_and_a_dead_link_is_not(outputs):
     (outputs / "new" / "logs" / "workers").mkdir()
     (outputs / "new" / "logs" / "workers" / "worker-0.log").write_text("w\n")

@@ -62,7 +62,8 @@ def test_a_command_stays_one_line_so_that_it_can_be_copied():
 
 
 def test_only_what_stopped_is_offered_to_be_resumed():
-    others = [replace(RUN, state=state) for state in RunStatus if state is not RunStatus.STOPPED]
+    ended_early = (RunStatus.STOPPED, RunStatus.FAILED, RunStatus.INTERRUPTED)
+    others = [replace(RUN, state=state) for state in RunStatus if state not in ended_early]
     assert "resume" not in shown(run_list(others, NOW, 80))
 
 
@@ -144,10 +145,33 @@ def test_what_comes_next_depends_on_where_a_run_stands():
     def after(state: RunStatus, **files: int) -> str:
         return next_command(replace(RUN, path=Path("my runs/a"), state=state, files=files))
 
-    assert after(RunStatus.STOPPED) == after(RunStatus.FAILED_TO_START) == "mcprl resume 'my runs/a'"
+    assert after(RunStatus.STOPPED) == after(RunStatus.FAILED) == "mcprl resume 'my runs/a'"
+    assert after(RunStatus.INTERRUPTED) == "mcprl resume 'my runs/a'"
     assert after(RunStatus.FINISHED, adapter=1) == "mcprl try 'my runs/a/config.yaml' --adapter 'my runs/a/adapter'"
     assert after(RunStatus.FINISHED, model=1).startswith("mcprl try 'my runs/a/config.yaml' --set 'model.path=/")
     assert after(RunStatus.RUNNING) == after(RunStatus.UNREADABLE) == ""
+
+
+COLLAPSE = Verdict(severity=Severity.BAD, name="collapse", what="the reward fell from 0.9 to 0.1", fix="go back")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"state": RunStatus.FAILED, "why": "E-TOOL-010 it did not start"}, "failed: E-TOOL-010 it did not start"),
+        ({"why": "stopped by SIGTERM after step 3"}, "stopped: stopped by SIGTERM after step 3"),
+        ({"state": RunStatus.INTERRUPTED, "why": "no record of its end"}, "interrupted: no record of its end"),
+        (
+            {"state": RunStatus.FINISHED, "verdicts": (COLLAPSE,)},
+            "finished, but its last step was bad: the reward fell from 0.9 to 0.1",
+        ),
+    ],
+    ids=["failed", "stopped", "killed", "collapsed"],
+)
+def test_list_and_details_say_why_a_run_ended(change, said):
+    run = replace(RUN, **change)
+    assert f"\nhello {said}\n" in shown(run_list([run], NOW, 80)) + "\n"
+    assert f"\n{said}\n" in shown(run_details(run, [], now=NOW))
 
 
 def other(**sections: object) -> PastRun:

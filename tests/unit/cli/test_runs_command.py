@@ -68,7 +68,7 @@ def test_the_list_is_json_for_a_script(outputs):
     by_name = {run["name"]: run for run in listed}
     assert set(by_name) == {"hello-cpu", "hello-cpu-2"}
     run = by_name["hello-cpu"]
-    assert (run["state"], run["steps_done"], run["steps_wanted"]) == ("stopped", 2, 4)
+    assert (run["state"], run["steps_done"], run["steps_wanted"]) == ("interrupted", 2, 4)
     assert (run["rewards"], run["verdict"], run["checkpoints"][0]["step"]) == ([0.1, 0.3], "ok", 2)
 
 
@@ -82,7 +82,7 @@ def test_a_folder_without_runs_is_said_to_have_none(tmp_path):
 def test_a_run_is_found_by_its_name_and_by_its_path(outputs, run):
     result = runs("show", run)
     assert result.exit_code == 0
-    assert result.stdout.startswith("hello-cpu  stopped")
+    assert result.stdout.startswith("hello-cpu  interrupted")
     assert "✓  step-00002" in result.stdout
     assert "Next: mcprl resume outputs/hello-cpu" in result.stdout
 

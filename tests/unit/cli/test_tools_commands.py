@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 
@@ -16,14 +18,14 @@ import yaml
 from typer.testing import CliRunner
 
 from mcprl.cli import app
-from mcprl.cli.options import typed_value
+from mcprl.cli.options import temporary_logs, typed_value
 from mcprl.config import (
     BudgetSettings,
     RateSettings,
     ServersConfig,
     ServerSettings,
 )
-from mcprl.errors import BadValueError, ConfigFileError
+from mcprl.errors import BadValueError, ConfigFileError, ServerStartError
 from mcprl.records import Observation
 from mcprl.tools.pins import read_pins
 from mcprl.tools.stats import ServerStats, ToolStats, stats_document, write_stats
@@ -131,7 +133,23 @@ def test_a_refused_call_prints_what_the_policy_would_read_and_exits_with_1(mcprl
     assert unknown.returncode == 1
     assert "There is no tool 'find_persn'" in unknown.stdout
     assert "'find_person'" in unknown.stdout
-    assert unknown.stderr == "no server · refused without asking the server\n"
+    assert unknown.stderr.splitlines() == [
+        "no server · refused without asking the server",
+        "To accept it, put into the recipe: "
+        "servers: {settings: {directory: {tool_aliases: {find_persn: find_person}}}}",
+    ]
+
+
+@pytest.mark.process
+def test_a_refused_argument_is_named_and_the_alias_that_is_printed_makes_it_work(mcprl, office):
+    asked = ("tools", "call", str(office / "recipe.yaml"), "repeat", "txt=hi")
+    refused = mcprl(*asked)
+    assert refused.returncode == 1
+    assert "'txt'" in refused.stdout
+    line = refused.stderr.splitlines()[-1].partition("recipe: ")[2]
+    alias = yaml.safe_load(line)["servers"]["settings"]["office"]["argument_aliases"]
+    accepted = mcprl(*asked, "--set", f"servers.settings.office.argument_aliases={json.dumps(alias)}")
+    assert (accepted.returncode, accepted.stdout) == (0, "hi None\n")
 
 
 @pytest.mark.process
@@ -307,3 +325,27 @@ def test_the_page_about_tools_shows_every_setting_of_a_server_and_the_settings_a
     for name, kind in parts.items():
         assert set(shown[name]) == set(kind.model_fields)
     ServersConfig.model_validate(section)
+
+
+def test_the_folder_of_logs_is_kept_if_an_error_names_a_file_in_it_and_else_removed():
+    folders: list[Path] = []
+    for named in (False, True):
+        with suppress(ServerStartError), temporary_logs() as folder:
+            folders.append(folder)
+            (folder / "fmp.log").write_text("no licence")
+            raise ServerStartError("it did not start", fix=f"see {folder / 'fmp.log'}" if named else "install it")
+    with temporary_logs() as folder:
+        folders.append(folder)
+    assert [folder.exists() for folder in folders] == [False, True, False]
+    assert (folders[1] / "fmp.log").read_text() == "no licence"
+    shutil.rmtree(folders[1])
+
+
+@pytest.mark.process
+def test_the_log_of_a_server_that_does_not_start_is_there_after_the_command(office):
+    (office / "office.py").write_text("raise SystemExit('the licence has expired')")
+    error = CliRunner().invoke(app, ["tools", "list", str(office / "recipe.yaml")]).exception
+    named = re.search(r"its log (/\S+),", str(error))
+    assert named is not None, error
+    assert "the licence has expired" in Path(named[1]).read_text()
+    shutil.rmtree(Path(named[1]).parent)

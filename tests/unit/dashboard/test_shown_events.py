@@ -16,6 +16,7 @@ import pytest
 from shown_runs import TASKS, make_episode, record
 
 from mcprl.errors import BadValueError
+from mcprl.runs.folder import RunStopped
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.tools.stats import ServerStats, ToolStats, stats_document, write_stats
 from mcprl_dashboard.serving import serve
@@ -67,7 +68,7 @@ def http(process) -> Iterator[httpx.Client]:
 @pytest.mark.process
 def test_a_listener_hears_all_that_happens_to_a_run_and_ctrl_c_ends_it_all(http, process, folder):
     runs, run = Listener(http, "/api/events"), Listener(http, "/api/runs/shown/events")
-    assert run.hear("hello") == {"step": 2, "state": "running"}
+    assert run.hear("hello") == {"step": 2, "state": "running", "why": None}
 
     asyncio.run(_journal(folder, make_episode(step=2)))
     run.hear_at_last("episodes", {"live": {"step": 2, "finished": 1, "of": 4}})
@@ -88,8 +89,9 @@ def test_a_listener_hears_all_that_happens_to_a_run_and_ctrl_c_ends_it_all(http,
 
     folder.cut_to(1)
     assert run.hear("reset") == {}
+    folder.record_end(RunStopped("stopped by SIGTERM"))
     folder.close()
-    run.hear_at_last("state", {"state": "stopped", "step": 1})
+    run.hear_at_last("state", {"state": "stopped", "why": "stopped by SIGTERM", "step": 1})
 
     process.send_signal(signal.SIGINT)
     assert not any(line.startswith("event") for line in run.rest())

@@ -9,6 +9,7 @@ import json
 import pytest
 from shown_runs import TASKS, get, make_episode, record
 
+from mcprl.errors import ServerStartError
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.tools.stats import ServerStats, ToolStats, stats_document, write_stats
 
@@ -20,8 +21,14 @@ def test_the_list_shows_each_run_with_its_course_and_its_worst_verdict(client, f
     assert (run["id"], run["state"], run["step"], run["steps"]) == ("shown", "running", 2, 5)
     assert run["reward"] == [0.5, 0.5]
     assert run["worst"] == {"severity": "bad", "what": "all is lost", "fix": "begin anew", "name": "loss"}
+    folder.record_end(ServerStartError("server 'fmp' did not start", fix="install it"))
     folder.close()
-    assert get(client, "/api/runs")["runs"][0]["state"] == "stopped"
+    why = "infrastructure error E-TOOL-010 server 'fmp' did not start. Fix: install it."
+    for shown in (get(client, "/api/runs")["runs"][0], get(client, RUN)):
+        assert (shown["state"], shown["why"]) == ("failed", why)
+    (folder.path / "end.json").unlink()
+    assert get(client, RUN)["state"] == "interrupted"
+    assert "killed" in get(client, RUN)["why"]
 
 
 def test_a_run_has_its_settings_and_the_limits_of_its_figures(client, folder):

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from mcprl.runs.folder import RunFolder
 from mcprl_dashboard.answers import Refusal
+from mcprl_dashboard.episode_details import TokenNoteFiles
 from mcprl_dashboard.open_run import TokenTexts, find_tokenizer
 
 NAMES = ("smollm2-135m", "taught-qwen3")
@@ -97,3 +98,8 @@ def test_tokens_of_an_episode_come_with_what_the_update_made_of_them(tmp_path):
     assert (tokens["sampled"], tokens["logprobs"]) == ([False, False, True, True], [0.0, 0.0, -0.5, -1.5])
     assert tokens["learnable"] == [False, False, True, True]
     assert (tokens["advantages"], tokens["ratios"]) == ([0, 0, 1, 1], [0, 0, 1, 1])
+
+
+def test_token_notes_are_read_by_a_database_that_loads_no_extensions(tmp_path):
+    question = "SELECT current_setting('autoinstall_known_extensions'), current_setting('autoload_known_extensions')"
+    assert TokenNoteFiles(tmp_path)._query(0, f"{question} WHERE $file IS NOT NULL", {}) == [(False, False)]

@@ -60,6 +60,12 @@ def test_the_sampler_is_started_for_the_rank_of_the_adapter(recipe, tasks, tmp_p
     assert (learner.tuning, learner.lora_rank) == ("lora", 64)
 
 
+def test_an_adapter_of_another_model_is_refused(recipe, tasks, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 64, "base_model_name_or_path": "some/model"}))
+    with pytest.raises(BadValueError, match=r"was trained on some/model, but model\.path is another/model"):
+        make_request(recipe, tasks=tasks, adapter=tmp_path, overrides=["model.path=another/model"])
+
+
 @pytest.mark.parametrize("text", [None, "[]", "{}", "no JSON"])
 def test_a_folder_that_is_no_adapter_is_refused(recipe, tasks, tmp_path, text):
     if text is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from source_files import imported_modules, source_files
 
 BASE = {
+    "bounds",
     "records",
     "goals",
     "protocol",

@@ -27,7 +27,9 @@ PARTS = ["venv", *(f"{name}-server" for name in (*PYPI_SERVERS, *NPM_SERVERS)), 
 def pins(file: str = "constraints.txt") -> dict[str, str]:
     lines = (ROOT / "requirements" / file).read_text().splitlines()
     return {
-        canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines) if version
+        canonicalize_name(name): version.removesuffix(" \\")
+        for name, _, version in (line.partition("==") for line in lines)
+        if version
     }
 
 
@@ -53,6 +55,12 @@ def test_a_server_from_pypi_is_pinned_with_the_sdk_it_needs(name):
     pinned = pins(f"servers/{name}.txt")
     assert f"mcp-server-{name}" in pinned
     assert pinned["mcp"].startswith("1." if name == "sqlite" else "2.")
+
+
+@pytest.mark.parametrize("file", [*(f"servers/{name}.txt" for name in PYPI_SERVERS), "peers.txt", "skyrl.txt"])
+def test_what_others_wrote_is_pinned_with_a_digest_of_every_package(file):
+    text = (ROOT / "requirements" / file).read_text()
+    assert len(re.findall(r"^\S+==\S+ \\\n +--hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)) == len(pins(file)) > 0
 
 
 @pytest.mark.parametrize("name", NPM_SERVERS)

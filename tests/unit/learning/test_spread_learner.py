@@ -78,6 +78,18 @@ async def test_all_processes_hear_the_same_and_the_first_one_answers(learner, tm
 
 
 @pytest.mark.process
+async def test_its_processes_get_no_key_of_a_tool(learner, tmp_path, monkeypatch):
+    monkeypatch.setenv("FMP_API_KEY", "key-of-a-tool")
+    monkeypatch.setenv("HF_TOKEN", "token-of-the-hub")
+    tell = f'(folder / "names").write_text(" ".join(os.environ)); {ANSWER}'
+    async with learner(tell, ANSWER) as held:
+        await held.score(())
+    names = (tmp_path / "scripts" / "names").read_text().split()
+    assert "HF_TOKEN" in names
+    assert "FMP_API_KEY" not in names
+
+
+@pytest.mark.process
 async def test_a_state_is_saved_by_all_processes_into_one_folder(learner, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     async with learner(ANSWER, ANSWER) as held:

@@ -56,7 +56,7 @@ def test_a_machine_without_a_filter_is_refused_by_name(system, machine, monkeypa
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     with pytest.raises(SandboxMissingError, match=f"not on {system} {machine}"):
-        launch.find_bubblewrap()
+        launch.find_usable_bubblewrap()
 
 
 def test_a_missing_package_is_refused_by_name(monkeypatch):

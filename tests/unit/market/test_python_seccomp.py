@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl_market.python.seccomp import MACHINES, SYSTEM_CALLS, make_filter
+from mcprl.processes.seccomp import MACHINES
+from mcprl_market.python.seccomp import SYSTEM_CALLS, make_filter
 
 ALLOW, DENY, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

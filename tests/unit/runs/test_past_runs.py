@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,10 @@ from hypothesis import strategies as st
 
 from healthy_steps import HEALTHY, make_config
 from mcprl.config import RunConfig
-from mcprl.errors import NoRunError
+from mcprl.errors import BadValueError, NoRunError, ServerStartError
 from mcprl.records import Weights
 from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged
-from mcprl.runs.folder import RunFolder
+from mcprl.runs.folder import RunFolder, RunStopped
 from mcprl.runs.past_runs import PastRun, RunStatus, find_runs, is_run, read_run, verify_checkpoints
 from mcprl.verdicts import Severity, Verdict
 from step_records import step_record
@@ -59,14 +61,14 @@ def flip_a_byte(checkpoint: Path) -> None:
     file.write_bytes(data)
 
 
-def test_a_run_is_running_while_a_process_has_it_open_and_stopped_afterwards(config):
+def test_a_run_is_running_while_a_process_has_it_open(config):
     with RunFolder.create(config) as folder:
         record(folder, [0.1, 0.3])
         save(folder, 2)
         run = read_run(folder.path)
         assert (run.state, run.pid) == (RunStatus.RUNNING, os.getpid())
     run = read_run(folder.path)
-    assert (run.state, run.pid) == (RunStatus.STOPPED, None)
+    assert (run.state, run.pid) == (RunStatus.INTERRUPTED, None)
     assert (run.steps_done, run.steps_wanted, run.rewards) == (2, 20, (0.1, 0.3))
     assert [saved.step for saved in run.checkpoints] == [2]
 
@@ -75,7 +77,7 @@ def test_reading_the_status_of_a_run_does_not_keep_others_from_opening_it(config
     path = closed_run(config, [0.1])
     with (path / "lock").open("rb") as asker:
         fcntl.flock(asker, fcntl.LOCK_SH)
-        assert read_run(path).state is RunStatus.STOPPED  # another who asks is no process that has it open
+        assert read_run(path).state is RunStatus.INTERRUPTED  # another who asks is no process that has it open
     read_run(path)
     RunFolder.open(path).close()
 
@@ -87,11 +89,60 @@ def test_a_run_with_its_summary_is_finished(config):
     assert read_run(folder.path).state is RunStatus.FINISHED
 
 
-def test_a_run_without_step_checkpoint_or_episode_failed_to_start(config):
+@pytest.mark.parametrize(
+    ("error", "state", "why"),
+    [
+        (
+            BadValueError("training.steps is 0", fix="set it to 1 or more"),
+            RunStatus.FAILED,
+            "configuration error E-CONF-003 training.steps is 0. Fix: set it to 1 or more.",
+        ),
+        (
+            ServerStartError("server 'fmp' did not start", fix="install it"),
+            RunStatus.FAILED,
+            "infrastructure error E-TOOL-010 server 'fmp' did not start. Fix: install it.",
+        ),
+        (ValueError("no such thing"), RunStatus.FAILED, "ValueError: no such thing"),
+        (
+            RunStopped("stopped by SIGTERM after step 1 of 20"),
+            RunStatus.STOPPED,
+            "stopped by SIGTERM after step 1 of 20",
+        ),
+        (KeyboardInterrupt(), RunStatus.STOPPED, "stopped before the first step"),
+    ],
+    ids=["configuration", "infrastructure", "bug", "signal", "Ctrl-C"],
+)
+def test_a_run_that_ended_early_says_why_until_it_is_resumed(config, error, state, why):
+    path = closed_run(config, [0.1])
+    with pytest.raises(type(error)), RunFolder.open(path):
+        raise error
+    run = read_run(path)
+    assert (run.state, run.why) == (state, why)
+    with RunFolder.open(path):
+        assert (read_run(path).state, read_run(path).why) == (RunStatus.RUNNING, "")
+    assert read_run(path).state is RunStatus.INTERRUPTED
+
+
+def test_a_run_that_was_killed_left_no_record_and_is_said_to_be_killed(config):
+    run = read_run(closed_run(config, [0.1]))
+    assert run.state is RunStatus.INTERRUPTED
+    assert "killed, for example by the kernel's out-of-memory killer" in run.why
+
+
+def test_a_run_cancelled_for_a_signal_keeps_the_record_of_the_signal(config):
     path = closed_run(config, [])
-    assert read_run(path).state is RunStatus.FAILED_TO_START
-    (path / "journal" / "step-00000.jsonl").write_bytes(b"an episode\n")
-    assert read_run(path).state is RunStatus.STOPPED
+    with suppress(asyncio.CancelledError), RunFolder.open(path) as folder:
+        folder.record_end(RunStopped("stopped by SIGHUP"))
+        raise asyncio.CancelledError
+    assert (read_run(path).state, read_run(path).why) == (RunStatus.STOPPED, "stopped by SIGHUP")
+
+
+def test_a_finished_run_is_finished_whatever_came_after(config):
+    with suppress(KeyboardInterrupt), RunFolder.create(config) as folder:
+        folder.finish(Weights(version=1), {"updates": 1})
+        raise KeyboardInterrupt
+    run = read_run(folder.path)
+    assert (run.state, run.why) == (RunStatus.FINISHED, "")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -115,6 +166,7 @@ def test_a_line_that_is_half_written_does_not_count_yet(tmp_path, cut):
         ("metrics.jsonl", '{"step": 0}\nnonsense\n{"step": 2}\n', "line 2 of metrics.jsonl cannot be read"),
         ("metrics.jsonl", '[]\n{"step": 1}\n', "line 1 of metrics.jsonl cannot be read"),
         ("health.jsonl", '{"step": 0, "severity": "odd"}\n', "health.jsonl has a line that is not a verdict"),
+        ("end.json", "[]", "end.json cannot be read"),
         ("config.yaml", "a: [", "config.yaml is not YAML"),
         ("config.yaml", "- 1", "config.yaml does not have the settings of a run"),
         ("config.yaml", None, "config.yaml is missing"),
@@ -122,7 +174,7 @@ def test_a_line_that_is_half_written_does_not_count_yet(tmp_path, cut):
 )
 def test_a_damaged_run_is_unreadable_and_says_why(config, file, content, why):
     path = closed_run(config, [0.1])
-    (path / file).unlink()
+    (path / file).unlink(missing_ok=True)
     if content is not None:
         (path / file).write_text(content)
     (run,) = find_runs(path.parent)

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from mcprl.errors import NoRunError, RunInUseError, StorageError
 from mcprl.goals import Goal
 from mcprl.recipe import load_recipe
 from mcprl.records import Group, Task, Weights
-from mcprl.runs.folder import RunFolder, Span, span_of
+from mcprl.runs.folder import RunFolder, Span, lock_holder, span_of
 from mcprl.runs.trajectories import read_token_notes, read_trajectories
 from mcprl.verdicts import Severity, Verdict
 from step_records import step_record
@@ -69,6 +70,10 @@ def folder(tmp_path: Path):
         yield folder
 
 
+def test_other_users_cannot_look_into_the_folder(folder):
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_second_run_of_a_name_gets_a_number_and_touches_nothing_of_the_first(tmp_path):
     config = make_config(tmp_path / "new" / "outputs")
     made = [RunFolder.create(config) for _ in range(3)]
@@ -76,6 +81,38 @@ def test_a_second_run_of_a_name_gets_a_number_and_touches_nothing_of_the_first(t
     assert [folder.path.name for folder in made] == ["hello", "hello-2", "hello-3"]
     RunFolder.create(config)
     assert (made[0].path / "mark").exists()
+
+
+def test_the_folder_of_a_run_without_a_finished_episode_is_used_again(tmp_path):
+    config = make_config(tmp_path)
+    for _ in range(2):
+        with suppress(StorageError), RunFolder.create(config) as folder:
+            (folder.logs / "vllm.log").write_text("no GPU")
+            raise StorageError("no", fix="none")
+        assert (folder.path / "end.json").exists()
+    with RunFolder.create(config) as folder:
+        assert folder.path.name == "hello"
+        assert not (folder.path / "end.json").exists()
+        assert list(folder.logs.iterdir()) == []
+        assert RunFolder.create(config).path.name == "hello-2"  # the first is open
+
+
+@pytest.mark.parametrize("result", ["metrics.jsonl", "journal/step-00000.jsonl", "checkpoints/step-00001"])
+def test_the_folder_of_a_run_with_results_is_not_used_again(tmp_path, result):
+    config = make_config(tmp_path)
+    with RunFolder.create(config) as folder:
+        (folder.path / result).write_text("something")
+    (tmp_path / "hello-2").mkdir()  # of someone else
+    assert RunFolder.create(config).path.name == "hello-3"
+    assert (folder.path / result).read_text() == "something"
+
+
+def test_outputs_that_are_not_writable_are_refused_in_the_words_of_the_doctor(tmp_path):
+    (tmp_path / "file").touch()
+    said = f"training.outputs is {tmp_path}/file/outputs, but {tmp_path}/file is not writable: Not a directory"
+    with pytest.raises(StorageError, match=said) as raised:
+        RunFolder.create(make_config(tmp_path / "file" / "outputs"))
+    assert raised.value.fix == "set training.outputs to a folder that you may write to"
 
 
 def test_a_folder_is_ready_for_all_that_a_run_writes(folder):
@@ -106,6 +143,16 @@ def test_a_folder_that_is_open_is_refused_to_others_with_the_process_that_has_it
     folder.close()
     with RunFolder.open(folder.path), pytest.raises(RunInUseError):
         RunFolder.open(folder.path)
+
+
+def test_an_open_folder_whose_lock_file_was_deleted_is_still_refused(folder):
+    (folder.path / "lock").unlink()
+    assert lock_holder(folder.path) == (True, None)
+    with pytest.raises(RunInUseError, match="in use by process"):
+        RunFolder.open(folder.path)
+    folder.close()
+    assert lock_holder(folder.path) == (False, None)
+    RunFolder.open(folder.path).close()
 
 
 def test_a_folder_is_free_again_once_it_is_closed_or_gone(tmp_path):
@@ -238,9 +285,7 @@ def test_cutting_gives_back_the_steps_that_stay_and_leaves_what_they_had_left(fo
         folder.record_step(step, step_record([make_group(step)], record_more, [FINE]))
     folder.finish(Weights(version=2, adapter=make_weights(folder, 2)), {"updates": 5})
     shutil.rmtree(folder.weights / "v2")
-    metrics, verdicts = folder.cut_to(3)
-    assert metrics == [{"reward": step / 4, "loss": -0.5} for step in range(3)]
-    assert verdicts == [[BAD, FINE]] * 3
+    assert folder.cut_to(3) == [({"reward": step / 4, "loss": -0.5}, [BAD, FINE]) for step in range(3)]
     assert contents(folder) == as_it_was
 
 
@@ -252,16 +297,16 @@ def test_cutting_to_the_last_step_changes_nothing(folder):
 
 
 def test_a_run_can_be_cut_to_its_very_beginning(folder):
-    assert folder.cut_to(0) == ([], [])
+    assert folder.cut_to(0) == []
     record(folder, 2)
-    assert folder.cut_to(0) == ([], [])
+    assert folder.cut_to(0) == []
     assert list((folder.path / "trajectories").iterdir()) == []
     assert (folder.path / "metrics.jsonl").read_bytes() == b""
 
 
 def test_metrics_that_are_not_finite_are_returned_unchanged(folder):
     folder.record_step(0, step_record([], {"loss": math.nan, "kl": -math.inf}, []))
-    (metrics,), _ = folder.cut_to(1)
+    ((metrics, _),) = folder.cut_to(1)
     assert math.isnan(metrics["loss"])
     assert metrics["kl"] == -math.inf
 
@@ -281,27 +326,29 @@ def test_what_a_crash_tore_is_cut_off(folder, name, remains):
     assert contents(folder) == as_it_was
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "health.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "health.jsonl", "timeline.jsonl"])
 @pytest.mark.parametrize("line", [0, 1, 2])
-def test_damage_in_the_steps_that_stay_is_an_error_and_changes_nothing(folder, name, line):
+def test_damaged_lines_are_cut_out_and_the_rest_stays(folder, name, line):
     for step in range(4):
-        folder.record_step(step, step_record([make_group(step)], {"loss": 0.0}, [FINE]))
+        spans = [Span(step=step, activity="update", start=1.0, end=2.0)]
+        folder.record_step(step, step_record([make_group(step)], {"loss": 0.5}, [FINE], spans=spans))
     path = folder.path / name
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:line]) + b'{"step": rot}\n' + b"".join(lines[line + 1 :]))
-    before = contents(folder)
-    with pytest.raises(NoRunError, match=name):
-        folder.cut_to(3)
-    assert contents(folder) == before
+    wanted = [({"loss": 0.5}, [FINE])] * 3
+    if name == "metrics.jsonl":
+        wanted[line] = ({}, [FINE])
+    if name == "health.jsonl":
+        wanted[line] = ({"loss": 0.5}, [])
+    assert folder.cut_to(3) == wanted
+    assert path.read_bytes().splitlines(keepends=True) == lines[:line] + lines[line + 1 : 3]
 
 
-def test_a_step_that_is_missing_is_an_error(folder):
+def test_steps_without_metrics_are_returned_empty(folder):
     record(folder, 3)
-    with pytest.raises(NoRunError, match="first 5 steps"):
-        folder.cut_to(5)
+    assert [bool(metrics) for metrics, _ in folder.cut_to(5)] == [True, True, True, False, False]
     (folder.path / "metrics.jsonl").unlink()
-    with pytest.raises(NoRunError, match="first 3 steps"):
-        folder.cut_to(3)
+    assert folder.cut_to(3) == [({}, [BAD, FINE])] * 3
 
 
 def test_only_the_last_three_versions_are_kept(folder):

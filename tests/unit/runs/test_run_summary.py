@@ -166,3 +166,14 @@ def test_verdicts_are_counted_by_the_worst_of_each_step_and_listed_with_the_grav
         ("warn", "clipping", 3, 4, ""),
         ("warn", "KL", 1, 3, ""),
     ]
+
+
+def test_steps_without_metrics_count_and_leave_the_figures_to_the_others():
+    verdict = Verdict(severity=Severity.WARN, what="slow", fix="", name="slow")
+    summary = Summary()
+    summary.add({}, [verdict])
+    assert "reward_first" not in summary.as_dict()
+    summary.add(STEP | {"reward": 0.75}, [verdict])
+    found = summary.as_dict()
+    assert (found["updates"], found["reward_first"], found["reward_last"], found["episodes"]) == (2, 0.75, 0.75, 8)
+    assert found["verdicts"]["found"][0]["last_step"] == 2

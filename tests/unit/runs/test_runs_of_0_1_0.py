@@ -76,7 +76,8 @@ def test_verdicts_and_episodes_are_read(outputs):
     (path / "journal" / "step-00002.jsonl").write_text(JOURNALED)
     run = read_run(path)
     clipped = Verdict(severity=Severity.WARN, name="clipping", what="much is clipped", fix="slow down")
-    assert (run.state, run.verdicts, run.journaled) == (RunStatus.STOPPED, (clipped,), 1)
+    assert (run.state, run.verdicts, run.journaled) == (RunStatus.INTERRUPTED, (clipped,), 1)
+    assert "0.1.0 kept no such records" in run.why
     journal = EpisodeJournal(path / "journal")
     assert journal.finished(2) == {("task", 0): make_trajectory(step=2, text="é")}
     assert journal.problems == []

@@ -1,6 +1,8 @@
 """The timeline of a run."""
 # R28, R29
 
+import time
+
 import pytest
 
 from mcprl.runs.folder import Span, Timeline
@@ -31,3 +33,13 @@ def test_what_is_still_going_on_is_not_taken():
     with timeline.span(0, "save"):
         assert timeline.take() == []
     assert len(timeline.take()) == 1
+
+
+def test_spans_are_in_seconds_since_1970_and_measured_by_a_clock_that_nobody_sets(monkeypatch):
+    now = iter([500.0, 501.0, 504.5])
+    monkeypatch.setattr(time, "time", lambda: 1.7e9)
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    timeline = Timeline()
+    with timeline.span(0, "update"):
+        monkeypatch.setattr(time, "time", lambda: 1.7e9 - 3600.0)
+    assert timeline.take() == [Span(step=0, activity="update", start=1.7e9 + 1.0, end=1.7e9 + 4.5)]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from mcprl.errors import BadValueError
-from mcprl.samplers.model_folder import check_files, differing_settings
+from mcprl.samplers.model_folder import check_base_model, check_files, differing_settings
 
 INDEX = "model.safetensors.index.json"
 
@@ -88,3 +88,27 @@ def test_settings_that_change_the_model_are_told_apart_from_those_that_do_not():
         "hidden_size is 32 instead of 64",
         "rope_parameters is {'rope_theta': 500000.0} instead of {'rope_theta': 10000.0}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("base", "model", "says"),
+    [
+        ("wide", "narrow", "hidden_size is 32 instead of 64"),
+        ("wide", "copy of wide", None),
+        ("wide", "Qwen/Qwen3-0.6B", None),  # may be the same model
+        ("not here", "narrow", None),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", None),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "another name on the hub"),
+    ],
+)
+def test_an_adapter_of_another_model_is_refused_with_both_names(tmp_path, base, model, says):
+    for name, size in (("wide", 64), ("copy of wide", 64), ("narrow", 32)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"hidden_size": size, "use_cache": name == "wide"}))
+    base, model = (name if "/" in name else str(tmp_path / name) for name in (base, model))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 4, "base_model_name_or_path": base}))
+    if says is None:
+        check_base_model(tmp_path, model)
+    else:
+        with pytest.raises(BadValueError, match=rf"trained on {base}, but model\.path is {model}: {says}"):
+            check_base_model(tmp_path, model)

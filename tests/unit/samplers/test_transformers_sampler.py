@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mcprl.config import ModelConfig
-from mcprl.errors import GrammarError
+from mcprl.errors import BadValueError, GrammarError, SamplerLostError
 from mcprl.grammar.masks import Grammars, load_grammars
 from mcprl.records import FinishReason, Weights
 from mcprl.samplers import SampleRequest
@@ -149,6 +151,17 @@ async def test_the_second_adapter_does_not_stand_on_the_first(sampler, adapters)
     await sampler.publish(Weights(version=1, adapter=adapters[0]))
     await sampler.publish(Weights(version=2, adapter=adapters[1]))
     assert await sampler.sample(REQUEST) == alone
+
+
+async def test_an_adapter_of_another_shape_is_refused_by_name(sampler, adapters, tmp_path):
+    other = shutil.copytree(adapters[0], tmp_path / "other")
+    tensors = load_file(other / "adapter_model.safetensors")
+    changed = next(iter(tensors))
+    save_file(tensors | {changed: torch.ones(2, 3)}, other / "adapter_model.safetensors")
+    with pytest.raises(BadValueError, match=r"other does not fit .*tiny-qwen3: size mismatch"):
+        await sampler.publish(Weights(version=1, adapter=other))
+    with pytest.raises(SamplerLostError, match="the sampler has no weights"):
+        await sampler.sample(REQUEST)
 
 
 COUNT = '{"type": "integer", "minimum": 0, "maximum": 7}'

@@ -114,6 +114,15 @@ def test_on_a_cpu_the_server_runs_eagerly_in_one_process(installed):
     assert (env["VLLM_CPU_KVCACHE_SPACE"], env["VLLM_ENABLE_V1_MULTIPROCESSING"]) == ("2", "0")
 
 
+def test_the_server_gets_the_token_of_the_hub_and_no_key_of_a_tool(monkeypatch):
+    monkeypatch.setenv("FMP_API_KEY", "key-of-a-tool")
+    monkeypatch.setenv("HF_TOKEN", "token-of-the-hub")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    env = server_env(SAMPLING, LORA, folder=SOCKET.parent)
+    assert "FMP_API_KEY" not in env
+    assert (env["HF_TOKEN"], env["TOKENIZERS_PARALLELISM"]) == ("token-of-the-hub", "false")
+
+
 def test_on_a_gpu_the_server_gets_its_share_of_memory_and_compiles(installed):
     installed("vllm")
     argv = server_argv(MODEL, SAMPLING, LORA, socket=SOCKET)

@@ -151,6 +151,22 @@ async def start(folder: Path, python: Path | None) -> SkyrlServer:
     )
 
 
+async def test_a_server_gets_no_key_of_a_tool(tmp_path, monkeypatch):
+    given: dict[str, str] = {}
+
+    async def refuse(argv: list[str], *, env: dict[str, str], log: Path) -> None:
+        given.update(env)
+        raise OSError(2, "not started in this test")
+
+    monkeypatch.setattr("mcprl.skyrl.server.ChildProcess.start", refuse)
+    monkeypatch.setenv("FMP_API_KEY", "key-of-a-tool")
+    monkeypatch.setenv("HF_TOKEN", "token-of-the-hub")
+    with pytest.raises(EngineStartError, match="not started in this test"):
+        await start(tmp_path, None)
+    assert given["HF_TOKEN"] == "token-of-the-hub"
+    assert "FMP_API_KEY" not in given
+
+
 @pytest.mark.process
 async def test_a_server_is_ready_once_its_engine_answers_and_can_be_stopped_twice(tmp_path):
     server = await start(tmp_path, stand_in(tmp_path))

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from shipped_tools import CONTRACT, SHIPPED_TOOLS
 
 from mcprl.config import ServerSettings
 from mcprl.conversations import calls_in
 from mcprl.tasks import read_task_file
 from mcprl.tasks.validation import alias_settings, check_call, validate
 from mcprl.tools.names import resolve_arguments, resolve_tool
+from shipped_tools import CONTRACT, SHIPPED_TOOLS
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 FILES = ("recorded-train.json", "recorded-validation.json", "processed-train.json")

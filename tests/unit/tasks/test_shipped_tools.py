@@ -6,10 +6,10 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from shipped_tools import SHIPPED_TOOLS
 
 from mcprl.servers import make_server
 from mcprl.tools import ServerSpec, Toolbox
+from shipped_tools import SHIPPED_TOOLS
 
 pytestmark = pytest.mark.process
 

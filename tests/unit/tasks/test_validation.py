@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from shipped_tools import SHIPPED_TOOLS
 
 from mcprl.goals import AnyText, Contains, ExpectedCall, ExpectedState, Goal, HasAll, HasNumber, Matches
 from mcprl.records import Difficulty, Solution, Task, ToolCall
 from mcprl.tasks import read_task_file
 from mcprl.tasks.files import Row, TaskEntry, TaskFile
 from mcprl.tasks.validation import ProblemKind, normalised_question, validate
+from shipped_tools import SHIPPED_TOOLS
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 
@@ -89,21 +90,18 @@ def test_a_solution_that_could_not_be_played_is_unreachable():
         ("easy", 6, 5, True),
     ],
 )
-def test_more_needed_calls_than_turns_are_unreachable(difficulty, max_turns, calls, reachable):
+def test_a_solution_with_more_calls_than_turns_cannot_be_played(difficulty, max_turns, calls, reachable):
     limits = {"difficulty": Difficulty(difficulty), "max_turns": max_turns}
-    by_calls = unreachable(goal=needs(*["polygon_get_market_status"] * calls, answer=AnyText()), **limits)
-    by_number = unreachable(goal=Goal(answer=AnyText(), min_calls=calls), **limits)
     made = (ToolCall(name="polygon_get_market_status", arguments={}),) * calls
-    by_solution = unreachable(solution=Solution(calls=made, answer="x"), **limits)
-    assert [bool(found) for found in (by_calls, by_number, by_solution)] == [not reachable] * 3
+    assert bool(unreachable(solution=Solution(calls=made, answer="x"), **limits)) == (not reachable)
 
 
-def test_without_an_answer_the_last_turn_may_be_a_call():
-    status = "polygon_get_market_status"
-    assert unreachable(goal=needs(*[status] * 5), difficulty=Difficulty.EASY) == []
-    assert unreachable(goal=needs(*[status] * 6), difficulty=Difficulty.EASY) == [
-        "it needs 6 calls, one per turn, but may take 5 turns"
-    ]
+def test_a_turn_may_have_several_calls_and_the_answer_is_a_turn_of_its_own():
+    calls = needs(*["polygon_get_market_status"] * 6)
+    both = "it needs a turn for its calls and one for its answer, but may take 1 turn"
+    assert unreachable(goal=calls, max_turns=1) == []
+    assert unreachable(goal=replace(calls, answer=AnyText()), max_turns=2) == []
+    assert unreachable(goal=replace(calls, answer=AnyText()), max_turns=1) == [both]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +155,7 @@ def test_a_duplicate_question_is_found_with_the_row_of_the_first():
     ]
 
 
-def test_a_task_that_another_file_has_too_leaks_by_its_question_its_solution_or_its_id():
+def test_a_task_that_another_file_has_too_leaks_by_its_question_or_its_solution_and_not_by_its_id():
     def solved(answer: str) -> dict:
         return {"goal": Goal(answer=Contains(text=answer)), "solution": Solution(calls=(), answer=answer)}
 
@@ -166,7 +164,6 @@ def test_a_task_that_another_file_has_too_leaks_by_its_question_its_solution_or_
     assert problems(*mine, kind=ProblemKind.LEAK, against=(other,)) == [
         ("line 1", "asks the same as x (validation.jsonl, line 1)"),
         ("line 2", "has the goal and solution of y (validation.jsonl, line 2)"),
-        ("line 4", "has the id of another task in validation.jsonl"),
     ]
 
 
@@ -234,17 +231,11 @@ def test_all_ten_questions_of_the_users_processed_file_are_also_in_the_validatio
     # The two recorded files share no question, but 26 ids.
     shared = validate(read["recorded-train"], SHIPPED_TOOLS, against=[read["recorded-validation"]]).problems
     leaked = [problem.text for problem in shared if problem.kind is ProblemKind.LEAK]
-    assert leaked == ["has the id of another task in recorded-validation.json"] * 26
+    assert leaked == []
 
 
-def test_the_easy_tasks_of_the_users_file_that_need_more_turns_than_easy_ones_have_are_found():
+def test_no_task_of_the_users_files_is_said_to_be_unsolvable():
     if not DATA.exists():
         pytest.skip("../shared/data is missing: put the user's SkyRL files there")
-    found = validate(read_task_file(DATA / "recorded-train.json"), SHIPPED_TOOLS).problems
-    truths = {
-        row["task_metadata"]["task_id"]: row["reward_spec"]["ground_truth"]["success_criteria"]["expected_tools"]
-        for row in json.loads((DATA / "recorded-train.json").read_text())
-        if row["task_metadata"]["complexity"] == "easy"
-    }
-    # Five turns: with an answer in the last, four calls.
-    assert {problem.task_id for problem in found} == {name for name, tools in truths.items() if len(tools) > 4}
+    for path in sorted(DATA.glob("*.json")):
+        assert validate(read_task_file(path), SHIPPED_TOOLS).problems == (), path.name

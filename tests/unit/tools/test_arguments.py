@@ -90,6 +90,7 @@ def test_good_arguments_have_no_problem():
     ("arguments", "problem"),
     [
         ({}, "missing argument 'city' (string)."),
+        ({"town": "Lima"}, "missing argument 'city' (string); it has no argument 'town'."),
         ({"city": "Lima", "nigths": 2}, "unknown argument 'nigths' (did you mean 'nights'?)."),
         (
             {"city": "Lima", "tree": {"x-a": "b", "qq": 1}},

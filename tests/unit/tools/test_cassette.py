@@ -329,6 +329,68 @@ def test_a_cassette_of_another_layout_is_refused_with_a_fix(path, cassette):
     assert "import it again" in caught.value.fix
 
 
+ENDLESS = (
+    "DROP TABLE recordings; CREATE VIEW recordings AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) "
+    "SELECT x AS id, 's' AS server, '' AS version, 't' AS tool, '{}' AS arguments, x'' AS answer, 0 AS truncated FROM n"
+)
+HUGE = (
+    "DROP TABLE recordings; CREATE VIEW recordings AS SELECT 1 AS id, 's' AS server, '' AS version, 't' AS tool, "
+    "'{}' AS arguments, zeroblob(1000000000) AS answer, 0 AS truncated"
+)
+TRIGGER = "CREATE TRIGGER t AFTER INSERT ON recordings BEGIN DELETE FROM recordings; END"
+
+
+def change(path, statements):
+    connection = sqlite3.connect(path)
+    connection.executescript(statements)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "statements", [ENDLESS, HUGE, TRIGGER, "CREATE TABLE more (a)", "DROP INDEX recordings_by_call"]
+)
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_cassette_with_other_tables_views_or_triggers_is_refused(path, statements, writable):
+    Cassette.open(path, writable=True).close()
+    change(path, statements)
+    with pytest.raises(CassetteError, match="other tables than a cassette"):
+        Cassette.open(path, writable=writable)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE recordings SET answer = 3",
+        "UPDATE recordings SET answer = x'ff'",
+        "UPDATE recordings SET arguments = 7",
+        "UPDATE recordings SET arguments = replace(hex(zeroblob(3000)), '0', '[')",
+        "UPDATE recordings SET server = CAST(x'ff' AS TEXT)",
+        "UPDATE listings SET definitions = 5",
+        "UPDATE listings SET definitions = '[3]'",
+        "UPDATE listings SET definitions = replace(definitions, '\"A price.\"', '3')",
+        "UPDATE listings SET definitions = replace(hex(zeroblob(3000)), '0', '[')",
+    ],
+)
+def test_a_value_of_another_kind_is_damage_and_not_a_crash(path, statement):
+    with Cassette.open(path, writable=True) as cassette:
+        cassette.record_tools("s", "", [QUOTE])
+        cassette.record("s", "", "t", {"a": 1}, "x")
+    change(path, statement)
+    with Cassette.open(path, writable=False) as opened, pytest.raises(CassetteError, match="is damaged"):
+        print(list(opened.recordings()), opened.tools())
+
+
+def test_a_statement_and_a_value_are_limited(path):
+    with Cassette.open(path, writable=True) as cassette:
+        endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
+        with pytest.raises(CassetteError, match="reading it takes too long"):
+            cassette._run(endless)
+        with pytest.raises(CassetteError, match="a value of more than"):
+            cassette._run("SELECT zeroblob(1000000000)")
+        cassette.record("s", "", "t", {}, "x")
+        assert len(list(cassette.recordings())) == 1
+
+
 def test_a_damaged_file_is_an_error_with_a_fix_and_verification_names_the_damage(path):
     with Cassette.open(path, writable=True) as cassette:
         for call in range(500):

@@ -257,7 +257,7 @@ def test_faults_of_a_cassette_are_named(cassette):
         ("""UPDATE recordings SET arguments = '{"symbol": "A"}'""", "not in canonical form"),
         ("UPDATE recordings SET arguments = '{'", "are not JSON"),
         ("UPDATE recordings SET arguments = '[]'", "is invalid"),
-        ("UPDATE recordings SET answer = 'text'", "is invalid"),
+        ("UPDATE recordings SET answer = 'text'", "an answer is not text"),
         ("UPDATE listings SET definitions = '[{}]'", "the tools of server 's' are unreadable"),
         ("UPDATE listings SET definitions = 'x'", "the tools of server 's' are unreadable"),
     ],

@@ -19,9 +19,10 @@ from processor_time import least_s
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
-TAG = re.compile("</?(?:tool_call|tool_response|think)>")  # inside a value, it ends a block early
-NAMES = st.text(min_size=1, max_size=10).filter(lambda name: name.isprintable() and not TAG.search(name))
-TEXTS = st.text(max_size=30).filter(lambda text: not TAG.search(text))
+TAGS = st.sampled_from(["<think>", "</think>", "<tool_call>", "<tool_response>"])
+END = re.compile("</(?:tool_call|tool_response)>")  # inside a value, it ends a block early
+TEXTS = st.lists(st.text(max_size=10) | TAGS, max_size=3).map("".join).filter(lambda text: not END.search(text))
+NAMES = TEXTS.filter(lambda name: name and name.isprintable())
 ARGUMENTS = st.dictionaries(TEXTS, st.integers() | TEXTS | st.booleans(), max_size=3)
 
 
@@ -119,6 +120,20 @@ def test_a_file_may_be_one_conversation_and_a_call_only_thought_of_is_none(tmp_p
     path = tmp_path / "one.json"
     path.write_text(json.dumps([user(), assistant(("yes", {}), before=thought), tool({"content": "1"})]))
     assert [call.tool for call in read_recordings([path]).calls] == ["yes"]
+
+
+@pytest.mark.parametrize("before", ["", "<think>Hm.</think>\n", "\n<think>a</think> <think>b</think>"])
+def test_tags_of_thoughts_inside_a_call_belong_to_the_call(before):
+    given = {"text": "Write <think>why</think> first, then <think>"}
+    for message in (
+        assistant(("say<think>", given), ("b", {}), before=before),
+        {
+            "role": "assistant",
+            "content": before + json.dumps({"function_call": {"name": "say<think>", "arguments": given}}),
+        },
+    ):
+        call = calls_in(message)[0]
+        assert (call.name, call.arguments) == ("say<think>", given)
 
 
 def test_a_structured_answer_is_its_json_and_an_object_with_other_keys_is_the_answer_itself(read):

@@ -16,11 +16,12 @@ from mcp_types import CallToolResult, ListToolsResult, TextContent
 from mcp_types import Tool as ListedTool
 from schema_bombs import ANSWERED, PATTERN, REFUSED, TEXT, arguments, doubled
 
+from mcprl.bounds import OverLimitError
 from mcprl.config import ServerSettings
 from mcprl.errors import BadToolSchemaError, ServerFaultError, ServerStartError, ToolLimitError
 from mcprl.grammar.schemas import rewrite
 from mcprl.records import ToolCall
-from mcprl.schemas import BadSchemaError, OverLimitError, SchemaCheck
+from mcprl.schemas import BadSchemaError, SchemaCheck
 from mcprl.tools import ServerSpec, Tool, Toolbox
 from mcprl.tools.arguments import ArgumentCheck
 from mcprl.tools.catalog import compile_checks

@@ -43,6 +43,8 @@ def test_a_file_as_other_clients_write_it_is_read_unchanged(tmp_path):
     ("servers", "settings", "words"),
     [
         ("{", {}, "servers.json is not JSON"),
+        ("[" * 5000, {}, "is nested more than 100 deep"),
+        ("{} {}", {}, "something follows the object"),
         ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', {}, "'a' appears twice"),
         ("[]", {}, "has no object 'mcpServers'"),
         ('{"servers": {}}', {}, "has no object 'mcpServers'"),

@@ -56,13 +56,13 @@ def histories(server: StandIn) -> list[dict]:
 def check_wandb(server: StandIn, run: Path) -> None:
     """All that W&B is to know of the run, as it came."""
     steps = histories(server)
-    assert [(line["step"], line["reward"]) for line in steps] == [(0, 0.25), (1, 1.25)]
+    assert [(line["step"], line["reward"]) for line in steps] == [(1, 0.25), (2, 1.25)]
     assert all("loss" not in line for line in steps)  # it was no number
     assert [line["episodes"]["nrows"] for line in steps] == [4, 4]
     assert steps[1]["verdicts"]["nrows"] == 1
     assert sum(steps[0]["rewards"]["values"]) == MEMBERS
     tables = [request.json for request in server.bodies("/storage/media/table/episodes_0")]
-    assert tables[0]["data"][0][:6] == [0, "meet-ana", 3, 0.75, "answered", 2]
+    assert tables[0]["data"][0][:6] == [1, "meet-ana", 3, 0.75, "answered", 2]
     assert "→ find_person: Ana: Lima" in tables[0]["data"][0][7]
     asked = [request.json for request in server.bodies("/graphql$")]
     alerts = [query["variables"] for query in asked if "notifyScriptableRunAlert" in query["query"]]
@@ -86,7 +86,7 @@ async def test_tensorboard_reads_back_scalars_and_histograms_and_no_torch_was_ne
     events.Reload()
     assert set(events.Tags()["tensors"]) == {"reward", "kl", "rewards"}
     scalars = [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors("reward")]
-    assert scalars == [(0, 0.25), (1, 1.25)]
+    assert scalars == [(1, 0.25), (2, 1.25)]
     buckets = make_ndarray(events.Tensors("rewards")[0].tensor_proto)
     assert (buckets[0, 0], buckets[-1, 1], buckets[:, 2].sum()) == (0.0, 0.75, MEMBERS)
     code = "import sys, mcprl.tracking.process; print(sorted({'torch', 'wandb', 'weave'} & set(sys.modules)))"
@@ -136,7 +136,7 @@ async def test_weave_gets_a_tree_of_turns_and_calls_for_each_episode(tmp_path, s
     by_id = {call["id"]: call for call in calls}
     roots = [call for call in calls if call["parent_id"] is None]
     assert (len(roots), len(calls)) == (EPISODES, EPISODES * 4)
-    (root,) = [c for c in roots if (c["inputs"]["step"], c["inputs"]["member"]) == (1, 2)]
+    (root,) = [c for c in roots if (c["inputs"]["step"], c["inputs"]["member"]) == (2, 2)]
     assert root["inputs"]["prompt"] == [{"role": "user", "content": "Where is Ana?"}]
     assert (root["output"]["reward"], root["output"]["stop"]) == (0.5, "answered")
     turns = [call for call in calls if call["parent_id"] == root["id"]]

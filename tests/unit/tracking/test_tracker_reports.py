@@ -93,12 +93,16 @@ def test_a_conversation_reads_from_top_to_bottom():
     assert pickle.loads(pickle.dumps(report)) == report
 
 
+def test_trackers_count_steps_from_1_as_the_console_does():
+    assert (step_report(0, {}, []).step, episode_report(episode(step=0), 1.0).step) == (1, 1)
+
+
 def test_episodes_of_a_step_that_was_collected_ahead_wait_for_it():
     waiting = EpisodesOfSteps()
     for step, member in ((1, 0), (0, 1), (0, 0), (1, 1)):
         waiting.add(episode_report(episode(step, member), 1.0))
-    assert [(e.step, e.member) for e in waiting.take(0)] == [(0, 0), (0, 1)]
     assert [(e.step, e.member) for e in waiting.take(1)] == [(1, 0), (1, 1)]
+    assert [(e.step, e.member) for e in waiting.take(2)] == [(2, 0), (2, 1)]
     assert waiting.take(1) == []
 
 

@@ -349,6 +349,15 @@ class TestARealRun:
         assert len(listener.metrics) == 1
         assert (run / "summary.json").exists()
 
+    async def test_continues_without_its_metrics(self, run_folder):
+        run = run_folder / "outputs" / "critic"
+        (run / "metrics.jsonl").unlink()
+        _, listener, _ = await resumed(run_folder)
+        assert "metrics.jsonl has no line for 1 of 1 steps; the summary leaves them out" in listener.stages
+        assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1]
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["reward_first"] == summary["reward_last"] == listener.metrics[-1]["reward"]
+
 
 @pytest.mark.process
 async def test_a_run_without_its_journal_folder_can_be_resumed(broken_off, tmp_path):

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from mcprl.training.shutdown import EXIT_STOPPED, RunStopped, Shutdown
+from mcprl.runs.folder import RunStopped
+from mcprl.training.shutdown import EXIT_STOPPED, Shutdown
 
 
 async def finished_when(event: asyncio.Event) -> str:
@@ -100,7 +101,8 @@ async def test_a_request_cancels_what_is_not_orderly_and_leaves_alone_what_is():
 
 CHILD = """
 import asyncio, sys, time
-from mcprl.training.shutdown import RunStopped, Shutdown
+from mcprl.runs.folder import RunStopped
+from mcprl.training.shutdown import Shutdown
 
 async def tell_when_asked(shutdown):
     await shutdown._requested.wait()
@@ -127,7 +129,7 @@ def start_child(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_where_a_thread_will_not_end_the_process_does_when_the_time_is_over(number):
     with start_child("0.5", "save") as child:
         os.kill(child.pid, number)
@@ -141,3 +143,17 @@ def test_a_second_signal_ends_the_process_at_once():
         assert child.stdout.readline() == "asked\n"  # two at once would come in the order of their numbers
         os.kill(child.pid, signal.SIGINT)
         assert child.wait(60) == 128 + signal.SIGINT  # and not after 600 s
+
+
+async def test_a_closed_terminal_asks_the_run_to_stop_unless_it_was_started_with_nohup():
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for kept in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(signal.SIGHUP, kept)
+            shutdown = Shutdown(60.0)
+            with shutdown.on_signals(), shutdown.orderly():
+                handler = signal.getsignal(signal.SIGHUP)
+                assert (handler == signal.getsignal(signal.SIGTERM)) == (kept is signal.SIG_DFL)
+            assert signal.getsignal(signal.SIGHUP) is kept
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,4 +1,4 @@
-"""Responses: JSON that any browser can read, whatever an episode contains, and refusals with a fix."""
+"""Responses: JSON that every browser can parse, whatever an episode contains, and error responses with a fix."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TOO_DEEP = f"[nested more than {_MAX_DEPTH} levels deep]"
 
 
 class Refusal(Exception):
-    """A request that is refused: {"error": {"code": "not-found", "what": "there is no run x", "fix": "…"}}.
+    """A rejected request: {"error": {"code": "not-found", "what": "there is no run x", "fix": "…"}}.
 
-    It is not one of mcprl's errors, because it says nothing about the health of a run.
+    It is not an McprlError, because it says nothing about the health of a run.
     """
 
     def __init__(self, status: int, code: str, what: str, fix: str) -> None:
@@ -40,7 +40,7 @@ class Answer(Response):
 
 
 def encoded(content: Any) -> bytes:
-    """JSON without NaN and infinity, which browsers do not read. Lone surrogates stay, as escapes."""
+    """Encode JSON without NaN and infinity, which browsers cannot parse. Lone surrogates are kept as escapes."""
     try:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
@@ -48,7 +48,7 @@ def encoded(content: Any) -> bytes:
 
 
 def level(value: Any, depth: int = 0) -> Any:
-    """A JSON value with null for NaN and infinity, and a note in place of what is nested too deeply.
+    """Replace NaN and infinity in a JSON value by null, and too deeply nested parts by a note.
 
     >>> level({"loss": math.nan, "steps": [1, math.inf]})
     {'loss': None, 'steps': [1, None]}

@@ -1,4 +1,4 @@
-"""The routes of the dashboard. Files are read and the index is queried in threads."""
+"""The routes of the dashboard. Threads read the files and query the index."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FOREVER = "public, max-age=31536000, immutable"  # the name of a built file cha
 
 
 def index_page(_: Request) -> Response:
-    """The only page; its script reads the address."""
+    """Return the only page. Its script reads the URL."""
     if not (_STATIC / "index.html").is_file():
         return PlainTextResponse(
             "The pages of the dashboard are not built.\nFix: run scripts/setup dashboard, and load this page again.\n",
@@ -47,7 +47,7 @@ def index_page(_: Request) -> Response:
 
 
 def asset(request: Request) -> Response:
-    """A file that the page loads."""
+    """Return a file that the page loads."""
     name = request.path_params["name"]
     path = _STATIC / "assets" / name
     if not _ASSET_NAME.fullmatch(name) or not path.is_file():
@@ -72,7 +72,7 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuses foreign requests and adds the headers to every response, refusals and errors included."""
+    """Rejects requests from other sites, and adds the security headers to every response, including errors."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -96,8 +96,8 @@ class Guard:
         await app(scope, receive, send_guarded)
 
     def _with_token(self, scope: Scope) -> ASGIApp:
-        """The application for a request with the token. If the token is in the query, a redirect to the same address
-        without it, so that it is not in the browser's history."""
+        """Return the application for a request with the token. If the token is in the query, redirect to the same URL
+        without it, so that the token is not in the browser's history."""
         request = Request(scope)
         cookie = f"mcprl-{scope['server'][1]}"  # a browser sends cookies to all ports of a host
         if self._is_token(request.query_params.get("token")):
@@ -151,7 +151,7 @@ _Show = Callable[[OpenRun, Request], dict[str, Any]]
 
 
 def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
-    """The application, for requests with this token. Event streams end when `closing` is set."""
+    """Create the application. It requires this token. Event streams end when `closing` is set."""
     shown: dict[str, _Show] = {
         "": _details,
         "/metrics": _metrics,
@@ -195,7 +195,7 @@ def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
 
 
 class _Events:
-    """The event streams: one broadcast for the list, and one for each run that anyone listens to."""
+    """The event streams: one broadcast for the list of runs, and one for each run that has listeners."""
 
     def __init__(self, runs: RunList, closing: asyncio.Event) -> None:
         self._runs, self._closing = runs, closing
@@ -213,7 +213,7 @@ class _Events:
     def _stream(self, broadcast: Broadcast, run: OpenRun | None) -> Response:
         async def body() -> AsyncGenerator[bytes]:
             async with broadcast.listening() as queue:
-                # After listening began, so that nothing is lost between this answer and the first event.
+                # Sent after listening began, so that nothing is lost between this response and the first event.
                 hello = Event(name="hello", data=await asyncio.to_thread(_standing, run)) if run is not None else None
                 async for chunk in event_stream(hello, queue, self._closing):
                     yield chunk
@@ -223,7 +223,7 @@ class _Events:
 
 def _standing(run: OpenRun) -> dict[str, Any]:
     status = run.status()
-    return {"step": status.steps_done, "state": status.state.value}
+    return {"step": status.steps_done, "state": status.state.value, "why": status.why or None}
 
 
 def _answering(show: Callable[[Request], dict[str, Any]]) -> Callable[[Request], Response]:

@@ -22,5 +22,5 @@ def command(
 
     try:
         serve(folder, port=port, open_browser=open_browser)
-    except KeyboardInterrupt:  # the normal end
+    except KeyboardInterrupt:  # the normal way to end it
         raise typer.Exit from None

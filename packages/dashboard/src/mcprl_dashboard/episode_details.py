@@ -1,4 +1,4 @@
-"""One episode for the viewer: its turns, its task, its group, its neighbours, its tokens."""
+"""The data of one episode for the viewer: its turns, its task, its group, its neighbors, its tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mcprl_dashboard.answers import Refusal, level
 from mcprl_dashboard.line_files import step_files
 from mcprl_dashboard.open_run import OpenRun
 from mcprl_dashboard.questions import EpisodeKey
+from mcprl_dashboard.shared_database import DATABASE_SETTINGS
 
 __all__ = ["TokenNoteFiles", "course_of_task", "episode_details", "episode_tokens"]
 
@@ -31,7 +32,7 @@ class TokenNoteFiles:
         return sorted(step_files(self._folder, "parquet"))
 
     def histogram(self, step: int | None, *, clip_low: float, clip_high: float) -> dict[str, Any]:
-        """The ratios of the tokens that carried loss, by the sign of their advantage."""
+        """Count the ratios of the tokens that had a loss, by the sign of their advantage."""
         steps = self.steps()
         wanted = (steps[-1] if steps else None) if step is None else step
         if wanted not in steps:
@@ -64,7 +65,7 @@ class TokenNoteFiles:
         }
 
     def of_episode(self, key: EpisodeKey) -> dict[str, list[Any]] | None:
-        """Loss mask, advantage and ratio of each token of an episode; None if no update used it."""
+        """Return loss mask, advantage and ratio of each token of an episode; None if no update used it."""
         if not self._path(key.step).is_file():
             return None
         found = self._query(
@@ -76,7 +77,7 @@ class TokenNoteFiles:
         return dict(zip(("learnable", "advantages", "ratios"), found[0], strict=True)) if found else None
 
     def advantages(self, step: int, task_id: str) -> dict[int, float]:
-        """The mean advantage of the learnable tokens of each member."""
+        """Return the mean advantage of each member's learnable tokens."""
         if not self._path(step).is_file():
             return {}
         found = self._query(
@@ -91,7 +92,7 @@ class TokenNoteFiles:
     def _query(self, step: int, query: str, parameters: dict[str, Any]) -> list[Any]:
         path = self._path(step)
         try:
-            with duckdb.connect(":memory:") as database:
+            with duckdb.connect(":memory:", config=dict(DATABASE_SETTINGS)) as database:
                 return database.execute(query, parameters | {"file": str(path)}).fetchall()
         except duckdb.Error as error:
             what = f"tokens/{path.name} cannot be read: {str(error).splitlines()[0][:200]}"
@@ -105,7 +106,7 @@ _TOKEN_COLUMNS = ("sampled", "forced", "fixed", "logprobs", "turn_index", "weigh
 
 
 def episode_details(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
-    """The episode, its task, and the other episodes of its group."""
+    """Return the episode, its task, and the other episodes of its group."""
     stored = _stored(run, key)
     parts: Any = _parsed(stored["reward_parts"], {})
     group = run.index.group(key.step, key.task_id)
@@ -141,7 +142,7 @@ def episode_details(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
 
 
 def episode_tokens(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
-    """The tokens of an episode, each with its text, logprob, advantage and ratio."""
+    """Return the tokens of an episode, each with its text, logprob, advantage and ratio."""
     stored = _stored(run, key)
     notes = TokenNoteFiles(run.path).of_episode(key)
     ids: Sequence[int] = stored.get("token_ids") or ()
@@ -153,7 +154,7 @@ def episode_tokens(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
 
 
 def course_of_task(run: OpenRun, task_id: str) -> dict[str, Any]:
-    """The episodes of a task, step by step."""
+    """Return the episodes of a task, by step."""
     run.index.refresh()
     steps: dict[int, list[dict[str, Any]]] = {}
     for row in run.index.of_task(task_id):
@@ -180,13 +181,13 @@ def _stored(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
     run.index.refresh()
     stored = run.index.stored(key)
     if stored is None:
-        what = f"step {key.step} has no episode {key.member} of that task"
+        what = f"step {key.step + 1} has no episode {key.member} of that task"  # people count steps from 1
         raise Refusal(404, "no-episode", what, "choose one of the table of episodes")
     return stored
 
 
 def _neighbours(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
-    """The nearest steps before and after in which the task was played, with the member nearest to this one."""
+    """Return the closest earlier and later steps that used the task, each with the closest member number."""
     steps: dict[int, list[int]] = {}
     for row in run.index.of_task(key.task_id):
         steps.setdefault(row["step"], []).append(row["member"])
@@ -204,7 +205,7 @@ def _neighbours(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
 
 
 def _turns(text: str) -> list[dict[str, Any]]:
-    """The turns without their token ids, which are among the episode's tokens. Accepts any JSON."""
+    """Return the turns without their token ids, which the episode's tokens already include. Accepts any JSON."""
     found: Any = _parsed(text, None)
     if not isinstance(found, list):
         return [_unreadable_turn(text)]
@@ -233,7 +234,7 @@ def _observation(seen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unreadable_turn(text: str) -> dict[str, Any]:
-    """A policy may nest arguments deeper than JSON is read here; then the text is shown as recorded."""
+    """Show the text as recorded, because the policy may nest arguments deeper than this JSON parser allows."""
     return _turn({"text": text}) | {"problem": "the turns of this episode are nested too deeply to be read"}
 
 

@@ -1,8 +1,8 @@
-"""All episodes of a run in a database in memory, kept up to date from its files.
+"""All episodes of a run in an in-memory database, which is updated from the run's files.
 
-Loading has two stages. The plain columns of a file load at once, so a table of a hundred thousand episodes is ready in
-a moment. What is extracted from the turns (tools, faults, the text to search) follows in the background, newest first;
-until then answers say how many episodes are still `pending`.
+Loading has two stages. The plain columns of a file load first, so a table of a hundred thousand episodes is ready
+quickly. The columns extracted from the turns (tools, faults, the text to search) load in the background, newest first.
+Until then, responses include the number of episodes that are still `pending`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TURN_SHAPE = (
     '"observations":[{"tool":"VARCHAR","text":"VARCHAR","fault":"VARCHAR"}]}]'
 )
 
-# The same as `mcprl.episodes.succeeded`, without importing everything that plays episodes; a test compares them.
+# The same as `mcprl.episodes.succeeded`, but without importing all modules that run episodes. A test compares them.
 SOLVED = """
     CASE WHEN parts.answer IS NULL AND parts.state IS NULL AND parts.rubric IS NULL
     THEN coalesce(parts.calls = 1, false)
@@ -56,7 +56,7 @@ _PARTS = """
         {answer: NULL::DOUBLE, state: NULL::DOUBLE, rubric: NULL::DOUBLE, calls: NULL::DOUBLE}
     ) AS parts
 """
-# The number in step-00012.parquet; a file belongs to the step of its name, even if its rows differ.
+# The number in step-00012.parquet. A file belongs to the step in its name, even if its rows say otherwise.
 _FILE = r"regexp_extract(filename, 'step-(\d+)\.parquet$', 1)::BIGINT AS file"
 
 LIGHT_ROWS = f"""
@@ -105,7 +105,7 @@ FULL_ROWS = rf"""
 
 
 class _Journal:
-    """The episodes of one journal by task and member; of several for one, the first."""
+    """The episodes of one journal by task and member. If a member has several episodes, the first is used."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.file = LineFile(path, lambda line: _episode(line, step))
@@ -113,7 +113,7 @@ class _Journal:
         self._cursor = Cursor()
 
     def refresh(self) -> bool:
-        """Read on; whether something changed."""
+        """Read new lines. Return whether something changed."""
         news = self.file.since(self._cursor)
         self._cursor = news.cursor
         if news.reset:
@@ -124,7 +124,7 @@ class _Journal:
 
 
 class LiveEpisodes:
-    """Follows the journals of a run. A line counts if it is complete and its checksum is right."""
+    """Follows the journals of a run. A line is valid if it is complete and its checksum is correct."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / "journal"
@@ -132,7 +132,7 @@ class LiveEpisodes:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for each journal with lines that are not episodes."""
+        """Return a sentence for each journal that has invalid lines."""
         return [
             f"journal/step-{step:05d}.jsonl has {journal.file.damaged} damaged lines"
             for step, journal in sorted(dict(self._journals).items())
@@ -140,11 +140,11 @@ class LiveEpisodes:
         ]
 
     def finished(self) -> dict[int, int]:
-        """Number of finished episodes per unfinished step."""
+        """Return the number of finished episodes per unfinished step."""
         return {step: len(journal.episodes) for step, journal in sorted(dict(self._journals).items())}
 
     def refresh(self, recorded: Container[int]) -> bool:
-        """Read on; whether something changed. Recorded steps are left out."""
+        """Read new lines. Return whether something changed. Recorded steps are skipped."""
         paths = {step: path for step, path in step_files(self._folder, "jsonl").items() if step not in recorded}
         changed = False
         for step in [step for step in self._journals if step not in paths]:
@@ -155,7 +155,7 @@ class LiveEpisodes:
         return changed
 
     def row(self, step: int, task_id: str, member: int) -> dict[str, Any] | None:
-        """An episode as a file of trajectories would have it."""
+        """Return an episode in the format of a trajectories file."""
         journal = self._journals.get(step)
         trajectory = journal.episodes.get((task_id, member)) if journal is not None else None
         if trajectory is None:
@@ -168,7 +168,7 @@ class LiveEpisodes:
         }
 
     def index_rows(self) -> list[tuple[Any, ...]]:
-        """All of them as rows of the index."""
+        """Return all episodes as rows of the index."""
         return [_index_row(t) for journal in dict(self._journals).values() for t in journal.episodes.values()]
 
 
@@ -225,11 +225,11 @@ def _compact(arguments: Mapping[str, Any]) -> str:
 
 
 def _storable(text: str) -> str:
-    """Without lone surrogates, which UTF-8 does not have."""
+    """Replace lone surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-_FILES_AT_ONCE = 12  # some thousands of episodes; other queries run in between
+_FILES_AT_ONCE = 12  # some thousands of episodes; other queries can run between two batches
 _FRESH_S = 0.25
 CLOSE_S = 2.0
 _MAX_COMPLETED_FILES = 4
@@ -241,7 +241,7 @@ _SHOWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The episodes that match a filter: how many, a page of them, and how many are not indexed yet.
+    """The episodes that match a filter: the total, one page of rows, and how many are not indexed yet.
 
     Found(total=812, rows=[{"step": 12, "task_id": "meet-ana", …}], pending=0)
     """
@@ -252,9 +252,9 @@ class Found:
 
 
 class EpisodeIndex:
-    """The episodes of one run. Any thread may query; each query sees one state of the index.
+    """The episodes of one run. Any thread may query it; each query sees one consistent state.
 
-    Once it is closed, every query raises Refusal, also one that is running.
+    Once it is closed, every query raises Refusal, including running ones.
     """
 
     def __init__(self, run: Path) -> None:
@@ -263,7 +263,7 @@ class EpisodeIndex:
         self._live = LiveEpisodes(run)
         self._database = SharedDatabase()
         with self._database.cursor() as cursor:
-            # Rows of files whose turns were not read yet, and rows that are complete.
+            # `light` has the rows of files whose turns were not read yet; `full_rows` has complete rows.
             cursor.execute(f"CREATE TABLE light ({COLUMNS}); CREATE TABLE full_rows ({COLUMNS})")
             cursor.execute(
                 "CREATE VIEW episodes AS SELECT *, false AS pending FROM full_rows "
@@ -279,7 +279,7 @@ class EpisodeIndex:
     def close(self, within_s: float = CLOSE_S) -> None:
         """Interrupt queries and background work, and free the memory.
 
-        What cannot be interrupted is waited for at most `within_s`, and frees the memory when it ends.
+        Work that cannot be interrupted is waited for, at most `within_s`. It frees the memory when it ends.
         """
         until = time.monotonic() + within_s
         self._database.close(within_s)
@@ -288,7 +288,7 @@ class EpisodeIndex:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for each file that cannot be read. All others are indexed."""
+        """Return a sentence for each file that cannot be read. All other files are indexed."""
         return [self._problems[step] for step in sorted(self._problems)] + self._live.problems
 
     def refresh(self) -> None:
@@ -309,20 +309,20 @@ class EpisodeIndex:
             if self._pending and (self._filling is None or not self._filling.is_alive()):
                 filling = Thread(target=self._fill, name="episode-index", daemon=True)
                 filling.start()
-                self._filling = filling  # only now: `close` joins it from another thread
+                self._filling = filling  # set only now, because `close` joins it from another thread
             self._fresh_until = time.monotonic() + _FRESH_S
 
     def wait(self) -> None:
-        """Until the turns of all files are read."""
+        """Wait until the turns of all files are read."""
         while (filling := self._filling) is not None and filling.is_alive():
             filling.join()
 
     def find(self, wanted: Filter, page: Page) -> Found:
-        """A page of the episodes that match a filter."""
+        """Return a page of the episodes that match a filter."""
         condition, parameters = wanted.condition()
         with self._database.cursor() as cursor:
-            cursor.begin()  # one state for all of this
-            # Materialised, so that the texts are searched once for the page and the count.
+            cursor.begin()  # all queries below see one state
+            # Materialized, so that the texts are searched only once for the page and the count.
             chosen = cursor.execute(
                 f"WITH found AS MATERIALIZED (SELECT {_SHOWN}, pending FROM episodes WHERE {condition}) "
                 f"SELECT *, (SELECT count(*) FROM found) AS total FROM found {page.clause()}",
@@ -330,7 +330,7 @@ class EpisodeIndex:
             )
             rows = _dicts(chosen)
             totals = [row.pop("total") for row in rows]
-            if not rows and page.offset:  # after the end
+            if not rows and page.offset:  # the page is after the last row
                 totals = [_count(cursor, f"SELECT count(*) FROM episodes WHERE {condition}", parameters)]
             needs_turns = wanted.needs_turns or page.sort in ("turns", "tokens")
             pending = _count(cursor, "SELECT count(*) FROM light") if needs_turns else 0
@@ -338,7 +338,7 @@ class EpisodeIndex:
         return Found(total=totals[0] if totals else 0, rows=rows, pending=pending)
 
     def facets(self) -> dict[str, Any]:
-        """The values to filter by, with counts."""
+        """Return the values to filter by, with counts."""
         with self._database.cursor() as cursor:
             cursor.begin()
             summary = cursor.execute("SELECT count(*), min(step), max(step) FROM episodes").fetchone() or (0, 0, 0)
@@ -357,12 +357,12 @@ class EpisodeIndex:
             }
 
     def group(self, step: int, task_id: str) -> list[dict[str, Any]]:
-        """The episodes of a task in a step, by member."""
+        """Return the episodes of a task in a step, by member."""
         wanted = Filter(task=task_id, step_from=step, step_to=step)
         return sorted(self.find(wanted, Page(limit=500)).rows, key=lambda row: row["member"])
 
     def of_task(self, task_id: str) -> list[dict[str, Any]]:
-        """Step, member, reward and solved of all episodes of a task, in that order."""
+        """Return step, member, reward and solved of all episodes of a task, sorted in that order."""
         with self._database.cursor() as cursor:
             return _dicts(
                 cursor.execute(
@@ -372,7 +372,7 @@ class EpisodeIndex:
             )
 
     def stored(self, key: EpisodeKey) -> dict[str, Any] | None:
-        """The whole row of an episode as its file has it, turns and reward parts as JSON text; None without one."""
+        """Return the row of an episode from its file, turns and reward parts as JSON text; None if there is none."""
         live = self._live.row(key.step, key.task_id, key.member)
         if live is not None:
             return live
@@ -393,7 +393,7 @@ class EpisodeIndex:
         return found[0] | {"live": False} if found else None
 
     def _files(self) -> dict[int, Signature]:
-        """The files by step, each with its signature."""
+        """Return the signature of each file, by step."""
         files = step_files(self._folder, "parquet").items()
         return {step: found for step, path in files if (found := file_signature(path)) is not None}
 
@@ -410,7 +410,7 @@ class EpisodeIndex:
         self._pending -= set(steps)
 
     def _load_light(self, steps: Sequence[int]) -> None:
-        """In one query if all files can be read, which is much faster; else in halves, to find those that cannot."""
+        """Load files in one query, which is fast. If a file cannot be read, split the files in halves to find it."""
         try:
             self._insert("light", LIGHT_ROWS, steps)
         except duckdb.Error as error:
@@ -424,8 +424,8 @@ class EpisodeIndex:
             self._pending |= set(steps)
 
     def _fill(self) -> None:
-        """In the background: read the turns of pending files, newest first."""
-        with contextlib.suppress(Refusal):  # closed meanwhile
+        """Read the turns of pending files in the background, newest first."""
+        with contextlib.suppress(Refusal):  # closed in the meantime
             while True:
                 with self._lock:
                     newest = sorted(self._pending, reverse=True)[:_FILES_AT_ONCE]
@@ -438,7 +438,7 @@ class EpisodeIndex:
         try:
             self._insert("full_rows", FULL_ROWS, list(steps), unless_changed=steps)
         except duckdb.TransactionException:
-            return  # a file was dropped meanwhile; the rest is tried again
+            return  # a file was dropped in the meantime; the rest is tried again
         except duckdb.Error as error:
             if len(steps) > 1:
                 for step, signature in steps.items():
@@ -452,7 +452,7 @@ class EpisodeIndex:
     def _insert(
         self, table: str, rows: str, steps: Sequence[int], *, unless_changed: Mapping[int, Signature] | None = None
     ) -> None:
-        """Load files into a table. With `unless_changed` they replace their light rows, if still unchanged."""
+        """Load files into a table. With `unless_changed`, replace their light rows unless the files have changed."""
         with self._database.cursor() as cursor:
             cursor.begin()
             cursor.execute(f"INSERT INTO {table} {rows}", {"files": self._paths(steps)})
@@ -477,7 +477,7 @@ class EpisodeIndex:
             cursor.commit()
 
     def _complete(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Fill in the columns from turns for rows whose files are not indexed yet, unless those are many."""
+        """Fill in the columns from turns for rows that are not indexed yet, unless there are many."""
         steps = sorted({row["step"] for row in rows})
         if not rows or len(steps) > _MAX_COMPLETED_FILES:
             return
@@ -485,7 +485,7 @@ class EpisodeIndex:
             with self._database.cursor() as cursor:
                 found = _dicts(cursor.execute(f"SELECT {_SHOWN} FROM ({FULL_ROWS})", {"files": self._paths(steps)}))
         except duckdb.Error:
-            return  # the background thread meets the same error and notes it
+            return  # the background thread gets the same error and records it
         whole = {(row["step"], row["task_id"], row["member"]): row for row in found}
         for row in rows:
             row.update(whole.get((row["step"], row["task_id"], row["member"]), {}))

@@ -1,4 +1,4 @@
-"""Files of a run that another process writes: those of a step, and lines of which only the new ones are read."""
+"""Files of a run that another process writes: step files, and line files of which only new lines are read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Cursor", "JsonLines", "LineFile", "News", "Signature", "file_signatu
 
 T = TypeVar("T")
 Signature = tuple[int, int, int]
-"""Inode, size and time of a file, which change when it is written."""
+"""Inode, size and modification time of a file. They change when the file is written."""
 
 
 def file_signature(path: Path) -> Signature | None:
-    """None if there is no file."""
+    """Return the signature of a file; None if it does not exist."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -28,7 +28,7 @@ def file_signature(path: Path) -> Signature | None:
 
 
 def step_files(folder: Path, ending: str) -> dict[int, Path]:
-    """The files of a folder by step, such as step-00012.parquet. Other spellings of a number do not count."""
+    """Return the files of a folder by step, such as step-00012.parquet. Other number formats are ignored."""
     found: dict[int, Path] = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         digits = path.stem.removeprefix("step-")
@@ -39,7 +39,7 @@ def step_files(folder: Path, ending: str) -> dict[int, Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How far a reader has read. A file that was cut or replaced is of another generation.
+    """A position in a file. If the file is truncated or replaced, a new generation begins.
 
     Cursor(generation=0, entries=12)
     """
@@ -50,7 +50,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News(Generic[T]):
-    """The entries after a cursor. With `reset`, everything read before is void, and these are all entries."""
+    """The entries after a cursor. With `reset`, these are all entries, and everything read before is invalid."""
 
     entries: list[T]
     cursor: Cursor
@@ -58,10 +58,10 @@ class News(Generic[T]):
 
 
 class LineFile(Generic[T]):
-    """The entries of a file, one per line, as `read` decodes them. A last line without its end is left for later.
+    """The entries of a file, one per line, decoded by `read`. An incomplete last line is read later.
 
-    Lines that `read` gives None for are skipped and counted as damaged. If a resumed run replaces the file by a shorter
-    one, or one of another inode, it is read from the start.
+    If `read` returns None for a line, the line is skipped and counted as damaged. If a resumed run replaces the file by
+    a shorter one, or by one with another inode, it is read from the start.
     """
 
     def __init__(self, path: Path, read: Callable[[bytes], T | None]) -> None:
@@ -76,11 +76,11 @@ class LineFile(Generic[T]):
         self._lock = Lock()
 
     def entries(self) -> list[T]:
-        """All entries that the file has now."""
+        """Return all current entries of the file."""
         return self.since(Cursor(generation=-1)).entries
 
     def since(self, cursor: Cursor) -> News[T]:
-        """The entries that were added after the cursor."""
+        """Return the entries that were added after the cursor."""
         with self._lock:
             self._read_on()
             now = Cursor(generation=self._generation, entries=len(self._entries))
@@ -89,7 +89,7 @@ class LineFile(Generic[T]):
             return News(entries=self._entries[cursor.entries :], cursor=now)
 
     def now(self) -> Cursor:
-        """A cursor at the present end of the file."""
+        """Return a cursor at the current end of the file."""
         return self.since(Cursor(generation=-1)).cursor
 
     def _read_on(self) -> None:

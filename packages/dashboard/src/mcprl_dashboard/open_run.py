@@ -1,4 +1,4 @@
-"""An open run: its files are followed and its episodes indexed, each when first needed."""
+"""An open run. Its files are followed, and its episodes are indexed, when they are first needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from typing import Any, cast
 
 from mcprl.errors import McprlError, NoRunError
 from mcprl.records import Message, Task
-from mcprl.runs.past_runs import PastRun, RunStatus, is_run, lock_holder, read_run
+from mcprl.runs.folder import lock_holder
+from mcprl.runs.past_runs import PastRun, RunStatus, is_run, read_run
 from mcprl.secrets import SECRETS
 from mcprl.tasks import load_preamble, load_tasks
 from mcprl_dashboard.answers import Refusal, level
@@ -29,7 +30,7 @@ __all__ = ["OpenRun", "RunList", "TokenTexts", "find_tokenizer"]
 
 
 class TaskPrompts:
-    """The tasks of a file by id, read again when the file changes."""
+    """The tasks of a file by id. The file is read again when it changes."""
 
     def __init__(self, task_file: str, preamble_file: str) -> None:
         self._task_file, self._preamble_file = Path(task_file), Path(preamble_file) if preamble_file else None
@@ -40,7 +41,7 @@ class TaskPrompts:
         self._lock = Lock()
 
     def get(self, task_id: str) -> tuple[dict[str, Any] | None, str | None]:
-        """A task, or None with the reason."""
+        """Return a task, or None and the reason."""
         with self._lock:
             self._refresh()
             task = self._tasks.get(task_id)
@@ -76,7 +77,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenTexts:
-    """Turns token ids into texts with a model's tokenizer.json, for byte-level BPE and for byte fallback."""
+    """Converts token ids to texts with a model's tokenizer.json. Supports byte-level BPE and byte fallback."""
 
     def __init__(self, tokenizer_file: Path) -> None:
         from tokenizers import Tokenizer
@@ -89,7 +90,7 @@ class TokenTexts:
         self._bytes: dict[int, bytes] = {}
 
     def texts(self, ids: Sequence[int]) -> list[str]:
-        """A text for each token."""
+        """Return a text for each token."""
         decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         last = len(ids) - 1
         return [decoder.decode(self._bytes_of(token), place == last) for place, token in enumerate(ids)]
@@ -112,7 +113,7 @@ class TokenTexts:
 
 
 def find_tokenizer(model: str) -> Path:
-    """The tokenizer.json of a model: in its folder, or in the hub's cache. Nothing is downloaded."""
+    """Find the tokenizer.json of a model, in its folder or in the hub's cache. Downloads nothing."""
     if model.startswith(("/", ".")):
         found = Path(model) / "tokenizer.json"
     elif _HUB_NAME.fullmatch(model):
@@ -140,14 +141,14 @@ def _in_hub_cache(model: str) -> Path | None:
 
 
 def _kinds(decoder: dict[str, Any]) -> list[str]:
-    """The types of a decoder and of its parts."""
+    """Return the types of a decoder and of its parts."""
     inner: list[dict[str, Any]] = decoder.get("decoders") or []
     return [str(decoder.get("type")), *(kind for each in inner for kind in _kinds(each))]
 
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, bytes]:
-    """The character of each byte in byte-level BPE: printable Latin-1 as is, others from U+0100 on."""
+    """Return the byte of each character in byte-level BPE: printable Latin-1 maps to itself, the rest from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     signs = {chr(byte): bytes([byte]) for byte in printable}
@@ -155,11 +156,11 @@ def _byte_alphabet() -> dict[str, bytes]:
 
 
 _COURSE = 60  # values of a sparkline
-_SIGNATURE = ("config.yaml", "metrics.jsonl", "health.jsonl", "summary.json", "lock")
+_SIGNATURE = ("config.yaml", "metrics.jsonl", "health.jsonl", "summary.json", "end.json", "lock")
 
 
 class OpenRun:
-    """Everything about one run."""
+    """All data of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -187,7 +188,7 @@ class OpenRun:
 
     @property
     def index(self) -> EpisodeIndex:
-        """Raises Refusal if the run is closed."""
+        """Return the index, and open it if needed. Raises Refusal if the run is closed."""
         with self._index_lock:
             if self._closed:
                 raise closed()
@@ -196,13 +197,13 @@ class OpenRun:
             return self._index
 
     def prepare(self) -> None:
-        """Start slow work in the background: who opens a run will look at its episodes next."""
+        """Start slow work in the background: a user who opens a run will look at its episodes next."""
         if not self._prepared:
             self._prepared = True
             Thread(target=self._prepare, name="prepare-run", daemon=True).start()
 
     def tasks(self) -> TaskPrompts:
-        """The tasks of the run's settings."""
+        """The tasks of the file in the run's settings."""
         files = self._named("tasks", "train"), self._named("tasks", "preamble")
         with self._lock:
             if files not in self._tasks:
@@ -210,7 +211,7 @@ class OpenRun:
             return self._tasks[files]
 
     def token_texts(self) -> TokenTexts:
-        """Raises Refusal if the tokenizer is missing."""
+        """Return the token texts. Raises Refusal if the tokenizer is missing."""
         path = find_tokenizer(self._named("model", "path"))
         with self._token_lock:
             if path not in self._tokenizers:
@@ -218,12 +219,12 @@ class OpenRun:
             return self._tokenizers[path]
 
     def status(self) -> PastRun:
-        """The status of the run, read again when one of its small files changes or its process is gone."""
+        """Return the status of the run. Reads it again when one of its small files changes or its process is gone."""
         with self._lock:
             signature = [file_signature(self.path / name) for name in _SIGNATURE]
             known = self._status
             # A process that is killed changes no file.
-            killed = known is not None and known.state is RunStatus.RUNNING and not lock_holder(self.path / "lock")[0]
+            killed = known is not None and known.state is RunStatus.RUNNING and not lock_holder(self.path)[0]
             if known is None or signature != self._signature or killed:
                 known = self._status = read_run(self.path)
                 self._signature = signature
@@ -233,7 +234,7 @@ class OpenRun:
         return self.status().config
 
     def setting(self, *path: str) -> Any:
-        """A setting by its path; None if the run does not have it."""
+        """Return a setting by its path; None if the run does not have it."""
         found: Any = self.settings()
         for name in path:
             found = cast("Mapping[str, Any]", found).get(name) if isinstance(found, Mapping) else None
@@ -245,7 +246,7 @@ class OpenRun:
         return group_size * groups if isinstance(group_size, int) and isinstance(groups, int) else None
 
     def card(self) -> dict[str, Any]:
-        """The run in a list of runs."""
+        """Return the run's entry in the list of runs."""
         run = self.status()
         rewards, rates = run.rewards, run.course("success_rate")
         worst = run.verdicts[0] if run.verdicts else None
@@ -267,7 +268,7 @@ class OpenRun:
         }
 
     def details(self) -> dict[str, Any]:
-        """The run with its settings and limits."""
+        """Return the run with its settings and limits."""
         run = self.status()
         text = SECRETS.redact(_read_text(self.path / "config.yaml"))
         return self.card() | {
@@ -282,12 +283,12 @@ class OpenRun:
         return found if isinstance(found, str) else ""
 
     def _prepare(self) -> None:
-        with contextlib.suppress(Refusal):  # closed meanwhile, or without a tokenizer
+        with contextlib.suppress(Refusal):  # closed in the meantime, or without a tokenizer
             self.index.refresh()
             self.token_texts()
 
     def bounds(self) -> dict[str, float | None]:
-        """The limits that the figures of a step are compared with; None for those that the run does not have."""
+        """Return the limits to compare a step's figures with; None for limits that the run does not have."""
         return {
             "clip_low": self.setting("algorithm", "clip_low"),
             "clip_high": self.setting("algorithm", "clip_high"),
@@ -298,7 +299,7 @@ class OpenRun:
 
 
 def _as_json(config: Mapping[str, Any]) -> Any:
-    """YAML has dates, which JSON does not."""
+    """Convert YAML values to JSON: YAML has dates, which JSON does not."""
     return json.loads(json.dumps(config, default=str))
 
 
@@ -310,7 +311,7 @@ def _read_text(path: Path) -> str:
 
 
 class RunList:
-    """The runs of a folder. New ones are found on each request, and removed ones are closed."""
+    """The runs of a folder. Each request finds new runs and closes removed ones."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
@@ -323,7 +324,7 @@ class RunList:
         self._lock = Lock()
 
     def close(self) -> None:
-        """Close all runs, together within the time for one."""
+        """Close all runs at the same time, within the time limit for one run."""
         until = time.monotonic() + CLOSE_S
         with self._lock:
             closing, self._open = list(self._open.values()), {}
@@ -331,23 +332,23 @@ class RunList:
             run.close(max(0.0, until - time.monotonic()))
 
     def all(self) -> list[OpenRun]:
-        """Every run that is there now."""
+        """Return every run that exists now."""
         paths = self._paths()
         self._let_go({path.resolve().name for path in paths})
         return [self._opened(path) for path in paths]
 
     def get(self, run_id: str) -> OpenRun:
-        """A run by name. The name is compared with existing ones, and never becomes part of a path."""
+        """Return a run by name. The name is only compared with existing ones, and never used in a path."""
         for path in self._paths():
             if path.resolve().name == run_id:
                 return self._opened(path)
         raise Refusal(404, "no-run", f"there is no run {run_id[:100]!r} here", "choose one from the list of runs")
 
     def cards(self) -> list[dict[str, Any]]:
-        """The list of runs, the last changed first."""
+        """Return the list of runs, last changed first."""
         cards: list[dict[str, Any]] = []
         for run in self.all():
-            with contextlib.suppress(NoRunError, FileNotFoundError):  # removed since it was listed
+            with contextlib.suppress(NoRunError, FileNotFoundError):  # removed after it was listed
                 cards.append(run.card())
         return sorted(cards, key=lambda card: (-card["updated"], card["id"]))
 

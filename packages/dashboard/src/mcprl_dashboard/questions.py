@@ -1,4 +1,4 @@
-"""The parameters of a request's address, checked: which episode, which of all episodes, in which order."""
+"""The validated query parameters of a request: which episode, which filter, in which order."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MAX_LIMIT = 500
 
 
 class Question(BaseModel):
-    """Parameters of an address, of which any others are ignored."""
+    """Query parameters. Unknown ones are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
     @classmethod
     def of(cls, asked: Mapping[str, str]) -> Self:
-        """Read parameters; an empty one counts as missing. Raises Refusal for a value that makes no sense."""
+        """Parse parameters. An empty one counts as missing. Raises Refusal for an invalid value."""
         try:
             return cls.model_validate({name: value for name, value in asked.items() if value})
         except ValidationError as error:
@@ -34,7 +34,7 @@ class Question(BaseModel):
 
 
 class OfStep(Question):
-    """OfStep(since=7) is all after step 7, OfStep(step=7) that step only."""
+    """OfStep(since=7) is all steps after 7; OfStep(step=7) is that step only."""
 
     since: Whole | None = None
     step: Whole | None = None
@@ -47,7 +47,7 @@ class OfTask(Question):
 
 
 class EpisodeKey(Question):
-    """Which episode of a run. EpisodeKey(step=12, task_id="meet-ana", member=3)"""
+    """Identifies an episode of a run. EpisodeKey(step=12, task_id="meet-ana", member=3)"""
 
     step: Whole
     task_id: str = Field(validation_alias=AliasChoices("task", "task_id"))
@@ -55,7 +55,7 @@ class EpisodeKey(Question):
 
 
 class Filter(Question):
-    """Which episodes. Fields that are None or empty filter nothing.
+    """Selects episodes. Fields that are None or empty do not filter.
 
     Filter(q="timeout", tool="get_quote", outcome="failed", step_from=100)
     """
@@ -73,11 +73,11 @@ class Filter(Question):
 
     @property
     def needs_turns(self) -> bool:
-        """Whether it depends on the turns of episodes."""
+        """Whether the filter depends on the turns of episodes."""
         return bool(self.q) or self.tool is not None or self.fault
 
     def condition(self) -> tuple[str, dict[str, Any]]:
-        """As SQL with named parameters; no text of the question is ever part of the SQL."""
+        """Return the filter as SQL with named parameters. User text is never part of the SQL."""
         named = {
             "q": ("contains(text, lower($q))", self.q or None),
             "task": ("task_id = $task", self.task),
@@ -95,7 +95,7 @@ class Filter(Question):
 
 
 class Page(Question):
-    """Which part of the episodes found, in which order. Page(sort="reward", order="desc", offset=50, limit=50)"""
+    """A page of the matching episodes, and their order. Page(sort="reward", order="desc", offset=50, limit=50)"""
 
     sort: SortColumn = "step"
     order: Literal["asc", "desc"] | None = None
@@ -103,7 +103,7 @@ class Page(Question):
     limit: Annotated[Whole, Field(ge=1)] = 50
 
     def clause(self) -> str:
-        """As SQL. Sort and order are literals of the types above, and the numbers are numbers."""
+        """Return the page as SQL. It is safe: sort and order are literals of the types above, the rest are numbers."""
         order = self.order or ("asc" if self.sort == "task_id" else "desc")
         limit = min(_MAX_LIMIT, self.limit)
         ordered = f"ORDER BY {self.sort} {order} NULLS LAST, step DESC, task_id, member"

@@ -27,9 +27,9 @@ _CLOSING_S = 2
 
 
 def serve(folder: Path, *, port: int = 0, open_browser: bool = True) -> None:
-    """Show the runs of a folder, or a single run, at a link that is printed. Port 0 is any free port.
+    """Show the runs of a folder, or a single run, at a link that is printed. Port 0 means any free port.
 
-    The link has a token, new at each start, without which nothing is shown.
+    The link has a token that is new at each start. Requests without it are rejected.
     """
     runs, token = RunList(folder), secrets.token_urlsafe()
     with ExitStack() as stack:
@@ -58,7 +58,7 @@ async def _serve(runs: RunList, listening: socket.socket, token: str) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Ends the event streams first: uvicorn waits for every response, and these never end by themselves."""
+    """Ends the event streams first, because uvicorn waits for every response, and these never end on their own."""
 
     def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""A database in memory that many threads query at the same time, and that can be closed meanwhile."""
+"""An in-memory database that many threads query at the same time, and that can be closed during queries."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import duckdb
 
 from mcprl_dashboard.answers import Refusal
 
-__all__ = ["SharedDatabase", "closed"]
+__all__ = ["DATABASE_SETTINGS", "SharedDatabase", "closed"]
 
 
 _INTERRUPT_EVERY_S = 0.05
-_SETTINGS = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+DATABASE_SETTINGS = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
 
 
 class SharedDatabase:
-    """Every query has its own cursor. DuckDB cannot close during a query, so queries are ended first.
+    """Each query has its own cursor. DuckDB cannot close during a query, so `close` ends the queries first.
 
     with database.cursor() as cursor:
         cursor.execute("SELECT 1")
@@ -27,14 +27,14 @@ class SharedDatabase:
     """
 
     def __init__(self) -> None:
-        self._connection = duckdb.connect(":memory:", config=dict(_SETTINGS))
+        self._connection = duckdb.connect(":memory:", config=dict(DATABASE_SETTINGS))
         self._changed = Condition()
         self._asking: set[duckdb.DuckDBPyConnection] = set()
         self._closing = False
 
     @contextmanager
     def cursor(self) -> Generator[duckdb.DuckDBPyConnection]:
-        """For one query. Uncommitted changes are rolled back.
+        """Open a cursor for one query. Uncommitted changes are rolled back.
 
         Raises Refusal if the database is closed, before or during the query.
         """
@@ -46,7 +46,7 @@ class SharedDatabase:
         try:
             yield cursor
         except duckdb.Error as error:
-            if self._closing:  # the error is about the interruption
+            if self._closing:  # the error is caused by the interruption
                 raise closed() from error
             raise
         finally:
@@ -57,15 +57,15 @@ class SharedDatabase:
                 self._changed.notify_all()
 
     def close(self, within_s: float) -> None:
-        """Refuse new queries, interrupt running ones, and wait for their end at most this long.
+        """Reject new queries, interrupt running ones, and wait at most `within_s` until they end.
 
-        A query that waits for its disk cannot be interrupted; then the database is closed when that query ends.
+        A query that waits for the disk cannot be interrupted. Then the database is closed when that query ends.
         """
         until = time.monotonic() + within_s
         with self._changed:
             self._closing = True
             while self._asking:
-                # More than once: between two statements there is nothing to interrupt.
+                # Interrupt repeatedly: between two statements there is nothing to interrupt.
                 for cursor in self._asking:
                     cursor.interrupt()
                 left_s = until - time.monotonic()
@@ -80,7 +80,7 @@ class SharedDatabase:
 
 
 def closed() -> Refusal:
-    """The answer to queries of a run that is closed."""
+    """Return the error for queries of a closed run."""
     return Refusal(
         503,
         "closed",

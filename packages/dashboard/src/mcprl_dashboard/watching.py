@@ -1,7 +1,7 @@
-"""Sends browsers the changes of a run, soon after its files change.
+"""Sends the changes of a run to browsers, soon after its files change.
 
-A run that anyone listens to has one task that polls its files a few times per second. A poll without changes takes a
-few system calls; changes are read once and sent to all listeners.
+Each run with listeners has one task that polls its files a few times per second. A poll without changes takes a few
+system calls. Changes are read once and sent to all listeners.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BUCKET_GROWTH = 1.01
 
 
 def read_tool_figures(run: Path, settings: Any) -> list[dict[str, Any]]:
-    """One entry per server. `settings` is servers.settings of the run, for the budgets."""
+    """Return one entry per server. `settings` is servers.settings of the run, which has the budgets."""
     try:
         document: object = json.loads((run / TOOL_FIGURES_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -81,7 +81,7 @@ def _errors(figures: Mapping[str, Any]) -> float:
 
 
 def _budget(found: Mapping[str, Any], budget: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The budget of the server: of calls or of money, whichever is nearer to its limit."""
+    """Return the server's budget of calls or of money, whichever is closer to its limit."""
     limits = {"calls": budget.get("calls"), "usd": budget.get("usd")}
     parts: list[dict[str, Any]] = [
         {"unit": unit, "used": _number(found, unit), "limit": limit}
@@ -92,13 +92,13 @@ def _budget(found: Mapping[str, Any], budget: Mapping[str, Any]) -> dict[str, An
 
 
 def _buckets(figures: Mapping[str, Any]) -> dict[int, int]:
-    """Calls by latency; bucket n ends at 1.01ⁿ microseconds."""
+    """Return the number of calls by latency bucket. Bucket n ends at 1.01ⁿ microseconds."""
     found = _mapping(_mapping(figures.get("latency_ms")).get("buckets"))
     return {int(name): count for name, count in found.items() if name.lstrip("-").isdigit() and isinstance(count, int)}
 
 
 def _percentile_s(buckets: Mapping[int, int], percent: int) -> float | None:
-    """Nearest rank."""
+    """Return the nearest-rank percentile in seconds."""
     wanted, reached = math.ceil(sum(buckets.values()) * percent / 100), 0
     for bucket in sorted(buckets):
         reached += buckets[bucket]
@@ -133,7 +133,7 @@ class Event:
 
 
 Look = Callable[[], list[Event]]
-"""Finds what is new since the last call. It is called in a thread, never twice at once."""
+"""Returns the events since the last call. It is called in a thread, never concurrently."""
 
 
 class Broadcast:
@@ -147,11 +147,11 @@ class Broadcast:
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncGenerator[asyncio.Queue[Event]]:
-        """A queue of all events from now on."""
+        """Yield a queue that gets all events from now on."""
         queue: asyncio.Queue[Event] = asyncio.Queue(_MAX_WAITING)
         if not self._listeners:
             look = await asyncio.to_thread(self._make_look)
-            if not self._listeners:  # no other listener came meanwhile
+            if not self._listeners:  # no other listener has come in the meantime
                 self._task = asyncio.create_task(self._watch(look))
         self._listeners.add(queue)
         try:
@@ -168,7 +168,7 @@ class Broadcast:
             try:
                 events = await asyncio.to_thread(look)
                 lost = False
-            except (McprlError, OSError) as error:  # the run was removed, or the disk is not mounted; it may come back
+            except (McprlError, OSError) as error:  # the run was removed, or the disk is not mounted; it may return
                 events = [] if lost else [Event(name="lost", data={"what": str(error)})]
                 lost = True
             for event in events:
@@ -178,7 +178,7 @@ class Broadcast:
 
 
 def _tell(queue: asyncio.Queue[Event], event: Event) -> None:
-    """Send an event; a listener that is too slow gets `reset` and has to load everything again."""
+    """Send an event. A listener that is too slow gets `reset` and has to load everything again."""
     if queue.full():
         while not queue.empty():
             queue.get_nowait()
@@ -189,7 +189,7 @@ def _tell(queue: asyncio.Queue[Event], event: Event) -> None:
 async def event_stream(
     hello: Event | None, queue: asyncio.Queue[Event], closing: asyncio.Event
 ) -> AsyncGenerator[bytes]:
-    """The bytes of the stream, until the server closes."""
+    """Yield the bytes of the event stream until the server closes."""
     yield b"retry: 1000\n\n"
     if hello is not None:
         yield hello.encoded()
@@ -210,7 +210,7 @@ async def event_stream(
 
 @dataclass(slots=True)
 class _Followed:
-    """A file of lines, and the names of its event and entries."""
+    """A line file, and the names of its event and entries."""
 
     event: str
     entries_name: str
@@ -219,7 +219,7 @@ class _Followed:
 
 
 class RunLook:
-    """Finds what is new in one run since it was created."""
+    """Finds the changes of one run since this object was created."""
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
@@ -236,7 +236,7 @@ class RunLook:
 
     def state(self) -> dict[str, Any]:
         run = self._run.status()
-        return {"state": run.state.value, "step": run.steps_done}
+        return {"state": run.state.value, "why": run.why or None, "step": run.steps_done}
 
     def __call__(self) -> list[Event]:
         events: list[Event] = []
@@ -266,7 +266,7 @@ class RunLook:
         return set(step_files(self._run.path / "trajectories", "parquet"))
 
     def _standing(self) -> dict[str, Any] | None:
-        """The first step under way; with a pipeline there may be several."""
+        """Return the state of the first unfinished step. With a pipeline there may be several."""
         if not self._finished:
             return None
         step, finished = next(iter(self._finished.items()))

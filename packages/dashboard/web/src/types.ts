@@ -20,7 +20,7 @@ export interface RunCard {
   updated: number | null;
   model: string;
   engine: string | null;
-  /** What is wrong with a run that cannot be read, or that did not start. */
+  /** Why a run ended early or cannot be read. */
   why?: string | null;
   reward: Figure[];
   success: Figure[];

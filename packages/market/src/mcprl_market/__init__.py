@@ -1,1 +1,1 @@
-"""An offline stock market: a world, five MCP servers over it, a Python sandbox, and generated tasks."""
+"""An offline stock market: a seeded world, five MCP servers that serve it, a Python sandbox, and generated tasks."""

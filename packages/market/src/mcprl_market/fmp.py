@@ -60,13 +60,13 @@ _PERIODS = {Period.ANNUAL: "annual", Period.QUARTERLY: "quarter"}
 
 
 def fmp_upstream() -> Upstream:
-    """The API at FMP_BASE_URL, or at its own address, with the key FMP_API_KEY."""
+    """Return the client of the API at FMP_BASE_URL, or at its default address, with the key FMP_API_KEY."""
     key = required_key(_NAME, "FMP_API_KEY")
     return Upstream(_NAME, base_url("FMP_BASE_URL", "https://financialmodelingprep.com/stable"), params={"apikey": key})
 
 
 class LiveFmp:
-    """Asks the API. Unknown symbols give None or nothing, failures of the API raise MCPError."""
+    """Calls the API. An unknown symbol gives None or an empty result; a failure of the API raises MCPError."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -90,7 +90,7 @@ class LiveFmp:
         return tuple(map(_mover, (await self._list("/biggest-losers"))[:limit]))
 
     async def search(self, query: str, limit: int) -> tuple[Company, ...]:
-        """Matches of the symbol, then matches of the name; no symbol twice."""
+        """Return companies that match by symbol, then companies that match by name, without duplicates."""
         wanted: dict[str, str | int] = {"query": query, "limit": limit}
         by_symbol, by_name = await run_all([self._list("/search-symbol", wanted), self._list("/search-name", wanted)])
         found: dict[str, Company] = {}
@@ -115,7 +115,7 @@ class LiveFmp:
         message: Any = cast("dict[str, Any]", found).get("Error Message") if isinstance(found, dict) else None
         if isinstance(message, str):
             is_busy = "limit reach" in message.lower()
-            detail = SECRETS.redact(message)[:300]  # in this order: half a key would not be recognised
+            detail = SECRETS.redact(message)[:300]  # redact before cutting, because half a key is not recognized
             raise upstream_fault(_NAME, f"answered with an error: {detail}", UNSAID_WAIT_S if is_busy else None)
         return json_objects(_NAME, path.removeprefix("/"), found)
 
@@ -142,7 +142,7 @@ def _mover(fields: JsonFields) -> Quote:
         symbol=fields.text("symbol"),
         name=fields.maybe_text("name") or "",
         price=price,
-        previous_close=round(price - change, 6),  # not in the answer; the difference has binary noise
+        previous_close=round(price - change, 6),  # not in the response; rounding removes floating-point noise
         change=change,
         change_percent=fields.number("changesPercentage"),
     )
@@ -385,7 +385,7 @@ class PreviousClose(TypedDict):
 
 
 class _Tools:
-    """The tools over one source. Each public method is a tool of that name."""
+    """The tools of one data source. Each public method is a tool of the same name."""
 
     def __init__(self, source: LiveFmp | OfflineFmp) -> None:
         self._source = source
@@ -466,7 +466,7 @@ class _Tools:
 
 
 def make_server(*, world: int | None = None) -> MCPServer:
-    """The server, not yet running: of the offline world with that seed, or live for None."""
+    """Create the server without starting it. It serves the offline world with seed `world`, or live data for None."""
     server, source = live_or_offline("fmp", world, upstream=fmp_upstream, live=LiveFmp, offline=OfflineFmp)
     add_tools(server, _Tools(source), read_only(is_live=world is None))
     return server

@@ -1,4 +1,4 @@
-"""What the market's servers share: making a server live or offline, adding its tools, and formatting answers."""
+"""Code that the market's servers share: creating a live or offline server, adding tools, and formatting answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_DESCRIPTION_CHARS = 300
 
 
 def checked_symbol(text: str) -> str:
-    """One ticker symbol in capitals. It is safe in the path of a URL."""
+    """Return one ticker symbol in capitals. The result is safe in the path of a URL."""
     symbol = text.strip().upper()
     if not _SYMBOL.fullmatch(symbol):
         raise ToolError(f"{text!r} is not a ticker symbol. Give exactly one, without spaces or commas.")
@@ -46,25 +46,25 @@ def checked_symbol(text: str) -> str:
 
 
 def known(symbol: str, found: T | None) -> T:
-    """What was found for a symbol. Raises ToolError if that is None."""
+    """Return what was found for a symbol. Raises ToolError if it is None."""
     if found is None:
         raise ToolError(f"There is no stock with the symbol {symbol!r}. Search for the company to find its symbol.")
     return found
 
 
 def labelled(title: str, fields: Mapping[str, str]) -> str:
-    """A title and a line for each field that is not empty."""
+    """Format a title, and a line for each field that is not empty."""
     lines = [f"{label}: {value}" for label, value in fields.items() if value]
     return "\n".join([f"**{title}**", *lines])
 
 
 def money(amount: float) -> str:
-    """Dollars with two to four decimals, as many as needed: $213.88, $0.0685, $-0.24."""
+    """Format dollars with two to four decimals, as many as needed: $213.88, $0.0685, $-0.24."""
     return f"${_decimals(amount)}"
 
 
 def percent(share: float) -> str:
-    """A change in per cent: 1.50%, -0.1381%."""
+    """Format a change in percent: 1.50%, -0.1381%."""
     return f"{_decimals(share)}%"
 
 
@@ -73,7 +73,7 @@ def whole(number: int) -> str:
 
 
 def shortened(text: str) -> str:
-    """The beginning of a long description: descriptions take up the policy's context."""
+    """Return the beginning of a long description, because descriptions use up the policy's context."""
     text = " ".join(text.split())
     return text if len(text) <= _MAX_DESCRIPTION_CHARS else f"{text[:_MAX_DESCRIPTION_CHARS].rstrip()}..."
 
@@ -86,7 +86,7 @@ def _decimals(number: float) -> str:
 
 
 def answer(structured: Any, text: str) -> CallToolResult:
-    """A tool's answer: the text for the policy, and the records that it is made from as JSON for programs."""
+    """Make a tool's answer: the text for the policy, and the underlying records as JSON for programs."""
     return CallToolResult(
         content=[TextContent(type="text", text=text)], structured_content=to_jsonable_python(structured)
     )
@@ -97,19 +97,19 @@ def read_only(*, is_live: bool) -> ToolAnnotations:
 
 
 def add_tools(server: MCPServer, tools: object, annotations: ToolAnnotations) -> None:
-    """Add every public method of an object as a tool of the same name."""
+    """Add every public method of an object as a tool with the same name."""
     for name in vars(type(tools)):
         if not name.startswith("_"):
             server.add_tool(getattr(tools, name), annotations=annotations)
 
 
 def live_server(name: str, upstream: Upstream) -> MCPServer:
-    # At WARNING: a log line for each request would bury what matters in the logs of a run.
+    # At WARNING, because a log line per request would hide what matters in the logs of a run.
     return MCPServer(name, version="1", log_level="WARNING", lifespan=upstream.lifespan)
 
 
 def offline_server(name: str, world: str) -> MCPServer:
-    """A server whose version names its world, as in 1+market-7."""
+    """Create a server whose version names its world, as in 1+market-7."""
     return MCPServer(name, version=f"1+{world}", log_level="WARNING")
 
 
@@ -121,7 +121,7 @@ def live_or_offline(
     live: Callable[[Upstream], S],
     offline: Callable[[Market], S],
 ) -> tuple[MCPServer, S]:
-    """A server without tools, and the source of its facts: the offline world of that seed, or live for None."""
+    """Create a server without tools, and its data source: the offline world of that seed, or live for None."""
     if world is None:
         reached = upstream()
         return live_server(name, reached), live(reached)

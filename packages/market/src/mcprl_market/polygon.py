@@ -64,17 +64,17 @@ _NEW_YORK = ZoneInfo("America/New_York")
 _TIMESPANS = {Frequency.DAILY: "day", Frequency.HOURLY: "hour", Frequency.MINUTE: "minute"}
 _WELL = frozenset({"OK", "DELAYED"})
 _MAX_ITEMS = 50_000
-"""The API's limit of base bars per answer: days, or minutes for shorter bars."""
+"""The API's limit of base bars per response. A base bar is a day, or a minute for shorter bars."""
 
 
 def polygon_upstream() -> Upstream:
-    """The API at POLYGON_BASE_URL, or at its own address, with the key POLYGON_API_KEY."""
+    """Return the client of the API at POLYGON_BASE_URL, or at its default address, with the key POLYGON_API_KEY."""
     key = required_key(_NAME, "POLYGON_API_KEY")
     return Upstream(_NAME, base_url("POLYGON_BASE_URL", "https://api.polygon.io"), params={"apiKey": key})
 
 
 class LivePolygon:
-    """Asks the API. Unknown tickers give None or nothing, failures of the API raise MCPError."""
+    """Calls the API. An unknown ticker gives None or an empty result; a failure of the API raises MCPError."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -121,7 +121,7 @@ class LivePolygon:
         )
 
     async def _ask(self, where: str, path: str, params: Mapping[str, str | int] | None = None) -> JsonFields | None:
-        """The fields of an answer; None if nothing was found."""
+        """Return the fields of a response; None if nothing was found."""
         try:
             found = JsonFields(_NAME, where, await self._upstream.get(path, params))
         except UpstreamRefusal as refusal:
@@ -188,7 +188,7 @@ def _article(fields: JsonFields) -> Article:
 
 
 def _moment(fields: JsonFields, name: str) -> datetime:
-    """A time with its zone, as it is in New York."""
+    """Return a time in the time zone of New York."""
     try:
         moment = datetime.fromisoformat(fields.text(name))
         if moment.tzinfo is None:
@@ -199,7 +199,7 @@ def _moment(fields: JsonFields, name: str) -> datetime:
 
 
 class OfflinePolygon:
-    """The stocks of one market: all of them common stock, and traded in dollars."""
+    """The stocks of one market. All are common stock, traded in dollars."""
 
     def __init__(self, market: Market) -> None:
         self._market = market
@@ -226,7 +226,7 @@ class OfflinePolygon:
 
 
 MAX_BARS_SHOWN = 30
-"""Most bars in a text. The structured answer has all."""
+"""The most bars in a text. The structured answer has all bars."""
 
 
 def bars_text(ticker: str, start: date, end: date, frequency: Frequency, found: Sequence[Bar]) -> str:
@@ -312,7 +312,7 @@ def _bar_text(bar: Bar, frequency: Frequency) -> str:
 
 
 MAX_DAYS = {Frequency.DAILY: 7300, Frequency.HOURLY: 70, Frequency.MINUTE: 7}
-"""Most calendar days in one series: about 5,000 bars, including hours and minutes outside trading hours."""
+"""The most calendar days in one series: about 5,000 bars, including hours and minutes outside trading hours."""
 
 _Ticker = Annotated[str, Field(description="Ticker symbol")]
 _Day = Annotated[str, Field(description="YYYY-MM-DD")]
@@ -347,7 +347,7 @@ class StatusAnswer(RootModel[MarketStatus]):
 
 
 class _Tools:
-    """The tools over one source. Each public method is a tool of that name."""
+    """The tools of one data source. Each public method is a tool of the same name."""
 
     def __init__(self, source: LivePolygon | OfflinePolygon) -> None:
         self._source = source
@@ -400,7 +400,7 @@ class _Tools:
 
 
 def make_server(*, world: int | None = None) -> MCPServer:
-    """The server, not yet running: of the offline world with that seed, or live for None."""
+    """Create the server without starting it. It serves the offline world with seed `world`, or live data for None."""
     server, source = live_or_offline(
         "polygon", world, upstream=polygon_upstream, live=LivePolygon, offline=OfflinePolygon
     )

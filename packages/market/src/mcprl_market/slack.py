@@ -52,7 +52,7 @@ __all__ = [
 
 
 def find_channel(channels: Sequence[Channel], wanted: str) -> Channel | None:
-    """A channel by its id, name or #name, in any case.
+    """Find a channel by its id, name or #name, ignoring case.
 
     find_channel([Channel(id="C0GENERAL1", name="general")], "#General")   # that channel
     """
@@ -63,12 +63,12 @@ def find_channel(channels: Sequence[Channel], wanted: str) -> Channel | None:
 
 
 def newest_first(messages: Iterable[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """Messages by timestamp: seconds with six digits after the point."""
+    """Sort messages by timestamp, newest first. A timestamp is seconds with six decimals."""
     return tuple(sorted(messages, key=_age_order, reverse=True))
 
 
 def _age_order(message: ChatMessage) -> tuple[int, int]:
-    # As two whole numbers: a float has too few digits to tell all microseconds apart.
+    # Compare two integers, because a float cannot distinguish all microseconds.
     seconds, _, fraction = message.timestamp.partition(".")
     return int(seconds), int(fraction.ljust(6, "0") or 0)
 
@@ -97,7 +97,7 @@ _MAX_CODE_CHARS = 100
 
 
 def checked_answer(method: str, answer: Any) -> JsonFields:
-    """The fields of a successful answer. Raises the error of any other."""
+    """Return the fields of a successful response. Raises an error for any other response."""
     fields = JsonFields(NAME, method, answer)
     if fields.flag("ok"):
         return fields
@@ -113,7 +113,7 @@ def checked_answer(method: str, answer: Any) -> JsonFields:
 
 
 def refusal(code: str) -> ToolError:
-    """The error for a request that Slack refuses."""
+    """Return the error for a request that Slack rejects."""
     return ToolError(f"{_REFUSALS[code]} (Slack: {code})")
 
 
@@ -125,7 +125,7 @@ _TIMESTAMP = re.compile(r"[0-9]{1,11}\.[0-9]{1,6}")
 
 
 def slack_upstream() -> Upstream:
-    """Slack at SLACK_BASE_URL, or at its own address, with the token SLACK_BOT_TOKEN."""
+    """Return the client of Slack at SLACK_BASE_URL, or at its default address, with the token SLACK_BOT_TOKEN."""
     token = required_key(NAME, "SLACK_BOT_TOKEN")
     address = base_url("SLACK_BASE_URL", "https://slack.com/api")
     return Upstream(NAME, address, headers={"authorization": f"Bearer {token}"})
@@ -134,8 +134,8 @@ def slack_upstream() -> Upstream:
 class LiveChat:
     """A real workspace.
 
-    The list of channels is cached for a minute: every post and every history needs it to resolve a channel's name, and
-    Slack allows about twenty listings per minute, fewer than parallel episodes would make.
+    The list of channels is cached for a minute, because every post and every history needs it to look up a channel's
+    name. Slack allows about twenty listings per minute, fewer than parallel episodes would make.
     """
 
     def __init__(self, upstream: Upstream, clock: Callable[[], float] = time.monotonic) -> None:
@@ -147,12 +147,12 @@ class LiveChat:
         self._own_user: str | None = None
 
     async def channels(self) -> tuple[Channel, ...]:
-        """The public channels that are not archived."""
+        """Return the public channels that are not archived."""
         listing = self._listing
         if listing is None or (listing.done() and self._clock() >= self._listed_until):
             listing = self._listing = asyncio.ensure_future(self._list_channels())
             listing.add_done_callback(_mark_as_seen)
-        # Unlike awaiting the task itself, this does not cancel it with us: other episodes may be waiting for it.
+        # Unlike awaiting the task, this does not cancel it if we are cancelled: other episodes may be waiting for it.
         await asyncio.wait((listing,))
         return listing.result()
 
@@ -167,13 +167,13 @@ class LiveChat:
         return tuple(_message(channel.id, message) for message in answer.objects("messages"))[:limit]
 
     async def refuse_unless_member(self, channel: Channel) -> None:
-        """Raise Slack's error for a post in a channel that the bot has not joined."""
+        """Raise Slack's error for a post to a channel that the bot has not joined."""
         await self.channels()
         if channel.id in self._foreign:
             raise refusal("not_in_channel")
 
     async def own_user(self) -> str:
-        """The user id of the bot's own messages."""
+        """Return the user id of the bot."""
         if self._own_user is None:
             self._own_user = (await self._call("auth.test")).text("user_id")
         return self._own_user
@@ -207,12 +207,12 @@ class LiveChat:
                 return checked_answer(method, await self._upstream.post(f"/{method}", body))
             return checked_answer(method, await self._upstream.get(f"/{method}", params))
         except UpstreamRefusal as refused:
-            # Slack refuses in the body of a 200, so the address is not Slack's.
+            # Slack reports a rejection in the body of a 200 response, so this server is not Slack.
             raise upstream_fault(NAME, f"does not answer {method} as Slack does ({refused})") from None
 
 
 def _mark_as_seen(listing: asyncio.Task[tuple[Channel, ...]]) -> None:
-    """Retrieve its error: all who waited may have been cancelled, and asyncio would log an error nobody retrieved."""
+    """Retrieve the task's error. If all waiting callers were cancelled, asyncio would log it as never retrieved."""
     if not listing.cancelled():
         listing.exception()
 
@@ -224,14 +224,14 @@ def _channel(listed: JsonFields) -> Channel:
 
 def _message(channel_id: str, message: JsonFields) -> ChatMessage:
     text = message.maybe_text("text") or ""
-    # Slack sends these three characters escaped, and only these.
+    # Slack escapes only these three characters.
     for escaped, plain in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
         text = text.replace(escaped, plain)
     return ChatMessage(channel_id=channel_id, user=_user(message), text=text, timestamp=_timestamp(message))
 
 
 def _user(message: JsonFields) -> str:
-    """The author: a member, or else an app or a bot."""
+    """Return the author: a member, or else an app or a bot."""
     return message.maybe_text("user") or message.maybe_text("username") or message.maybe_text("bot_id") or "unknown"
 
 
@@ -262,10 +262,10 @@ _MICROSECONDS = 1_000_000
 
 
 class OverlayChat:
-    """The real workspace with the posts of one episode laid over it.
+    """The real workspace, plus the posts of one episode, which Slack never sees.
 
-    Like Slack, it refuses channels that the bot is not in. (With the scope chat:write.public Slack accepts posts
-    there; invite such a bot to the channels before training.)
+    Like Slack, it rejects posts to channels that the bot is not in. (With the scope chat:write.public, Slack accepts
+    such posts; invite such a bot to the channels before training.)
     """
 
     def __init__(self, live: LiveChat, clock: Callable[[], float] = time.time) -> None:
@@ -289,7 +289,7 @@ class OverlayChat:
         return newest_first([*await self._live.history(channel, limit), *own])[:limit]
 
     def _next_timestamp(self) -> str:
-        """Now, but always after the previous post: timestamps also identify messages."""
+        """Return the current time, or later: each post needs a new timestamp, because it identifies the message."""
         self._last_us = max(int(self._clock() * _MICROSECONDS), self._last_us + 1)
         return f"{self._last_us // _MICROSECONDS}.{self._last_us % _MICROSECONDS:06d}"
 
@@ -297,7 +297,7 @@ class OverlayChat:
 Chat = LiveChat | OverlayChat | OfflineChat
 
 MAX_MESSAGE_CHARS = 40_000
-"""Slack's limit; the same offline, so that a policy learns it there."""
+"""Slack's limit. It also applies offline, so that the policy learns it."""
 
 _MAX_HISTORY = 999
 _MAX_NAMES_SHOWN = 20
@@ -307,7 +307,7 @@ _ALL_TOOLS = _MESSAGE_TOOLS | {"list_slack_channels"}
 _NEW_YORK = ZoneInfo("America/New_York")
 
 _log = logging.getLogger(__name__)
-# The server logs at WARNING, but where posts go should always be logged.
+# The server logs at WARNING, but the destination of posts should always be logged.
 _log.setLevel(logging.INFO)
 
 CallContext = Context[Any, Any]
@@ -336,7 +336,7 @@ class History(TypedDict):
 
 
 class _Tools:
-    """The tools over the workspace of each call. Each public method is a tool of that name."""
+    """The tools for the workspace of each call. Each public method is a tool of the same name."""
 
     def __init__(self, chat_of: Callable[[CallContext], Chat]) -> None:
         self._chat_of = chat_of
@@ -384,7 +384,7 @@ class _Tools:
 
 
 def make_server(*, world: int | None = None, post_for_real: bool = False) -> MCPServer:
-    """The server, not yet running: of the offline world with that seed, or live for None."""
+    """Create the server without starting it. It serves the offline world with seed `world`, or live data for None."""
     if world is None:
         return _make_live_server(post_for_real)
     if post_for_real:

@@ -23,19 +23,19 @@ Depth = Literal["basic", "advanced"]
 
 _NAME = "tavily"
 _NOT_FOUND = 404
-# An answer is written from the pages found, so the deeper search and several pages pay off.
+# An answer is written from the pages found, so it uses the advanced search and several pages.
 _PAGES_FOR_AN_ANSWER = 5
 
 
 def tavily_upstream() -> Upstream:
-    """Tavily at TAVILY_BASE_URL, or at its own address, with the key TAVILY_API_KEY."""
+    """Return the client of Tavily at TAVILY_BASE_URL, or at its default address, with the key TAVILY_API_KEY."""
     key = required_key(_NAME, "TAVILY_API_KEY")
     address = base_url("TAVILY_BASE_URL", "https://api.tavily.com")
     return Upstream(_NAME, address, headers={"authorization": f"Bearer {key}"})
 
 
 class LiveSearch:
-    """Searches the web. A refused query raises ToolError, a failure of the API MCPError."""
+    """Searches the web. A rejected query raises ToolError; a failure of the API raises MCPError."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -53,7 +53,7 @@ class LiveSearch:
         try:
             return JsonFields(_NAME, "search", await self._upstream.post("/search", request))
         except UpstreamRefusal as refusal:
-            if refusal.status == _NOT_FOUND:  # a search that finds nothing is answered with 200
+            if refusal.status == _NOT_FOUND:  # a search without results returns 200
                 raise upstream_fault(_NAME, f"has no search at its address ({refusal})") from None
             raise ToolError(f"The search was refused: {refusal.text}") from None
 
@@ -68,7 +68,7 @@ def _document(result: JsonFields) -> Document:
 
 
 class OfflineSearch:
-    """Searches the pages of one market. They are few and short, so an advanced search finds no more."""
+    """Searches the pages of one market. They are few and short, so an advanced search finds nothing more."""
 
     def __init__(self, market: Market) -> None:
         self._market = market
@@ -81,7 +81,7 @@ class OfflineSearch:
 
 
 MAX_QUERY_CHARS = 400
-"""Tavily's limit; the same offline, so that a policy learns it there."""
+"""Tavily's limit. It also applies offline, so that the policy learns it."""
 
 
 class Found(TypedDict):
@@ -99,7 +99,7 @@ class Answered(TypedDict):
 
 
 class _Tools:
-    """The tools over one source. Each public method is a tool of that name."""
+    """The tools of one data source. Each public method is a tool of the same name."""
 
     def __init__(self, source: LiveSearch | OfflineSearch) -> None:
         self._source = source
@@ -127,7 +127,7 @@ class _Tools:
 
 
 def make_server(*, world: int | None = None) -> MCPServer:
-    """The server, not yet running: of the offline world with that seed, or live for None."""
+    """Create the server without starting it. It serves the offline world with seed `world`, or live data for None."""
     server, source = live_or_offline("tavily", world, upstream=tavily_upstream, live=LiveSearch, offline=OfflineSearch)
     add_tools(server, _Tools(source), read_only(is_live=world is None))
     return server

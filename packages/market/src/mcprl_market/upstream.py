@@ -1,14 +1,14 @@
-"""The HTTP client of the live sources: time-outs, a size limit, and failures told apart.
+"""The HTTP client of the live sources: timeouts, a size limit, and a distinction between failures.
 
 A request ends in one of three ways:
 
     the decoded JSON     the upstream answered; read it field by field with `JsonFields`
-    UpstreamRefusal      it rejected the request (400, 404, 422): the server says so in a ToolError
-    MCPError             anything else: key refused, busy, broken, slow, gone, cut off, not JSON, too large. A client
+    UpstreamRefusal      it rejected the request (400, 404, 422); the server reports that in a ToolError
+    MCPError             anything else: key rejected, busy, broken, slow, gone, cut off, not JSON, too large. A client
                          sees a JSON-RPC error, so the failure is never blamed on the caller. Its data has
                          RETRY_AFTER_S if the upstream asked to wait.
 
-No message contains a key. Redirects are not followed, because the key would go with them.
+No message contains a key. Redirects are not followed, because the key would be sent along.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 UNSAID_WAIT_S = 1.0
-"""How long to wait after a 429 without Retry-After."""
+"""Seconds to wait after a 429 without Retry-After."""
 
 _CONNECT_S = 5.0
 _MAX_DETAIL_CHARS = 300
@@ -53,7 +53,7 @@ _KEY_REFUSALS = frozenset({401, 402, 403})
 
 
 class UpstreamRefusal(Exception):
-    """The upstream works but refused this request. `text` is the beginning of its answer, without secrets."""
+    """The upstream works but rejected this request. `text` is the beginning of its response, without secrets."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"HTTP {status}: {text}")
@@ -62,10 +62,10 @@ class UpstreamRefusal(Exception):
 
 
 class Upstream:
-    """One upstream: its address, what goes with every request, and one client, made when it is first needed.
+    """One upstream: its address, the parameters of every request, and one HTTP client, which is created when needed.
 
-    `params` and `headers` carry the key. `deadline_s` is for a whole request, its body included, even if that keeps
-    arriving in small pieces. `lifespan` belongs to the MCP server: `MCPServer(…, lifespan=upstream.lifespan)`.
+    `params` and `headers` carry the key. `deadline_s` covers a whole request including its body, even if the body keeps
+    arriving in small pieces. `lifespan` is for the MCP server: `MCPServer(…, lifespan=upstream.lifespan)`.
 
         Upstream("fmp", "https://example.org/stable", params={"apikey": required_key("fmp", "FMP_API_KEY")})
     """
@@ -87,16 +87,16 @@ class Upstream:
         self._client: httpx2.AsyncClient | None = None
 
     async def get(self, path: str, params: Mapping[str, str | int] | None = None) -> Any:
-        """The decoded answer to a GET. Escape a caller's text in `path` with `path_segment`."""
+        """Send a GET. Return the decoded response. Escape a caller's text in `path` with `path_segment`."""
         return await self._exchange("GET", path, params=params)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The decoded answer to a POST of JSON."""
+        """Send a POST with a JSON body. Return the decoded response."""
         return await self._exchange("POST", path, body=body)
 
     @asynccontextmanager
     async def lifespan(self, _server: object) -> AsyncGenerator[None]:
-        """Closes the client after the MCP server."""
+        """Close the client when the MCP server ends."""
         try:
             yield
         finally:
@@ -115,7 +115,7 @@ class Upstream:
         params: Mapping[str, str | int] | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> Any:
-        # Failures are raised `from None`: httpx2's messages contain the URL, and with it the key.
+        # Failures are raised `from None`, because httpx2's messages contain the URL, and the URL contains the key.
         try:
             async with asyncio.timeout(self._deadline_s):
                 request = self._running_client().build_request(
@@ -162,7 +162,7 @@ class Upstream:
             )
         if response.is_redirect:
             raise upstream_fault(self.name, f"sent the request elsewhere ({detail}), which would take the key along")
-        # Asking for a retry promises that the first call did nothing, which only a read can promise.
+        # Asking for a retry promises that the first call did nothing. Only a read can promise that.
         raise upstream_fault(self.name, f"failed ({detail})", wait_s if response.request.method == "GET" else None)
 
     def _decoded(self, content: bytes) -> Any:
@@ -173,13 +173,13 @@ class Upstream:
 
 
 def upstream_fault(name: str, what: str, retry_after_s: float | None = None) -> MCPError:
-    """The error for a failure of the upstream `name`. With `retry_after_s` it asks for a retry after that time."""
+    """Return the error for a failure of the upstream `name`. `retry_after_s` asks the client to retry later."""
     data = None if retry_after_s is None else {RETRY_AFTER_S: retry_after_s}
     return MCPError(INTERNAL_ERROR, SECRETS.redact(f"{name}: the upstream {what}"), data)
 
 
 def required_key(server: str, variable: str) -> str:
-    """The key in an environment variable, redacted from now on. A server does not start without it."""
+    """Return the key in an environment variable, and redact it from now on. Raises if it is missing."""
     key = os.environ.get(variable, "").strip()
     if not key:
         raise MissingKeyError(
@@ -191,7 +191,7 @@ def required_key(server: str, variable: str) -> str:
 
 
 def base_url(variable: str, default: str) -> str:
-    """An upstream's address: from an environment variable, for example of a proxy, or else `default`."""
+    """Return an upstream's address from an environment variable (for example, of a proxy), or else `default`."""
     url = os.environ.get(variable, "").strip() or default
     if not url.startswith(("https://", "http://")):
         raise BadValueError(f"{variable} is {url!r}, which is not a URL", fix=f"write it like {default}")
@@ -199,12 +199,12 @@ def base_url(variable: str, default: str) -> str:
 
 
 def path_segment(text: str) -> str:
-    """A text as one segment of a path: it adds no segments and no parameters. Not for "." and ".."."""
+    """Escape a text as one segment of a path, so that it adds no segments or parameters. Not for "." and ".."."""
     return quote(text, safe="")
 
 
 def _text(content: bytes) -> str:
-    """The beginning of a body on one line. Redacted before it is cut: half a key would not be recognised."""
+    """Return the beginning of a body on one line. Redacts before cutting, because half a key is not recognized."""
     text = " ".join(SECRETS.redact(content[: 8 * _MAX_DETAIL_CHARS].decode(errors="replace")).split())
     return text if len(text) <= _MAX_DETAIL_CHARS else f"{text[: _MAX_DETAIL_CHARS - 1]}…"
 
@@ -214,7 +214,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 class JsonFields:
-    """One JSON object. Each reader raises MCPError that names the field; `maybe_…` gives None for null and missing.
+    """One JSON object. Its readers raise an MCPError that names the field; `maybe_…` return None for null or missing.
 
     JsonFields("fmp", "quote", {"symbol": "VLKN", "price": 213.88}).number("price")   # 213.88
     JsonFields("fmp", "quote", {"symbol": "VLKN"}).number("price")
@@ -229,7 +229,7 @@ class JsonFields:
         self._fields = cast("dict[str, Any]", value)
 
     def __contains__(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return True if the field exists and is not null."""
         return self._fields.get(name) is not None
 
     def text(self, name: str) -> str:
@@ -259,7 +259,7 @@ class JsonFields:
         return self._needed(name, "a whole number", self.maybe_whole(name))
 
     def maybe_whole(self, name: str) -> int | None:
-        """A whole number. Upstreams write some of them as 1.5e9 or with a fraction, which is rounded."""
+        """Return an integer. Upstreams write some integers as 1.5e9 or with a fraction, which is rounded."""
         found = self.maybe_number(name)
         return None if found is None else round(found)
 
@@ -270,15 +270,15 @@ class JsonFields:
         return found
 
     def fields(self, name: str) -> JsonFields:
-        """An object inside this one."""
+        """Return a nested object."""
         return JsonFields(self._upstream, f"{self._where}.{name}", self._fields.get(name))
 
     def objects(self, name: str) -> list[JsonFields]:
-        """A list of objects inside this one."""
+        """Return a nested list of objects."""
         return json_objects(self._upstream, f"{self._where}.{name}", self._fields.get(name))
 
     def maybe_texts(self, name: str) -> list[str]:
-        """A list of texts inside this one; empty for null and missing."""
+        """Return a nested list of strings; empty if it is null or missing."""
         found: Any = self._fields.get(name)
         if found is None:
             return []
@@ -287,12 +287,12 @@ class JsonFields:
         return cast("list[str]", found)
 
     def texts_by_name(self, name: str) -> dict[str, str]:
-        """An object inside this one that holds nothing but texts."""
+        """Return a nested object whose values are all strings."""
         inner = self.fields(name)
         return {key: inner.text(key) for key in inner._fields}
 
     def wrong(self, name: str, expected: str) -> MCPError:
-        """The error for a field that is missing or not what is expected."""
+        """Return the error for a field that is missing or has the wrong type."""
         return _wrong(self._upstream, f"{self._where}.{name}", expected, self._fields.get(name))
 
     def _needed(self, name: str, expected: str, found: T | None) -> T:
@@ -302,7 +302,7 @@ class JsonFields:
 
 
 def json_objects(upstream: str, where: str, value: Any) -> list[JsonFields]:
-    """A list of JSON objects."""
+    """Check that a value is a list of JSON objects, and return it."""
     if not isinstance(value, list):
         raise _wrong(upstream, where, "a list", value)
     return [JsonFields(upstream, f"{where}[{index}]", item) for index, item in enumerate(cast("Sequence[Any]", value))]

@@ -1,7 +1,7 @@
 """mcprl's tools, tasks and rewards inside SkyRL's own trainer.
 
-    register("recipe.yaml")                        # then `env_class: mcprl` plays with the recipe's servers
-    write_dataset(config, Path("train.parquet"))   # its tasks, as SkyRL reads them
+    register("recipe.yaml")                        # then `env_class: mcprl` uses the recipe's servers
+    write_dataset(config, Path("train.parquet"))   # the recipe's tasks in SkyRL's format
 
 `mcprl_skyrl_gym.trainer` is an entry point for SkyRL's clusters.
 """

@@ -1,8 +1,8 @@
 """`McpTextEnv`: mcprl's tools, tasks and rewards as an environment of skyrl-gym, for SkyRL's own trainer.
 
-SkyRL makes one per episode, calls it from a pool of threads, and gives up a whole batch if one raises. So an
-infrastructure fault only ends its episode and is reported in its metadata. Faults of the recipe, the dataset or the
-installation are raised when the environment is made.
+SkyRL creates one environment per episode, calls it from a pool of threads, and loses a whole batch if one raises. So an
+infrastructure fault only ends its own episode and is reported in the episode's metadata. Faults of the recipe, the
+dataset or the installation are raised when the environment is created.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _logger = logging.getLogger(__name__)
 
 _FAULT = "infrastructure_fault"
 _FAULT_CODE = "infrastructure_fault_code"
-# By name: skyrl-gym imports it when the first environment is made.
+# A name, because skyrl-gym imports it when the first environment is created.
 _ENTRY_POINT = "mcprl_skyrl_gym.env:McpTextEnv"
 
 
 def register(recipe: Path | str, *, overrides: Sequence[str] = (), strict: bool = False) -> None:
-    """Make `env_class: mcprl` play the tasks of a dataset with the servers, rewards and limits of a recipe.
+    """Make `env_class: mcprl` run the tasks of a dataset with the servers, rewards and limits of a recipe.
 
-    Call it in the process that generates, once or again with the same values. With `strict`, infrastructure faults are
-    raised, which ends SkyRL's whole batch; otherwise they only end their episode.
+    Call it in the process that generates; it may be repeated with the same arguments. With `strict`, infrastructure
+    faults are raised, which ends SkyRL's whole batch; otherwise they only end their own episode.
     """
     key = StageKey(recipe=Path(recipe).resolve(), overrides=tuple(overrides))
     load_config(key)
@@ -55,7 +55,7 @@ def register(recipe: Path | str, *, overrides: Sequence[str] = (), strict: bool 
 class McpTextEnv(BaseTextEnv):
     """One episode of one task. `recipe`, `overrides` and `strict` come from `register`, the rest from SkyRL.
 
-    The first one of a process starts the recipe's tool servers; all others share them.
+    The first environment of a process starts the recipe's tool servers. All others share them.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class McpTextEnv(BaseTextEnv):
         self._given = 0.0  # the reward of the turns so far
 
     def init(self, prompt: Sequence[Mapping[str, Any]]) -> tuple[Any, dict[str, Any]]:
-        """Start: return the conversation with the tools in it. `prompt`, from the row, must be the task's own."""
+        """Return the initial conversation with the tools. `prompt`, from the row, must be the task's own prompt."""
         shown = [(message["role"], message["content"]) for message in prompt]
         if shown != [(message["role"], message["content"]) for message in self._task.prompt]:
             raise BadValueError(
@@ -95,12 +95,12 @@ class McpTextEnv(BaseTextEnv):
         try:
             self._stage.portal.call(self._episode.open)
         except InfrastructureError as error:
-            # SkyRL cannot end an episode here: its first turn will.
+            # SkyRL cannot end an episode here, so its first turn will.
             self._note_fault(error)
         return self._conversation, {"task_id": self._task.id}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Carry out the calls of a turn, or end with its answer."""
+        """Make the calls of a turn, or end the episode with its answer."""
         if self._fault is not None:
             return self._lost(self._fault)
         prose, calls = self._stage.wording.read(action)
@@ -119,7 +119,7 @@ class McpTextEnv(BaseTextEnv):
         self._stage.portal.call(self._episode.close)
 
     def get_metrics(self) -> dict[str, Any]:
-        """The episode's figures. A lost one has only the code of its fault."""
+        """Return the episode's figures. A lost episode has only the code of its fault."""
         if self._fault is not None:
             return {_FAULT: 1.0, _FAULT_CODE: self._fault.code}
         environment = self._episode.environment
@@ -137,7 +137,7 @@ class McpTextEnv(BaseTextEnv):
 
     @staticmethod
     def aggregate_metrics(metrics: list[dict[str, Any]]) -> dict[str, float]:
-        """Means over the episodes that were played. Lost ones are counted by their fault, never averaged."""
+        """Return means over the episodes. Lost episodes are counted by their fault, never averaged."""
         played = [of_episode for of_episode in metrics if not of_episode.get(_FAULT)]
         names = dict.fromkeys(name for of_episode in played for name in of_episode)
         means = {name: fmean(float(one[name]) for one in played if name in one) for name in names if name != _FAULT}
@@ -146,7 +146,7 @@ class McpTextEnv(BaseTextEnv):
         return {**means, _FAULT: len(codes) / max(len(metrics), 1), **lost}
 
     def _require_turns(self, given: object) -> None:
-        """SkyRL leaves its limit to environments, and this one keeps the recipe's: a lower one would be ignored."""
+        """Raise if SkyRL's turn limit is lower than the recipe's. Environments enforce the limit, not SkyRL."""
         if isinstance(given, int) and given < self.max_turns:
             raise BadValueError(
                 f"generator.max_turns is {given}, but the recipe gives task {self._task.id} {self.max_turns} turns",
@@ -160,7 +160,7 @@ class McpTextEnv(BaseTextEnv):
         self._fault = error
 
     def _lost(self, error: InfrastructureError) -> BaseTextEnvStepOutput:
-        """The end of a lost episode: the reward of its turns is taken back, so that it is worth 0."""
+        """End a lost episode. The reward of its turns is subtracted again, so that its total is 0."""
         taken_back, self._given = -self._given, 0.0
         metadata = {"task_id": self._task.id, _FAULT: error.code, "reason": error.what}
         return _step_output(reward=taken_back, done=True, metadata=metadata)
@@ -181,12 +181,12 @@ class McpTextEnv(BaseTextEnv):
 def _step_output(
     *, reward: float, done: bool, metadata: dict[str, Any], observations: Sequence[Any] = ()
 ) -> BaseTextEnvStepOutput:
-    # The action's text stays unchanged: SkyRL would tokenise a changed one again.
+    # The action's text stays unchanged, because SkyRL would tokenize a changed text again.
     return cast(
         "BaseTextEnvStepOutput",
         {
             "observations": list(observations),
-            "reward": reward + 0.0,  # no -0.0
+            "reward": reward + 0.0,  # avoids -0.0
             "done": done,
             "metadata": metadata,
             "postprocessed_action": None,

@@ -1,4 +1,4 @@
-"""A task in a row of SkyRL's dataset: the columns that `write_dataset` writes and `McpTextEnv` reads."""
+"""A task as a row of SkyRL's dataset: the columns that `write_dataset` writes and `McpTextEnv` reads."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ __all__ = ["ENV_ID", "TASK_COLUMN", "row_of", "task_of_extras", "write_dataset"]
 ENV_ID = "mcprl"
 """The value of `env_class`."""
 TASK_COLUMN = "mcprl_task"
-"""The column with the task: JSON as text, since Parquet would give every task the fields of all tasks."""
+"""The column with the task as JSON text. (As a struct, Parquet would give every task the fields of all tasks.)"""
 _FIX = "write the dataset with mcprl_skyrl_gym.write_dataset"
 
 
 def row_of(task: Task, *, source: str) -> dict[str, Any]:
-    """A row. Its prompt is the task's own; the environment adds the preamble and the tools.
+    """Make a row. Its prompt is the task's own; the environment adds the preamble and the tools.
 
     {"prompt": [{"role": "user", "content": "Which time zone is Ana's office in?"}], "env_class": "mcprl",
      "data_source": "hello-cpu", "mcprl_task": '{"id": "zone-of-ana", …}'}
     """
     prompt = [{"role": message["role"], "content": message["content"]} for message in task.prompt]
-    # ASCII: Parquet rejects half a surrogate pair.
+    # ASCII, because Parquet rejects lone surrogates.
     written = json.dumps(line_of(task), allow_nan=False)
     return {"prompt": prompt, "env_class": ENV_ID, "data_source": source, TASK_COLUMN: written}
 
 
 def task_of_extras(extras: Mapping[str, Any]) -> Task:
-    """The task of a row, from the extras that SkyRL passes to an environment."""
+    """Return the task of a row, from the extras that SkyRL passes to an environment."""
     written: object = extras.get(TASK_COLUMN)
     if not isinstance(written, str):
         raise TaskFileError(f"a row of the dataset has no text in column {TASK_COLUMN!r}", fix=_FIX)
@@ -59,9 +59,9 @@ _ARROW, _PARQUET = cast("Any", pyarrow), cast("Any", pyarrow.parquet)
 
 
 def write_dataset(config: RunConfig, path: Path, *, tasks: Path | None = None) -> int:
-    """Write the recipe's training tasks, or those of another file, as Parquet, and return their number.
+    """Write the recipe's training tasks, or those of another file, as Parquet. Return their number.
 
-    On an error the file is as before. Raises a ConfigurationError if a task cannot be scored.
+    On an error, the file is unchanged. Raises a ConfigurationError if a task cannot be scored.
     """
     if path.suffix != ".parquet":
         raise BadValueError(

@@ -1,6 +1,6 @@
-"""What all environments of a recipe share in a process: the tool servers, the model's chat format, the judge.
+"""The state that all environments of a recipe share in a process: the tool servers, the chat format, the judge.
 
-The first environment that needs a stage opens it; it stays open until the process ends.
+The first environment that needs a stage opens it. It stays open until the process ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Held(Generic[T]):
-    """A context that one task enters and leaves, whichever tasks ask for it: timeouts inside need that."""
+    """Enters and leaves a context in one task, whichever tasks call this. Timeouts inside the context need that."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
         self._context = context
@@ -50,7 +50,7 @@ class Held(Generic[T]):
         self._holder: asyncio.Task[None] | None = None
 
     async def enter(self) -> T:
-        """The context's value. If the caller is cancelled here, the context is left again."""
+        """Return the context's value. If the caller is cancelled here, the context is left again."""
         entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._holder = holder = asyncio.create_task(self._hold(entered))
         try:
@@ -60,15 +60,15 @@ class Held(Generic[T]):
             await asyncio.gather(holder, return_exceptions=True)
             raise
         if not entered.done():
-            holder.result()  # raises: it ended before it had entered
+            holder.result()  # raises, because the task ended before it entered the context
         return entered.result()
 
     def let_go(self) -> None:
-        """Leave soon, without waiting for it."""
+        """Leave the context soon, without waiting."""
         self._leaving.set()
 
     async def leave(self) -> None:
-        """Leave and wait for it. A second call does nothing."""
+        """Leave the context and wait until that is done. A second call does nothing."""
         self._leaving.set()
         if self._holder is not None:
             holder, self._holder = self._holder, None
@@ -91,20 +91,20 @@ _FIX = "set model.renderer to template, or use a model whose family is one of qw
 
 
 class Wording:
-    """Conversations, tool results and turns of one model as texts."""
+    """Converts conversations, tool results and turns to texts for one model."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._stops = [chat.decode([token_id]) for token_id in chat.stop_token_ids]
         self._require_readable()
-        # Texts of tool servers must not close a turn or open another: the template encodes text that spells a control
-        # token as that token.
+        # Texts of tool servers must not close a turn or open another one: the template encodes text that looks like a
+        # control token as that token.
         tags = set(_TAG.findall(self._template(_BASE) or ""))
         self._control_text = ControlText(chat.tokenizer, tags)
         self._results_are_spoken_by_user = self._who_speaks_results()
 
     def conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
-        """The messages, with a system message that describes the tools as mcprl's own prompt does."""
+        """Return the messages with a system message that describes the tools as mcprl's own prompt does."""
         wanted = self._chat.decode(self._chat.open(messages, tools))
         has_system = bool(messages) and messages[0]["role"] == "system"
         rest = list(messages[1:] if has_system else messages)
@@ -120,15 +120,15 @@ class Wording:
         )
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """The prompt of the first turn in tokens, as in mcprl's own trainer."""
+        """Return the tokens of the first turn's prompt, as in mcprl's own trainer."""
         return self._chat.open(messages, tools)
 
     def results(self, observations: Sequence[Observation]) -> list[Message]:
-        """The results of a turn's calls, as messages."""
+        """Return the results of a turn's calls as messages."""
         return self._as_messages(observations, by_user=self._results_are_spoken_by_user)
 
     def read(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-        """The prose and the calls of a turn. An unreadable call has a `problem`."""
+        """Parse a turn into text and calls. A call that cannot be parsed has a `problem`."""
         for stop in self._stops:
             text = text.removesuffix(stop)
         return read_text(text, self._chat.family, self._chat.thinking)
@@ -141,13 +141,13 @@ class Wording:
         return [_said("user", "\n\n".join(framed))] if framed else []
 
     def _who_speaks_results(self) -> bool:
-        """Whether results are messages of the user, judged by what mcprl's own chat writes after a turn."""
+        """Return True if results are user messages, according to what mcprl's own chat writes after a turn."""
         prompt_ids = self._chat.open(_BASE[1:], [_TOOL])
         word_ids = self._chat.tokenizer.encode("Word", add_special_tokens=False)
         shown: list[Message] = [{"role": "tool", "name": seen.tool, "content": seen.text} for seen in _RESULTS]
         wanted = self._chat.decode(self._chat.extend(prompt_ids, word_ids, shown, [_TOOL]))
         for by_user in (False, True):
-            # As in SkyRL: after a fixed conversation, whose own text is then cut off.
+            # As in SkyRL: render after a fixed conversation, then cut off the text of that conversation.
             base, whole = self._template(_BASE), self._template([*_BASE, *self._as_messages(_RESULTS, by_user=by_user)])
             if base and whole and whole.startswith(base) and whole.removeprefix(base).strip() in wanted:
                 return by_user
@@ -170,7 +170,7 @@ class Wording:
         )
 
     def _template(self, messages: Sequence[Message]) -> str | None:
-        """The messages as the template renders them; None if it rejects their roles."""
+        """Render the messages with the template; None if it rejects their roles."""
         tokenizer = cast("Any", self._chat.tokenizer)
         try:
             return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=False))
@@ -183,7 +183,7 @@ def _said(role: str, content: str) -> Message:
 
 
 class LiveEpisode:
-    """An episode, from leasing its tools to returning them, on one event loop."""
+    """An episode on one event loop, from leasing its tools to returning them."""
 
     def __init__(
         self, task: Task, config: RunConfig, *, leases: Leases, preamble: Sequence[Message], judge: Grader | None
@@ -197,7 +197,7 @@ class LiveEpisode:
         self._end_of_life: asyncio.TimerHandle | None = None
         self._environment: Environment | None = None
         self._started = 0.0
-        self._played_s = 0.0  # until the end of the last turn
+        self._played_s = 0.0  # time until the end of the last turn
 
     @property
     def environment(self) -> Environment:
@@ -206,7 +206,7 @@ class LiveEpisode:
         return self._environment
 
     async def open(self) -> None:
-        """Lease the task's tools. They are returned automatically when the episode must be over."""
+        """Lease the task's tools. They are returned automatically at the end of the episode's longest possible time."""
         self._started = time.monotonic()
         lives_s = longest_life_s(self._config.episodes.deadline_s)
         self._held = Held(lease_for(self._task, self._leases, lives_s=lives_s))
@@ -226,11 +226,11 @@ class LiveEpisode:
         )
 
     async def step(self, text: str, prose: str, calls: tuple[ToolCall, ...]) -> StepResult:
-        """Carry out one turn. Raises an InfrastructureError if the infrastructure failed."""
+        """Execute one turn. Raises an InfrastructureError if the infrastructure fails."""
         left_s = self._config.episodes.deadline_s - self._age_s()
         if left_s <= 0:
             return await self._end_late()
-        # The sampled tokens, and why the turn ended, stay with SkyRL's trainer.
+        # SkyRL's trainer keeps the sampled tokens and the reason why the turn ended.
         action = Action(
             text=text, prose=prose, calls=calls, sampled_ids=(), finish=FinishReason.STOP, weights_version=0
         )
@@ -250,7 +250,7 @@ class LiveEpisode:
             await self._held.leave()
 
     async def _end_late(self) -> StepResult:
-        """End at the deadline, as mcprl's own loop does."""
+        """End the episode at the deadline, as mcprl's own loop does."""
         environment, before = self.environment, self.environment.reward
         deadline_s = self._config.episodes.deadline_s
         await end_at_deadline(environment, played_s=self._played_s, deadline_s=deadline_s, late=self._late())
@@ -272,14 +272,14 @@ class LiveEpisode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageKey:
-    """Names a stage of this process: StageKey(recipe=Path("/…/recipe.yaml"), overrides=("seed=3",))"""
+    """Identifies a stage of this process: StageKey(recipe=Path("/…/recipe.yaml"), overrides=("seed=3",))"""
 
     recipe: Path
     overrides: tuple[str, ...] = ()
 
 
 class Stage:
-    """A recipe's tools and wording, open, for any number of episodes at once. Episodes run in `portal`'s event loop."""
+    """The open tools and chat format of a recipe, for concurrent episodes. They run in the event loop of `portal`."""
 
     def __init__(
         self, config: RunConfig, portal: BlockingPortal, *, toolbox: Toolbox, wording: Wording, judge: Judge | None
@@ -293,22 +293,22 @@ class Stage:
         self._conversations: dict[str, tuple[Message, ...]] = {}
 
     def conversation(self, task: Task) -> list[Message]:
-        """The first prompt. Raises a ConfigurationError if the task cannot be played or scored here."""
+        """Return the initial conversation. Raises a ConfigurationError if the task cannot run or be scored here."""
         key = canonical_json(line_of(task))
         if key not in self._conversations:
             require_scorable([task], self.config.rewards)
             require_tools([task], self.toolbox.catalog)
             require_worlds([task], self.toolbox)
             self._conversations[key] = tuple(self.wording.conversation(*self._opening(task)))
-        # A copy: SkyRL appends to the list and keeps the messages.
+        # Copied, because SkyRL appends to the list and keeps the messages.
         return [message.copy() for message in self._conversations[key]]
 
     def prompt_ids(self, task: Task) -> tuple[int, ...]:
-        """The same in tokens, as in mcprl's own trainer."""
+        """Return the tokens of the first prompt, as in mcprl's own trainer."""
         return self.wording.prompt_ids(*self._opening(task))
 
     def episode(self, task: Task) -> LiveEpisode:
-        """An episode that is not open yet."""
+        """Create an episode. It is not open yet."""
         return LiveEpisode(task, self.config, leases=self.toolbox, preamble=self._preamble, judge=self._judge)
 
     def _opening(self, task: Task) -> tuple[list[Message], list[dict[str, Any]]]:
@@ -317,7 +317,7 @@ class Stage:
 
 
 def load_config(key: StageKey) -> RunConfig:
-    """The recipe's configuration. Raises a ConfigurationError if it needs something that SkyRL's trainer cannot do."""
+    """Load the recipe. Raises a ConfigurationError if it needs something that SkyRL's trainer cannot do."""
     config = load_recipe(key.recipe, key.overrides)
     for holds, what, override in (
         (config.sampling.constrain != "off", "turns constrained by a grammar", "sampling.constrain=off"),
@@ -372,10 +372,10 @@ class _Stages:
 
     def _start_portal(self) -> BlockingPortal:
         portal = self._exits.enter_context(start_blocking_portal(name="mcprl-tools"))
-        self._exits.callback(portal.call, portal.stop, True)  # after the stages: cancels what is still running
+        self._exits.callback(portal.call, portal.stop, True)  # runs after the stages close; cancels the rest
         if not self._closes_at_exit:
-            # `atexit` runs too late: no thread can be started any more, and ending a server takes one. The executors
-            # of the standard library end theirs in this way.
+            # `atexit` runs too late: no thread can be started then, and stopping a server needs one. The executors of
+            # the standard library are shut down in the same way.
             register: Any = vars(threading)["_register_atexit"]
             register(self.close)
             self._closes_at_exit = True
@@ -386,7 +386,7 @@ _STAGES = _Stages()
 
 
 def stage_of(key: StageKey) -> Stage:
-    """The stage of a recipe in this process; the first call waits until its servers are up.
+    """Return the stage of a recipe in this process. The first call waits until its servers are up.
 
     If opening it fails, the error is raised, and the next call tries again.
     """
@@ -394,5 +394,5 @@ def stage_of(key: StageKey) -> Stage:
 
 
 def close_stages() -> None:
-    """Stop all tool servers of this process now, not only when it ends. Running episodes lose their tools."""
+    """Stop all tool servers of this process now instead of at its end. Running episodes lose their tools."""
     _STAGES.close()

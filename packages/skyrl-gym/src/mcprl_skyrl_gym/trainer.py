@@ -1,10 +1,10 @@
-"""An entry point for SkyRL's trainer on its GPU nodes, with mcprl's environment. It runs where SkyRL is installed.
+"""An entry point for SkyRL's trainer on its GPU nodes, with mcprl's environment. It needs SkyRL installed.
 
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=mcprl_skyrl_gym.trainer \\
         mcprl.recipe=recipe.yaml data.train_data="['train.parquet']" generator.max_turns=10 …
 
-Arguments that begin with `mcprl.` are ours, all others SkyRL's. Before training, every prompt is rendered as SkyRL
-renders it and compared with the prompt of mcprl's own trainer.
+Arguments that begin with `mcprl.` are ours, all others are SkyRL's. Before training, every prompt is rendered as SkyRL
+does it and compared with the prompt of mcprl's own trainer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOST = "infrastructure_fault"
 
 
 def _module(name: str) -> Any:
-    """Typed as Any: SkyRL is not installed in the environment of the type checker."""
+    """Import a module of SkyRL as Any, because SkyRL is not installed in the type checker's environment."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -53,7 +53,7 @@ class Settings:
 
 
 class McpGymGenerator(_BASE_GENERATOR):
-    """SkyRL's generator. An episode lost to an infrastructure fault stays in its batch, but without loss."""
+    """SkyRL's generator. An episode lost to an infrastructure fault stays in its batch, but gets no loss."""
 
     def _post_process_agent_loop_output(self, agent_loop_output: Any, _env_extras: Any, _trajectory_id: Any) -> Any:
         outputs: Sequence[Any] = getattr(agent_loop_output, "step_outputs", [agent_loop_output])
@@ -65,7 +65,7 @@ class McpGymGenerator(_BASE_GENERATOR):
 
 
 class McpPPOExp(_BASE_EXPERIMENT):
-    """SkyRL's experiment with our environment registered in the process that generates."""
+    """SkyRL's experiment, with our environment registered in the process that generates."""
 
     def __init__(self, cfg: Any, settings: Settings) -> None:
         require_fit(cfg)
@@ -74,7 +74,7 @@ class McpPPOExp(_BASE_EXPERIMENT):
         super().__init__(cfg)  # pyright: ignore[reportUnknownMemberType]
 
     def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Any:
-        """SkyRL's generator for our environment, after the tool servers are up and the prompts are checked."""
+        """Return SkyRL's generator for our environment, after starting the tool servers and checking the prompts."""
         stage = stage_of(StageKey(recipe=self.settings.recipe, overrides=self.settings.overrides))
         for dataset in (self.train_dataset, self.eval_dataset):
             for written in dataset.dataframe[TASK_COLUMN] if dataset is not None else ():
@@ -131,7 +131,7 @@ def require_same_prompt(extras: Mapping[str, Any], stage: Stage, generator_cfg: 
         )
     limit = generator_cfg.max_input_length
     if limit is not None and len(rendered) > limit:
-        # SkyRL's loop fails on an episode without any turn, and the whole batch with it.
+        # SkyRL's loop fails on an episode without any turn, and loses the whole batch.
         raise BadValueError(
             f"the prompt of task {task.id} has {len(rendered)} tokens, but generator.max_input_length is {limit}",
             fix="raise generator.max_input_length, or offer fewer tools",
@@ -139,7 +139,7 @@ def require_same_prompt(extras: Mapping[str, Any], stage: Stage, generator_cfg: 
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Our settings, and SkyRL's arguments.
+    """Separate our settings from SkyRL's arguments.
 
     >>> read_arguments(["mcprl.recipe=/r.yaml", "mcprl.set=seed=3", "trainer.epochs=1"])
     (Settings(recipe=PosixPath('/r.yaml'), overrides=('seed=3',), strict=False), ['trainer.epochs=1'])
@@ -165,12 +165,12 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
     if len(recipes) != 1:
         raise BadValueError(f"mcprl.recipe is given {len(recipes)} times", fix="give mcprl.recipe=FILE once")
     theirs = [argument for argument in arguments if not argument.startswith(_PREFIX)]
-    # Absolute: Ray's workers have other working folders.
+    # Absolute, because Ray's workers have other working folders.
     return Settings(recipe=Path(recipes[0]).resolve(), overrides=tuple(overrides), strict=strict), theirs
 
 
 def _train(cfg: Any, settings: Settings) -> None:
-    """The whole run, in a Ray worker."""
+    """Run the whole training, in a Ray worker."""
     try:
         McpPPOExp(cfg, settings).run()
     finally:
@@ -178,7 +178,7 @@ def _train(cfg: Any, settings: Settings) -> None:
 
 
 def main() -> None:
-    """Train with SkyRL, with the arguments of this process."""
+    """Train with SkyRL, using the command line arguments of this process."""
     settings, arguments = read_arguments(sys.argv[1:])
     cfg = _MAIN.SkyRLTrainConfig.from_cli_overrides(arguments)
     require_fit(cfg)

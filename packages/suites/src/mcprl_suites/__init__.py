@@ -1,1 +1,1 @@
-"""Public benchmarks as suites of `mcprl eval`."""
+"""Public benchmarks as suites for `mcprl eval`."""

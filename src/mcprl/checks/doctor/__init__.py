@@ -1,4 +1,4 @@
-"""The doctor: finds what is wrong with a recipe before a step is spent, and says how to fix it."""
+"""The doctor: finds problems in a recipe before training starts, and suggests fixes."""
 
 from mcprl.checks.doctor.examination import Check, Examination, Finding, Opened, examine, passed
 

@@ -1,4 +1,4 @@
-"""All checks of an examination in order, the cheapest first."""
+"""All checks of `mcprl doctor` in order, cheapest first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from mcprl.checks.doctor.play_checks import check_episodes, check_parity, check_
 from mcprl.checks.doctor.recipe_checks import check_code, check_gpus, check_installed, check_recipe
 from mcprl.checks.doctor.resource_checks import check_disk, check_forecast, check_memory, check_trackers
 from mcprl.checks.doctor.server_checks import check_calls, check_keys, check_pins, check_servers
-from mcprl.checks.doctor.task_checks import check_against_tools, check_leaks, check_task_file, check_worlds
+from mcprl.checks.doctor.task_checks import (
+    check_against_tools,
+    check_leaks,
+    check_preamble,
+    check_task_file,
+    check_worlds,
+)
 
 __all__ = ["CHECKS"]
 
@@ -26,9 +32,10 @@ CHECKS = (
     Check(name="keys", run=check_keys, needs=lambda e: (e.config,)),
     Check(name="tasks", run=check_task_file, needs=lambda e: (e.config,)),
     Check(name="servers", run=check_servers, needs=lambda e: (e.config, e.specs)),
-    Check(name="calls", run=check_calls, needs=lambda e: (e.toolboxes,)),
+    Check(name="calls", run=check_calls, needs=lambda e: (e.specs, e.toolboxes)),
     Check(name="pins", run=check_pins, needs=lambda e: (e.config, e.toolboxes)),
     Check(name="tasks and tools", run=check_against_tools, needs=lambda e: (e.config, e.tasks, e.catalog)),
+    Check(name="preamble", run=check_preamble, needs=lambda e: (e.config, e.preamble, e.catalog)),
     Check(name="worlds", run=check_worlds, needs=lambda e: (e.tasks, e.catalog)),
     Check(name="leaks", run=check_leaks, needs=lambda e: (e.config, e.tasks)),
     Check(name="model", run=check_model, needs=lambda e: (e.config,)),
@@ -55,4 +62,4 @@ CHECKS = (
     Check(name="disk", run=check_disk, needs=lambda e: (e.config,)),
     Check(name="trackers", run=check_trackers, needs=lambda e: (e.config,)),
 )
-"""The checks of `mcprl doctor`. Each line names what it needs from those before it."""
+"""The checks of `mcprl doctor`. `needs` names the results of earlier checks that a check uses."""

@@ -1,8 +1,8 @@
-"""The examination of a recipe: what has been opened so far, and the checks, run one after the other.
+"""The examination of a recipe: what has been opened so far, and the checks, which run one after the other.
 
-A check is a small async function that looks at one thing and yields findings. What it opens (the configuration, the
-tools, the chat, trajectories) it stores for later checks. A check whose needs are missing is skipped and all others
-run, so one fault does not hide the next.
+A check is a small async function that looks at one thing and yields findings. It stores what it opens (the
+configuration, the tools, the chat, trajectories) for later checks. If something that a check needs is missing, the
+check is skipped and the others still run, so that one fault does not hide the next.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of a check. `severity` is None if the check was skipped; `fix` is empty if all is well.
+    """The result of a check. `severity` is None if the check was skipped; `fix` is empty if there is no problem.
 
     Finding(check="server directory", severity=Severity.OK, measured="2 tools; find_person answered in 4 ms")
     Finding(check="tasks and tools", severity=Severity.BAD, code="E-TOOL-003",
@@ -63,7 +63,7 @@ class Finding:
     code: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The finding for another program; severity is ok, warn, bad or skipped."""
+        """Return the finding as JSON. The severity is ok, warn, bad or skipped."""
         return {**asdict(self), "severity": "skipped" if self.severity is None else self.severity.value}
 
 
@@ -80,7 +80,7 @@ def wrong(check: str, measured: str, fix: str, code: str = "") -> Finding:
 
 
 def wrong_by(check: str, error: McprlError) -> Finding:
-    """A finding with the words, fix and code of an error."""
+    """Make a finding from an error: its text, fix and code."""
     return Finding(check=check, severity=Severity.BAD, measured=error.what, fix=error.fix, code=error.code)
 
 
@@ -94,7 +94,7 @@ _NVIDIA_SMI_S = 10.0
 
 @lru_cache(maxsize=1)
 def gpu_memories() -> tuple[int, ...]:
-    """The bytes of each NVIDIA GPU, as nvidia-smi reports them; empty without a driver that answers."""
+    """Return the memory of each NVIDIA GPU in bytes, from nvidia-smi; empty if there is no working driver."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True)
@@ -104,14 +104,14 @@ def gpu_memories() -> tuple[int, ...]:
 
 
 def needed_gpus(config: RunConfig) -> int:
-    """The GPUs that a recipe needs in this machine; a server of the Tinker API has its own."""
+    """Return the number of GPUs that a recipe needs in this machine. A server of the Tinker API has its own GPUs."""
     if config.engine == "skyrl":
         return 0
     return config.learner.processes if config.learner.processes > 1 else int(config.learner.tuning == "lora_4bit")
 
 
 def hub_folder(name: str) -> Path | None:
-    """The newest snapshot of a hub model in the local cache, if there is one."""
+    """Return the newest snapshot of a hub model in the local cache, or None."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
@@ -123,7 +123,7 @@ T = TypeVar("T")
 
 
 class Opened(Generic[T]):
-    """Something that later checks need, put there by an earlier one: Opened[RunConfig]("a recipe that loads")"""
+    """Something that an earlier check stores for later checks: Opened[RunConfig]("a recipe that loads")"""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -147,9 +147,9 @@ class Opened(Generic[T]):
 class Examination:
     """A recipe under examination. `folder` is for logs and weights; the caller deletes it.
 
-    `stack` closes what is open at the end. `servers_stack` closes the servers that were started one by one, before a
+    `stack` closes everything at the end. `servers_stack` closes the servers that were started one by one, before a
     stage starts them together: two copies of a server may want the same port. `memory_bytes` is the measured memory of
-    parts of a run, `state_bytes` the size of a checkpoint: both are known only after a model was loaded.
+    the parts of a run, and `state_bytes` the size of a checkpoint. Both are known only after a model was loaded.
     """
 
     recipe: Path
@@ -177,10 +177,10 @@ class Examination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing to look at: Check(name="keys", run=check_keys, needs=lambda e: (e.config,))
+    """One check: Check(name="keys", run=check_keys, needs=lambda e: (e.config,))
 
-    `after` names findings that must not be bad, since the check would only hit the same fault again. `loads_model`: it
-    loads a model or its libraries, so --fast skips it.
+    `after` names findings. If one of them is bad, this check is skipped, because it would find the same fault again.
+    `loads_model` means that it loads a model or its libraries, so --fast skips it.
     """
 
     name: str
@@ -193,7 +193,7 @@ class Check:
 async def examine(
     examination: Examination, checks: Iterable[Check], tell: Callable[[Finding], None] = lambda _: None
 ) -> tuple[Finding, ...]:
-    """Run the checks in order and close everything. `tell` gets each finding as it is made."""
+    """Run the checks in order, then close everything. `tell` gets each finding at once."""
     found: list[Finding] = []
 
     def add(finding: Finding) -> None:
@@ -220,5 +220,5 @@ async def examine(
 
 
 def passed(findings: Iterable[Finding]) -> bool:
-    """Whether a run could be started: there are no errors."""
+    """Return True if there are no errors, so that a run could start."""
     return all(finding.severity is not Severity.BAD for finding in findings)

@@ -1,7 +1,7 @@
-"""The model of a recipe before it is loaded: its files, its chat template, the length of prompts, the tools' grammar.
+"""Checks of the model before it is loaded: its files, its chat template, the prompt length, the tools' grammar.
 
-The length of prompts is measured in one of two ways: --fast counts the tokens of the texts alone, which is a lower
-bound; with the model's libraries, prompts are rendered as the run renders them.
+The length of prompts is measured in one of two ways. --fast only counts the tokens of the texts, which is a lower
+bound. With the model's libraries, prompts are rendered as in the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mcprl.config import ModelConfig, RunConfig
 from mcprl.episodes.environment import tool_specs
 from mcprl.errors import BadValueError
 from mcprl.records import Message, Solution, Task
-from mcprl.samplers.model_folder import check_files
+from mcprl.samplers.model_folder import check_files, renderer_of
 from mcprl.tools import Catalog, Tool
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ __all__ = ["check_grammar", "check_model", "check_prompts", "check_template"]
 
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+_WITHOUT_SWITCH = ("chatml", "template")
 _CHARACTERS_PER_TOKEN = 4
-# Prompts that are rendered to measure their length: those with the most characters.
+# How many prompts are rendered to measure their length: those with the most characters.
 _RENDERED = 64
 _AGAIN = "download or copy the whole model again"
 
@@ -41,7 +42,7 @@ Length = Callable[[Task], int]
 
 
 async def check_model(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether the model's files are complete, or in the cache if it is from the hub, and whether its renderer fits."""
+    """Check that the model's files are complete (for a hub model: in the cache), and that its renderer fits."""
     model = examination.config.value.model
     for finding in _renderer(model):
         yield finding
@@ -69,22 +70,26 @@ def _is_folder(path: str) -> bool:
 
 
 def _renderer(model: ModelConfig) -> Iterator[Finding]:
-    """A renderer that cannot work, as far as that is known without the libraries that render."""
+    """Yield a finding if the renderer cannot work. Uses only what is known without the rendering libraries."""
     if model.renderer == "auto" and _is_folder(model.path):
+        fits = renderer_of(Path(model.path))
         also = "" if model.thinking is None else "; for chatml and template, also remove model.thinking"
+        if fits is not None:
+            also = " and remove model.thinking" if model.thinking is not None and fits in _WITHOUT_SWITCH else ""
         yield wrong(
             "renderer",
             f"model.renderer is auto, which needs a model's name on the hub, but model.path is the folder {model.path}",
-            fix=f"set model.renderer to the model's family (such as qwen3), to chatml or to template{also}",
+            fix=f"set model.renderer to {fits or 'the family of the model (such as qwen3), to chatml or to template'}"
+            f"{also}",
             code=BadValueError.code,
         )
-    elif model.renderer in ("chatml", "template") and model.thinking is not None:
+    elif model.renderer in _WITHOUT_SWITCH and model.thinking is not None:
         what = f"model.thinking is {str(model.thinking).lower()}, but {model.renderer} has no switch for it"
         yield wrong("renderer", what, fix="remove model.thinking", code=BadValueError.code)
 
 
 def _weight_bytes(folder: Path) -> int:
-    """The bytes of the weights. Raises BadValueError if a part of the model is missing or cut off."""
+    """Return the size of the weights in bytes. Raises BadValueError if a file of the model is missing or truncated."""
     try:
         check_files(folder)
     except BadValueError as error:
@@ -96,14 +101,14 @@ def _weight_bytes(folder: Path) -> int:
         )
     file = folder / "tokenizer.json"
     if file.is_file():
-        written = file.read_bytes().strip()  # not parsed: that takes a second with a large vocabulary
+        written = file.read_bytes().strip()  # not parsed, because that takes a second for a large vocabulary
         if not (written.startswith(b"{") and written.endswith(b"}") and b'"added_tokens"' in written):
             raise BadValueError(f"{file} is not a tokenizer, or was cut off", fix=_AGAIN)
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 async def check_template(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether a conversation that is continued turn by turn has the tokens of one that is rendered as a whole."""
+    """Check that a conversation continued turn by turn has the same tokens as one rendered as a whole."""
     from mcprl.chat import load_chat
 
     model = examination.config.value.model
@@ -125,7 +130,7 @@ async def check_template(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _two_ways(chat: Chat) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A conversation continued by the chat, and the same rendered as a whole."""
+    """Return the tokens of a conversation continued by the chat, and of the same conversation rendered as a whole."""
     asked: list[Message] = [{"role": "user", "content": "Where is Ana?"}]
     said: Message = {"role": "assistant", "content": "In which town?"}
     answered: Message = {"role": "user", "content": "In Lima."}
@@ -136,7 +141,7 @@ def _two_ways(chat: Chat) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 async def check_prompts(examination: Examination) -> AsyncIterator[Finding]:
-    """The length of prompts in tokens, compared with the context that the recipe allows."""
+    """Compare the length of prompts in tokens with the context that the recipe allows."""
     config, tasks = examination.config.value, examination.tasks.value.tasks
     preamble, catalog = examination.preamble.value, examination.catalog.value
     room, turn = config.model.context_tokens, config.sampling.max_tokens
@@ -168,7 +173,7 @@ async def check_prompts(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _solution_lengths(tasks: Sequence[Task], length: Length, count: Count, config: RunConfig) -> Iterator[Finding]:
-    """Solutions that are longer than a turn or than the context, even without markup and tool results."""
+    """Find solutions that are longer than a turn or the context, even without markup and tool results."""
     turns = {task.id: _solution_turns(task.solution) for task in tasks if task.solution is not None}
     chosen = [task for task in tasks if task.id in turns]
     chosen.sort(key=lambda task: _characters(task) + sum(map(len, turns[task.id])))
@@ -180,7 +185,7 @@ def _solution_lengths(tasks: Sequence[Task], length: Length, count: Count, confi
     ):
         too_long = {
             task_id: size for task_id, size in sizes.items() if size >= limit
-        }  # the end of turn is a token, too
+        }  # not `>`, because the end-of-turn token counts too
         if too_long:
             longest, size = max(too_long.items(), key=lambda item: item[1])
             yield wrong(
@@ -192,13 +197,13 @@ def _solution_lengths(tasks: Sequence[Task], length: Length, count: Count, confi
 
 
 def _solution_turns(solution: Solution) -> list[str]:
-    """The least that the policy writes in each turn: a call's name and arguments, or the answer."""
+    """Return the minimum text of each turn: a call's name and arguments, or the answer."""
     calls = [f"{call.name} {json.dumps(dict(call.arguments), default=str)}" for call in solution.calls]
     return [*calls, solution.answer]
 
 
 def _measures(examination: Examination, preamble: Sequence[Message], catalog: Catalog) -> tuple[Count, Length, str]:
-    """Functions that count the tokens of a text and of a task's prompt, and how they do it in words."""
+    """Return functions that count the tokens of a text and of a task's prompt, and a description of the method."""
     if examination.chat.there:
         chat = examination.chat.value
         return (
@@ -227,7 +232,7 @@ def _offered(task: Task, catalog: Catalog) -> list[Tool]:
 
 
 def _counter(examination: Examination) -> tuple[Count, str]:
-    """A function that counts the tokens of a text: by the model's own tokenizer, else by a rule of thumb."""
+    """Return a function that counts the tokens of a text, with the model's tokenizer or else a rule of thumb."""
     if examination.model.there:
         file = Path(examination.model.value) / "tokenizer.json"
         if file.is_file() and importlib.util.find_spec("tokenizers") is not None:
@@ -239,7 +244,7 @@ def _counter(examination: Examination) -> tuple[Count, str]:
 
 
 def _text(message: Message) -> str:
-    """The parts of a message that every template shows: its content, and names and arguments of its calls."""
+    """Return the parts of a message that every template shows: the content, and the names and arguments of calls."""
     calls = [call.get("function", call) for call in message.get("tool_calls", [])]
     return message["content"] + "".join(f"{call.get('name')} {json.dumps(call.get('arguments'))}" for call in calls)
 
@@ -249,7 +254,7 @@ def _characters(task: Task) -> int:
 
 
 async def check_grammar(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether the schemas of the tools compile to a grammar, if the recipe constrains calls."""
+    """Check that the tools' schemas compile to a grammar, if the recipe constrains calls."""
     config, catalog = examination.config.value, examination.catalog.value
     if config.sampling.constrain == "off":
         yield fine("grammar", "none: sampling.constrain is off")

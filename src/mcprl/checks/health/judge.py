@@ -1,4 +1,4 @@
-"""The judge: remembers what rules need of earlier steps, asks every rule, and puts the most severe verdict first."""
+"""The judge: keeps what rules need from earlier steps, runs every rule, and sorts the verdicts, most severe first."""
 
 from __future__ import annotations
 
@@ -25,47 +25,55 @@ from mcprl.verdicts import GRAVEST_FIRST, KL_WARN, Severity, Verdict, mean
 __all__ = ["RULES", "Health"]
 
 
-# Causes come before their effects: of equally severe verdicts the first is shown first.
+# Causes come before their effects: among equally severe verdicts, the first is shown first.
 RULES: Rules = {**TRUST_RULES, **EPISODE_RULES, **COURSE_RULES, **STEP_RULES}
 
-# More steps than any sensible max_staleness, so that none is dropped before it is judged.
+# More steps than any sensible max_staleness, so that no candidate is dropped before it is judged.
 _MOST_CANDIDATES = 64
 _REMEMBERED = ("reward", "valid_call_rate", "explained_variance", "value_loss")
 
 
 class Health:
-    """Judges the steps of a run, one after the other."""
+    """Judges the steps of a run, one after the other. `has_solutions`: some task has one that can be imitated."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, has_solutions: bool = True) -> None:
         self._config = config
+        self._has_solutions = has_solutions
         self._past = Past()
         self._losses = LossLedger()
 
     @staticmethod
     def most_kept(config: RunConfig) -> int:
-        """Checkpoints that advice may need besides the newest: two to return to, and those not yet judged."""
+        """Return how many checkpoints advice may need besides the newest: two to return to, and unjudged ones."""
         return 2 + config.training.max_staleness
 
     @property
     def steps_to_return_to(self) -> set[int]:
-        """Steps that advice may name: the best, the last healthy one, and those that may become healthy."""
+        """Return the steps that advice may name: the best, the last healthy one, and those that may become healthy."""
         past = self._past
         known = {step for step in (past.best_reward_step, past.healthy_step) if step is not None}
         return known | {int(candidate[0]) for candidate in past.candidates}
 
     def note_losses(self, groups: Sequence[Group]) -> None:
-        """Note the episodes, and the lost ones, of the step that is judged next."""
+        """Record the episodes, and the lost ones, of the step that is judged next."""
         self._losses.add(groups)
 
     def judge(self, metrics: Mapping[str, float], skipped: str | None = None) -> tuple[Verdict, ...]:
-        """The verdicts on the next step, the most severe first; a single OK if nothing is wrong.
+        """Return the verdicts on the next step, most severe first; a single OK if nothing is wrong.
 
         Rules ignore metrics that are missing. `skipped` is the reason if no update was made.
         """
         past = self._past
         past.steps += 1
         correlations = self._losses.correlations()
-        view = StepView(config=self._config, metrics=metrics, past=past, skipped=skipped, lost_with=correlations)
+        view = StepView(
+            config=self._config,
+            metrics=metrics,
+            past=past,
+            skipped=skipped,
+            lost_with=correlations,
+            has_solutions=self._has_solutions,
+        )
         judged = _judged_candidates(view)
         _remember(view)
         of_weights = _verdicts(view, {**EPISODE_RULES, **COURSE_RULES})
@@ -78,12 +86,12 @@ class Health:
         return tuple(sorted(found, key=lambda verdict: GRAVEST_FIRST.index(verdict.severity)))
 
     def state(self) -> dict[str, Any]:
-        """The memory, as numbers, lists and dictionaries that JSON can hold."""
+        """Return the memory as numbers, lists and dictionaries, for JSON."""
         return asdict(self._past)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, as if its steps had been judged here."""
-        self._past = Past(**asdict(Past(**state)))  # asdict copies: the caller's state does not change
+        """Continue from a saved state, as if its steps had been judged here."""
+        self._past = Past(**asdict(Past(**state)))  # asdict copies, so the caller's state does not change
 
 
 def _verdicts(view: StepView, rules: Rules) -> dict[str, Verdict]:
@@ -92,7 +100,7 @@ def _verdicts(view: StepView, rules: Rules) -> dict[str, Verdict]:
 
 
 def _judged_candidates(view: StepView) -> list[list[float]]:
-    """The candidates whose weights, or newer ones, sampled all episodes of this step."""
+    """Return the candidates whose weights, or newer ones, sampled all episodes of this step."""
     past = view.past
     sampled_by = past.updates - (view.now("staleness_max") or 0.0)
     judged = [candidate for candidate in past.candidates if candidate[1] <= sampled_by]
@@ -102,7 +110,7 @@ def _judged_candidates(view: StepView) -> list[list[float]]:
 
 
 def _note_soundness(view: StepView, judged: Sequence[list[float]], of_weights: Mapping[str, Verdict]) -> None:
-    """Judge the weights that sampled this step by its episodes. If they are broken, no step before is a candidate."""
+    """Judge the weights that sampled this step by its episodes. If they are broken, drop all candidates."""
     past = view.past
     broken = any(verdict.severity is Severity.BAD for verdict in of_weights.values())
     if broken or COLLAPSE_RULES & of_weights.keys():
@@ -115,7 +123,7 @@ def _note_soundness(view: StepView, judged: Sequence[list[float]], of_weights: M
 
 
 def _note_candidate(view: StepView, of_update: Mapping[str, Verdict]) -> None:
-    """The step can be returned to if it has a checkpoint, its update was healthy, and later its episodes are."""
+    """Make the step a candidate to return to, if it has a checkpoint and its update was healthy."""
     past, training = view.past, view.config.training
     past.updates += not view.was_skipped
     saved = past.steps % training.checkpoint_every == 0 or past.steps == training.steps
@@ -132,7 +140,7 @@ def _remember(view: StepView) -> None:
     for name in _REMEMBERED:
         past.push(name, view.now(name))
     past.push("skipped", float(view.was_skipped))
-    # A gradient of 0 is a step without signal; it would lower the median of the others.
+    # A gradient of 0 means a step without signal; it would lower the median of the others.
     if (norm := view.now("grad_norm")) is not None and norm > 0:
         past.push("grad_norm", norm)
     positive, negative = view.now("ratio_mean_positive"), view.now("ratio_mean_negative")
@@ -141,7 +149,7 @@ def _remember(view: StepView) -> None:
     if (counted := count_dead_groups(view)) is not None:
         past.push("groups_dead", counted[0])
         past.push("groups_played", counted[1])
-    # Imitation lowers entropy, as it should: later steps are compared with the entropy that reinforcement starts from.
+    # Imitation lowers entropy on purpose, so later steps are compared with the entropy at the start of RL.
     imitates, entropy = (view.now("demonstration_weight") or 0.0) > 0, view.now("entropy")
     if entropy is not None and not imitates and len(past.first_entropies) < FIRST_ENTROPIES:
         past.first_entropies.append(entropy)

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from statistics import median
 
-from mcprl.checks.health.view import WINDOW, Rules, StepView, at_cap, bad, by_size, gentler, refill, roll_back, warn
+from mcprl.checks.health.view import (
+    REPORT,
+    WINDOW,
+    Rules,
+    StepView,
+    at_cap,
+    bad,
+    by_size,
+    gentler,
+    may_set,
+    one_of,
+    refill,
+    roll_back,
+    warn,
+)
 from mcprl.config import RunConfig
 from mcprl.verdicts import (
     ACTIVE_FRACTION,
@@ -19,27 +33,29 @@ from mcprl.verdicts import (
     mean,
 )
 
-__all__ = ["EPISODE_RULES", "STEP_RULES", "count_dead_groups"]
+__all__ = ["CUTS", "EPISODE_RULES", "STEP_RULES", "count_dead_groups", "room_for"]
 
 
-# A group whose rewards are all equal teaches nothing. At half of the groups, a batch costs twice what it teaches; at
-# four fifths, the groups that are left are too few for a direction.
+# A group whose rewards are all equal has no gradient. At half of the groups, a batch costs twice what it should; at
+# four fifths, too few groups are left to give a direction.
 _DEAD_WARN, _DEAD_BAD = 0.5, 0.8
-# Fewer groups than this are chance: steps are counted together until there are enough.
+# With fewer groups, the result is chance, so steps are counted together until there are enough.
 _ENOUGH_GROUPS = 8
-# Above this success rate, groups without variance are mostly solved ones; below the other, mostly failed ones.
+# Above this success rate, groups without variance are mostly solved; below the other, they are mostly failed.
 _MOSTLY_SOLVED, _MOSTLY_FAILED = 0.6, 0.3
+# Below this temperature the members of a group rarely differ.
+_COPYING = 0.3
 # Calls are often wrong in the first steps. If half of them are wrong after ten, the policy does not find the format.
 _EARLY_STEPS, _EARLY_VALID = 10, 0.5
 _VALID_WINDOW = 5
-# An episode that hits a limit has no answer: its reward measures its length, not its quality.
+# An episode that reaches a limit has no answer, so its reward measures its length, not its quality.
 _CUT_WARN, _CUT_BAD = 0.5, 0.9
-# Lost episodes are run again and cost only time, but they are not a random sample: long ones are lost more often.
+# Lost episodes run again and cost only time, but they are not a random sample: long ones are lost more often.
 _LOST_WARN, _LOST_BAD = 0.1, 0.3
-# If a tenth of all episodes can make a tool fail, that is what the policy is learning about.
+# If a tenth of all episodes make a tool fail, the policy is learning to do that.
 _CAUSED_BAD = 0.1
 
-_CUTS = {
+CUTS = {
     "stop_cut_by_length": "turns are cut at their token limit",
     "stop_turn_limit": "episodes run out of turns",
     "stop_context_limit": "conversations outgrow the context",
@@ -47,7 +63,7 @@ _CUTS = {
 
 
 def count_dead_groups(view: StepView) -> tuple[float, float] | None:
-    """Groups without variance, and all groups played; both include those left out of the batch."""
+    """Return the number of groups without variance, and of all groups; both include those left out of the batch."""
     dead, groups = view.now("groups_without_variance"), view.now("groups")
     return (dead, groups) if dead is not None and groups is not None else None
 
@@ -67,37 +83,49 @@ def dead_groups(view: StepView) -> Verdict | None:
         return None
     if played < _ENOUGH_GROUPS:
         severity = Severity.WARN
-    success = view.now("success_rate")
+    success, reward = view.now("success_rate"), view.now("reward")
     if success is None:
-        success = view.now("reward")
+        success = reward
+    # Success may be calls of the right tools with the wrong arguments.
+    earns_little = reward is not None and reward < _MOSTLY_FAILED
     curriculum = config.tasks.order == "curriculum"
-    if success is not None and success >= _MOSTLY_SOLVED:
+    ways: list[str] = []
+    if config.sampling.temperature < _COPYING:
+        cause = f"at temperature {config.sampling.temperature:g} the members of a group are copies of each other"
+        ways.append("raise sampling.temperature towards 1")
+    elif success is not None and success >= _MOSTLY_SOLVED and not earns_little:
         cause = "every member solves most of these tasks"
-        fix = f"train on harder tasks{'' if curriculum else ' (tasks.order curriculum picks them)'}, or "
-    elif success is None or success < _MOSTLY_FAILED:
+        ways.append(f"train on harder tasks{'' if curriculum else ' (tasks.order curriculum picks them)'}")
+    elif success is None or success < _MOSTLY_FAILED or earns_little:
         cause = "every member fails most of these tasks in the same way"
-        easier = "" if curriculum else " (tasks.order curriculum)"
-        fix = f"raise sampling.temperature or episodes.group_size, train on easier tasks{easier}, or "
+        if may_set(config, "sampling.temperature", config.sampling.temperature * 1.2):
+            ways.append("raise sampling.temperature")
+        ways += [
+            "raise episodes.group_size",
+            f"train on easier tasks{'' if curriculum else ' (tasks.order curriculum)'}",
+        ]
     else:
         cause = "some tasks are always solved, others never"
-        fix = "" if curriculum else "set tasks.order to curriculum, which picks the tasks in between, or "
+        ways += [] if curriculum else ["set tasks.order to curriculum, which picks the tasks in between"]
     what = f"{dead / played:.0%} of groups have zero variance and teach nothing: {cause}"
-    return Verdict(severity=severity, what=what, fix=fix + refill(config))
+    return Verdict(severity=severity, what=what, fix=one_of([*ways, refill(config)]))
 
 
 def no_calls(view: StepView) -> Verdict | None:
     if view.now("calls") != 0.0:
         return None
     config, warm_start = view.config, view.config.algorithm.warm_start
-    ways = ["set sampling.constrain to act" if config.sampling.constrain != "act" else "offer fewer tools"]
+    act = may_set(config, "sampling.constrain", "act")
+    ways = ["set sampling.constrain to act" if act else "offer fewer tools"]
     if warm_start.weight <= 0:
-        ways.append("imitate solutions first (algorithm.warm_start.weight)")
+        solutions = "" if view.has_solutions else "give tasks a solution and "
+        ways.append(f"{solutions}imitate solutions first (algorithm.warm_start.weight)")
     elif not view.now("demonstration_weight"):
         ways.append(f"imitate solutions for longer (algorithm.warm_start.steps, now {warm_start.steps})")
     ways.append(f"show {'a call' if config.tasks.preamble is None else 'more calls'} in tasks.preamble")
     return bad(
         "no episode called a tool: the policy does not find the call format, or answers without calling",
-        f"{', '.join(ways[:-1])}, or {ways[-1]}",
+        one_of(ways),
     )
 
 
@@ -115,7 +143,9 @@ def invalid_calls(view: StepView) -> Verdict | None:
     what = f"after {step} steps {rate:.0%} of calls are valid"
     if view.config.sampling.constrain == "off":
         what += ": the policy does not keep to the call format or to the tools' schemas"
-        fix = "set sampling.constrain to act, which makes malformed calls impossible"
+        fix = "show correct calls in tasks.preamble"
+        if may_set(view.config, "sampling.constrain", "act"):
+            fix = "set sampling.constrain to act, which makes malformed calls impossible"
     else:
         what += ", although a grammar enforces their format: tools reject the values"
         fix = (
@@ -127,17 +157,17 @@ def invalid_calls(view: StepView) -> Verdict | None:
 def unanswered(view: StepView) -> Verdict | None:
     if not view.config.rewards.unanswered:
         return None  # if a missing answer costs nothing, none is wanted
-    shares = {name: share for name in _CUTS if (share := view.now(name)) is not None}
+    shares = {name: share for name in CUTS if (share := view.now(name)) is not None}
     severity = by_size(sum(shares.values()), warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:
         return None
     most = max(shares, key=lambda name: shares[name])
     total = sum(shares.values())
-    what = f"{total:.0%} of episodes hit a limit before they answer: mostly ({shares[most]:.0%}) {_CUTS[most]}"
-    return Verdict(severity=severity, what=what, fix=_room(most, view.config))
+    what = f"{total:.0%} of episodes hit a limit before they answer: mostly ({shares[most]:.0%}) {CUTS[most]}"
+    return Verdict(severity=severity, what=what, fix=room_for(most, view.config))
 
 
-def _room(cut: str, config: RunConfig) -> str:
+def room_for(cut: str, config: RunConfig) -> str:
     """How episodes get to their answer before the limit that cuts them."""
     if cut == "stop_context_limit":
         return (
@@ -147,8 +177,10 @@ def _room(cut: str, config: RunConfig) -> str:
     if cut == "stop_turn_limit":
         easier = ", or train on easier tasks first (tasks.order curriculum)"
         return f"raise episodes.max_turns{'' if config.tasks.order == 'curriculum' else easier}"
-    sampling, act = config.sampling, ", or set sampling.constrain to act, which leaves no room for prose around calls"
-    return f"raise sampling.max_tokens (now {sampling.max_tokens}){'' if sampling.constrain == 'act' else act}"
+    ways = [f"raise sampling.max_tokens (now {config.sampling.max_tokens})"]
+    if may_set(config, "sampling.constrain", "act"):
+        ways.append("set sampling.constrain to act, which leaves no room for prose around calls")
+    return one_of(ways)
 
 
 def lost_episodes(view: StepView) -> Verdict | None:
@@ -169,7 +201,7 @@ def lost_episodes(view: StepView) -> Verdict | None:
 
 
 def caused_faults(view: StepView) -> Verdict | None:
-    """Losses that are not accidents: they coincide with something that the policy does."""
+    """Report losses that are not accidents: they correlate with something that the policy does."""
     share = view.now("stop_caused_fault") or 0.0
     found: list[str] = []
     if share > 0:
@@ -196,17 +228,17 @@ EPISODE_RULES: Rules = {
 }
 
 
-# A mean outside this band: most tokens became half or twice as likely in one update.
+# If the mean ratio is outside this range, most tokens became half or twice as likely in one update.
 _RATIO_BAD = (0.5, 2.0)
-# Good tokens should become likelier than bad ones. Minibatch noise stays below this gap, and does not last.
+# Good tokens should become more likely than bad ones. Minibatch noise is smaller than this gap, and does not last.
 _WRONG_WAY, _WRONG_WAY_STEPS = -0.05, 3
 # PPO's clip usually affects 5% to 20% of tokens; at a third, updates are too large for their data.
 _CLIPPED_WARN, _CLIPPED_BAD = 0.3, 0.6
-# The gate is for outliers. If many tokens are outside, it is the policy itself that moved.
+# The gate is for outliers. If many tokens are outside, the policy itself has moved.
 _GATED_WARN, _GATED_BAD = 0.1, 0.3
 # Norms vary two- or threefold between batches; ten times the usual norm is an unusual batch.
 _SPIKE, _SPIKE_NEEDS = 10.0, 5
-# Adaptive control moves the coefficient by tens of percent; at ten times its start, it cannot hold its target.
+# Adaptive control changes the coefficient by tens of percent; at ten times its start, it cannot reach its target.
 _RUNAWAY_WARN, _RUNAWAY_BAD = 10.0, 100.0
 
 
@@ -238,7 +270,7 @@ def masked_drift(view: StepView) -> Verdict | None:
 
 def reference_kl(view: StepView) -> Verdict | None:
     distance, settings = view.now("kl_reference"), view.config.algorithm.kl
-    # A recipe with a target has said how far is right; at twice the target, adaptive control does not hold it.
+    # If the recipe has a target, it defines the right distance; at twice the target, adaptive control has failed.
     severity = by_size(distance, warn=2 * settings.target if settings.target else KL_WARN, bad=KL_BAD)
     if severity is None:
         return None
@@ -287,7 +319,7 @@ def ratio(view: StepView) -> Verdict | None:
     return Verdict(
         severity=Severity.BAD if extreme else Severity.WARN,
         what=f"the mean ratio is {average:.3g}, outside {low:g} to {high:g}: one update moves the policy too far",
-        fix=f"{gentler(view.config)}, or {_norm_setting(view)}",
+        fix=gentler(view.config) + _norm_setting(view),
     )
 
 
@@ -306,11 +338,17 @@ def wrong_way(view: StepView) -> Verdict | None:
     gaps = view.past.last("ratio_gap", _WRONG_WAY_STEPS)
     if len(gaps) < _WRONG_WAY_STEPS or max(gaps) > _WRONG_WAY:
         return None
+    algorithm = view.config.algorithm
+    weights = {
+        "algorithm.kl.coefficient": algorithm.kl.coefficient,
+        "algorithm.entropy": algorithm.entropy,
+        "algorithm.warm_start.weight": algorithm.warm_start.weight,
+    }
+    pulling = [f"{name} (now {weight:g})" for name, weight in weights.items() if weight > 0]
     return bad(
         f"good tokens become less likely than bad ones, by {-gaps[-1]:.2g} in the ratio, for {_WRONG_WAY_STEPS} "
         "updates: the policy moves against its rewards",
-        "lower algorithm.kl.coefficient, algorithm.entropy and algorithm.warm_start.weight, which compete with the "
-        "rewards; if all are 0, report this with the recipe",
+        f"lower {' and '.join(pulling)}, which competes with the rewards" if pulling else REPORT,
     )
 
 
@@ -320,7 +358,8 @@ def clipping(view: StepView) -> Verdict | None:
     if severity is None:
         return None
     what = f"{clipped:.0%} of the tokens are clipped: the policy moves further in one update than its data supports"
-    fix = f"{gentler(view.config)}, or algorithm.minibatches (now {view.config.algorithm.minibatches})"
+    minibatches = view.config.algorithm.minibatches
+    fix = gentler(view.config) + (f", or algorithm.minibatches (now {minibatches})" if minibatches > 1 else "")
     return Verdict(severity=severity, what=what, fix=fix)
 
 
@@ -338,7 +377,7 @@ def gated(view: StepView) -> Verdict | None:
 
 
 def inactive(view: StepView) -> Verdict | None:
-    """Few tokens that move the weights, and no other rule explains it."""
+    """Warn if few tokens change the weights and no other rule explains it."""
     active = view.now("active_fraction")
     if active is None or active >= ACTIVE_FRACTION:
         return None
@@ -361,13 +400,15 @@ def gradient_spike(view: StepView) -> Verdict | None:
     return warn(
         f"the gradient norm is {norm:.2g}, {norm / median(earlier):.0f} times its median so far: an unusual batch, or "
         "the start of an instability",
-        f"look at this step's episodes; if it happens again, {gentler(view.config)}, or {_norm_setting(view)}",
+        f"look at this step's episodes; if it happens again, {gentler(view.config)}{_norm_setting(view)}",
     )
 
 
 def _norm_setting(view: StepView) -> str:
     most = view.config.learner.max_grad_norm
-    return f"learner.max_grad_norm (now {'null' if most is None else f'{most:g}'})"
+    if not may_set(view.config, "learner.max_grad_norm", (most or 1.0) / 2):
+        return ""
+    return f", or learner.max_grad_norm (now {'null' if most is None else f'{most:g}'})"
 
 
 STEP_RULES: Rules = {

@@ -5,7 +5,21 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from mcprl.checks.health.view import WINDOW, Rules, StepView, at_cap, bad, by_size, gentler, refill, roll_back, warn
+from mcprl.checks.health.view import (
+    REPORT,
+    WINDOW,
+    Rules,
+    StepView,
+    at_cap,
+    bad,
+    by_size,
+    gentler,
+    may_set,
+    one_of,
+    refill,
+    roll_back,
+    warn,
+)
 from mcprl.checks.parity import EXACT_MAX, EXACT_MEAN, OUTLIER, ROUNDING_MEAN, ROUNDING_OUTSIDE
 from mcprl.config import RunConfig
 from mcprl.verdicts import LEARNABLE_SHARE, Severity, Verdict, mean
@@ -18,15 +32,14 @@ _ALWAYS_FINITE = (
     *("reward", "loss", "policy_loss", "value_loss", "imitation_loss", "kl_loss", "grad_norm", "kl", "kl_reference"),
     *("ratio_mean", "ratio_std", "entropy"),
 )
-# One skipped update is a bad batch; three of the last five are a setting that does not fit.
+# One skipped update is a bad batch; three of the last five mean a bad setting.
 _SKIPS_SEEN, _SKIPS_BAD = 5, 3
-# Weights are cut at tokens on which sampler and learner differ twofold; bfloat16 alone explains one token in a hundred.
+# Weights are cut at tokens where sampler and learner differ twofold; bfloat16 alone explains one token in a hundred.
 _CUT_WARN, _CUT_BAD = 0.1, 0.3
-# Updates between sampling and learning. One is the point of a pipeline; after four, most ratios are outside the clip.
+# Updates between sampling and learning. One is expected in a pipeline; after four, most ratios are outside the clip.
 _STALE_WARN, _STALE_BAD = 1.5, 4.0
 # The gradient of a real loss is never this small.
 _NO_GRADIENT = 1e-10
-_REPORT = "stop, and report this with the recipe: it is a fault in mcprl"
 
 
 def not_a_number(view: StepView) -> Verdict | None:
@@ -56,7 +69,8 @@ def skipped(view: StepView) -> Verdict | None:
     if tokens is not None and tokens < least:
         fix = f"raise training.tasks_per_step, or lower algorithm.min_learnable_tokens ({least})"
     elif share is not None and share < algorithm.min_learnable_share:
-        fix = f"loosen sampling.constrain, or lower algorithm.min_learnable_share ({algorithm.min_learnable_share:g})"
+        loosen = "" if view.config.sampling.constrain == "off" else "loosen sampling.constrain, or "
+        fix = f"{loosen}lower algorithm.min_learnable_share ({algorithm.min_learnable_share:g})"
     elif view.now("update_undone") == 1.0 or over_cap:
         fix = at_cap(view.config)
     elif view.now("optimiser_steps") == 0.0 and not view.now("optimiser_steps_over_cap"):
@@ -67,7 +81,7 @@ def skipped(view: StepView) -> Verdict | None:
 
 
 def parity(view: StepView) -> Verdict | None:
-    """Before the first update both have the same weights, so every ratio is 1. Only tokens of these weights count."""
+    """Compare the logprobs before the first update: the weights are the same, so every ratio should be 1."""
     error = view.now("parity_logprob_mean_abs_error")
     if error is None:
         return None
@@ -100,10 +114,11 @@ def reference(view: StepView) -> Verdict | None:
     differing = view.now("reference_tensors_differing")
     if not differing or view.now("reference_synced") == 0.0:
         return None
+    to_base = may_set(view.config, "algorithm.kl.reference", "base")
     return bad(
         f"right after the reference was synced to the policy, {differing:.0f} of its tensors differ from the policy's: "
         "the KL to the reference is wrong",
-        f"{_REPORT}; until then, set algorithm.kl.reference to base",
+        REPORT + ("; until then, set algorithm.kl.reference to base" if to_base else ""),
     )
 
 
@@ -126,12 +141,12 @@ def importance(view: StepView) -> Verdict | None:
     severity = by_size(cut, warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:
         return None
+    exact = "set model.dtype to float32, or " if may_set(view.config, "model.dtype", "float32") else ""
     return Verdict(
         severity=severity,
         what=f"importance weights are cut at {most:g} for {cut:.0%} of tokens: sampler and learner differ so much that "
         "most of the correction is lost",
-        fix="run `mcprl parity RECIPE`; use the same precision in both (model.dtype float32, learner.tuning lora), or "
-        "raise algorithm.max_importance",
+        fix=f"run `mcprl parity RECIPE`; if that finds only rounding, {exact}raise algorithm.max_importance",
     )
 
 
@@ -154,10 +169,9 @@ def no_gradient(view: StepView) -> Verdict | None:
     if view.now("active_fraction") == 0.0:
         return bad(
             f"{what}: the clip range or algorithm.ratio_gate excludes every token",
-            f"{gentler(view.config)}, or widen algorithm.ratio_gate",
+            gentler(view.config) + (", or widen algorithm.ratio_gate" if view.config.algorithm.ratio_gate else ""),
         )
-    fix = "check that learner.tuning trains something, and run `mcprl parity RECIPE`"
-    return bad(f"{what}: no trained weight affects the loss", fix)
+    return bad(f"{what}: no trained weight affects the loss", REPORT)
 
 
 TRUST_RULES: Rules = {
@@ -172,29 +186,29 @@ TRUST_RULES: Rules = {
 }
 
 
-# Groups that a mean reward needs before two of them can be compared: with 24, chance moves it by about 0.07.
+# How many groups a mean reward needs before two means can be compared: with 24, chance moves it by about 0.07.
 _ENOUGH_GROUPS, _REWARD_STEPS = 24, (3, 12)
-# A quarter of the range from doing nothing to a perfect episode, and half of the best so far: chance does not do both.
+# A drop of a quarter of the reward range, and to half of the best so far, is not chance.
 _COLLAPSE_DROP, _COLLAPSE_SHARE = 0.25, 0.5
-# Standard deviations of one sample (a group's mean reward; a call that is valid or not), and the number of samples.
+# The standard deviation of one sample (a group's mean reward, or whether a call is valid), and the number of samples.
 _DEVIATIONS = {"reward": 0.34, "valid_call_rate": 0.5}
 _SAMPLES = {"reward": "groups", "valid_call_rate": "calls"}
 _LEVEL_STEPS = 5
 _SURE = 3.0  # standard deviations
-FIRST_ENTROPIES = 3  # later ones are compared with the mean of these
-# A policy that learns becomes more certain; at a quarter of its first entropy the members of a group become copies.
+FIRST_ENTROPIES = 3  # later entropies are compared with the mean of these
+# A policy that learns becomes more certain; at a quarter of its first entropy, the members of a group become copies.
 _ENTROPY_LOW_WARN, _ENTROPY_LOW_BAD = 0.25, 0.1
-# Reinforcement does not raise entropy. At twice its first value, something else does.
+# RL does not raise entropy. At twice its first value, something else does.
 _ENTROPY_HIGH_WARN, _ENTROPY_HIGH_BAD = 2.0, 4.0
-_ENTROPY_RISE = 0.1  # nats: twice almost nothing is still almost nothing
-# A new value head predicts nothing yet; after this many steps it should beat the mean of the returns.
+_ENTROPY_RISE = 0.1  # in nats, so that a doubling of almost nothing is ignored
+# A new value head predicts nothing yet; after this many steps it should predict better than the mean return.
 _CRITIC_STEPS = 8
-# Targets grow with the rewards, but not threefold over three steps.
+# Value targets grow with the rewards, but not threefold in three steps.
 _VALUE_LOSS_RISE, _VALUE_LOSS_STEPS, _VALUE_LOSS_NEEDS = 3.0, 3, 8
 
 
 def reward_window(config: RunConfig) -> int:
-    """Steps over which rewards are averaged: fewer if a step has many groups."""
+    """Return the number of steps over which rewards are averaged: fewer if a step has many groups."""
     low, high = _REWARD_STEPS
     return min(high, max(low, math.ceil(_ENOUGH_GROUPS / config.training.tasks_per_step)))
 
@@ -217,15 +231,15 @@ def reward_collapse(view: StepView) -> Verdict | None:
 
 
 def _samples(view: StepView, name: str) -> tuple[float, float] | None:
-    """A figure of this step, and the number of samples that it is a mean of."""
+    """Return a figure of this step, and the number of samples that it averages."""
     value, count = view.now(name), view.now(_SAMPLES[name])
     return (value, count) if value is not None and count is not None and count > 0 else None
 
 
 def note_levels(view: StepView) -> None:
-    """Remember the best level so far: the mean over a few steps whose lower confidence bound is the highest.
+    """Remember the best level so far: the mean over a few steps with the highest lower confidence bound.
 
-    A single lucky step has a low bound, and a step that fell never replaces the level it is compared with.
+    A single lucky step has a low bound. A step whose level fell never replaces the level it is compared with.
     """
     past = view.past
     for name, deviation in _DEVIATIONS.items():
@@ -244,7 +258,7 @@ def note_levels(view: StepView) -> None:
 
 
 def _fallen_from(view: StepView, name: str) -> tuple[float, float] | None:
-    """The figure now and its best level, if it is half of that or less and chance does not explain it."""
+    """Return the current figure and its best level, if it fell to half or less and chance does not explain it."""
     now, best = _samples(view, name), view.past.levels.get(name)
     if now is None or best is None:
         return None
@@ -254,7 +268,7 @@ def _fallen_from(view: StepView, name: str) -> tuple[float, float] | None:
 
 
 def collapse(view: StepView) -> Verdict | None:
-    """One step is enough to see that an update broke the policy, if the fall is large."""
+    """Report that an update broke the policy. If the drop is large, one step is enough to tell."""
     fix = roll_back(view, view.past.healthy_step)
     if (calls := _fallen_from(view, "valid_call_rate")) is not None:
         return bad(f"{calls[0]:.0%} of calls are valid, after {calls[1]:.0%} at best: an update broke the policy", fix)
@@ -277,14 +291,19 @@ def entropy_collapse(view: StepView) -> Verdict | None:
     compared = _entropy_against_first(view)
     if compared is None or compared[0] >= _ENTROPY_LOW_WARN * compared[1]:
         return None
-    (now, first), algorithm = compared, view.config.algorithm
-    clip = f"algorithm.clip_high (now {algorithm.clip_high:g}) to 0.28, " if algorithm.clip_high < 0.28 else ""
+    (entropy, first), algorithm = compared, view.config.algorithm
+    temperature = view.config.sampling.temperature
+    settings = (
+        ("algorithm.entropy", algorithm.entropy, algorithm.entropy + 0.001),
+        ("algorithm.clip_high", algorithm.clip_high, max(0.28, algorithm.clip_high)),
+        ("sampling.temperature", temperature, temperature * 1.2),
+    )
+    ways = [f"{name} (now {now:g}) to {to:.3g}" for name, now, to in settings if may_set(view.config, name, to)]
     return Verdict(
-        severity=Severity.BAD if now < _ENTROPY_LOW_BAD * first else Severity.WARN,
-        what=f"entropy fell to {now:.2g} from {first:.2g} nats per token: the policy stops exploring, and the members "
-        "of a group become copies",
-        fix=f"raise algorithm.entropy (now {algorithm.entropy:g}) by 0.001, {clip}or sampling.temperature (now "
-        f"{view.config.sampling.temperature:g})",
+        severity=Severity.BAD if entropy < _ENTROPY_LOW_BAD * first else Severity.WARN,
+        what=f"entropy fell to {entropy:.2g} from {first:.2g} nats per token: the policy stops exploring, and the "
+        "members of a group become copies",
+        fix=f"raise {one_of(ways)}" if ways else gentler(view.config),
     )
 
 
@@ -304,6 +323,8 @@ def entropy_explosion(view: StepView) -> Verdict | None:
 
 
 def critic(view: StepView) -> Verdict | None:
+    if not view.config.algorithm.has_critic:
+        return None
     explained = view.past.last("explained_variance", _CRITIC_STEPS)
     if view.now("explained_variance") is None or len(explained) < _CRITIC_STEPS or max(explained) >= 0:
         return None
@@ -337,5 +358,5 @@ COURSE_RULES: Rules = {
     "critic": critic,
     "value loss": value_loss,
 }
-# Even as warnings, these say that the weights which sampled this step got worse.
+# Even as warnings, these mean that the weights that sampled this step got worse.
 COLLAPSE_RULES = frozenset({"collapse", "reward collapse"})

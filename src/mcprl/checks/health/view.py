@@ -1,33 +1,53 @@
-"""What a rule sees: the figures of this step, the memory of earlier ones, the settings; and advice that rules share."""
+"""The input of a rule (figures of this step, memory of earlier steps, settings), and advice that rules share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
 
 from mcprl.config import RunConfig
 from mcprl.episodes.losses import Correlation
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = ["WINDOW", "Past", "Rules", "StepView", "at_cap", "bad", "by_size", "gentler", "refill", "roll_back", "warn"]
+__all__ = [
+    "REPORT",
+    "WINDOW",
+    "Past",
+    "Rules",
+    "StepView",
+    "at_cap",
+    "bad",
+    "by_size",
+    "gentler",
+    "may_set",
+    "one_of",
+    "refill",
+    "roll_back",
+    "warn",
+]
 
+
+REPORT = "stop, and report this with the recipe: it is a fault in mcprl"
 
 WINDOW = 20  # steps: enough for a median that one odd step does not move, few enough to follow a run
 
 
 @dataclass(slots=True, kw_only=True)
 class Past:
-    """The memory of a run, the current step included. Steps are counted from 1, as in the console.
+    """The memory of a run, including the current step. Steps are counted from 1, as in the console.
 
-    `windows` has the last known values of some figures, the newest at the end; a step without one adds nothing.
-    `levels` has the best level so far of some figures, with the number of samples behind it.
+    `windows` has the last known values of some figures, newest last. If a step has no value, none is added.
+    `levels` has the best level so far of some figures, with its number of samples.
 
-    A checkpoint has the weights after its step. How good they are shows in the episodes that they sample, one step
-    later or more. Until then the step is one of `candidates`: its number, the updates up to it, its learning rate.
-    `judged_step` is the newest one whose weights have sampled a whole step, `healthy_step` the newest of those that
-    were healthy, `sound_rate` the highest learning rate that led to one of these, `best_reward_step` the one with the
-    highest reward.
+    A checkpoint has the weights after its step. Their quality shows in the episodes that they sample, one or more steps
+    later. Until then the step is one of `candidates`: its number, the updates up to it, its learning rate.
+    `judged_step` is the newest step whose weights have sampled a whole step. `healthy_step` is the newest of those that
+    were healthy, `sound_rate` is the highest learning rate that led to a healthy step, and `best_reward_step` is the
+    step with the highest reward.
 
     Past(steps=3, updates=3, candidates=[[3, 3, 2e-05]], judged_step=2, healthy_step=2, sound_rate=2e-05,
          best_reward=None, best_reward_step=None, first_entropies=[1.1, 1.0],
@@ -47,7 +67,7 @@ class Past:
     levels: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
     def push(self, name: str, value: float | None) -> None:
-        """Add a value to a window; nothing if it is unknown or not finite."""
+        """Add a value to a window. Does nothing if the value is unknown or not finite."""
         if value is None or not math.isfinite(value):
             return
         window = self.windows.setdefault(name, [])
@@ -55,13 +75,13 @@ class Past:
         del window[:-WINDOW]
 
     def last(self, name: str, count: int) -> list[float]:
-        """The last `count` known values, or all of them if there are fewer."""
+        """Return the last `count` known values, or all if there are fewer."""
         return self.windows.get(name, [])[-count:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """One step as rules see it.
+    """One step, as a rule sees it.
 
     StepView(config=config, metrics={"kl": 0.02, "entropy": 0.9}, past=Past(steps=3), skipped=None)
     """
@@ -71,9 +91,10 @@ class StepView:
     past: Past
     skipped: str | None = None
     lost_with: tuple[Correlation, ...] = ()
+    has_solutions: bool = True
 
     def now(self, name: str) -> float | None:
-        """A figure of this step; None (unknown) if it is missing or not finite."""
+        """Return a figure of this step; None if it is missing or not finite."""
         value = self.metrics.get(name)
         return value if value is not None and math.isfinite(value) else None
 
@@ -82,8 +103,30 @@ class StepView:
         return self.skipped is not None or self.now("update_skipped") == 1.0
 
 
+def may_set(config: RunConfig, setting: str, value: object) -> bool:
+    """Whether the run could have this setting: SkyRL's engine refuses grammars and temperatures, for example."""
+    changed: dict[str, Any] = config.model_dump()
+    *sections, key = setting.split(".")
+    target = changed
+    for section in sections:
+        target = target[section]
+    if target[key] == value:
+        return False
+    target[key] = value
+    try:
+        RunConfig.model_validate(changed)
+    except ValidationError:
+        return False
+    return True
+
+
+def one_of(ways: Sequence[str]) -> str:
+    """["a", "b", "c"] is "a, b, or c"."""
+    return " or ".join(ways) if len(ways) < 3 else f"{', '.join(ways[:-1])}, or {ways[-1]}"
+
+
 Rules = Mapping[str, Callable[[StepView], Verdict | None]]
-"""Rules by name. A rule returns its verdict if it finds its symptom, else None."""
+"""Rules by name. A rule returns a verdict if it finds a problem, else None."""
 
 
 def warn(what: str, fix: str) -> Verdict:
@@ -95,14 +138,14 @@ def bad(what: str, fix: str) -> Verdict:
 
 
 def by_size(value: float | None, *, warn: float, bad: float = math.inf) -> Severity | None:
-    """How severe it is that a figure is this high."""
+    """Return the severity of a figure that should not be high; None if it is low or unknown."""
     if value is None or value < warn:
         return None
     return Severity.BAD if value >= bad else Severity.WARN
 
 
 def gentler(config: RunConfig) -> str:
-    """How to make updates smaller, with the numbers."""
+    """Suggest how to make updates smaller, with numbers."""
     rate = config.learner.learning_rate
     advice = f"lower learner.learning_rate (now {rate:.2g}) to {rate / 2:.2g}"
     if config.algorithm.epochs > 1:
@@ -111,13 +154,13 @@ def gentler(config: RunConfig) -> str:
 
 
 def refill(config: RunConfig) -> str:
-    """How to get fewer groups without variance into a batch."""
+    """Suggest how to get fewer groups without variance into a batch."""
     rounds = config.algorithm.refill_rounds
     return f"raise algorithm.refill_rounds (now {rounds})" if rounds else "set algorithm.refill_rounds to 2"
 
 
 def at_cap(config: RunConfig) -> str:
-    """What to change if algorithm.kl.cap stops updates."""
+    """Suggest what to change if algorithm.kl.cap stops updates."""
     kl = config.algorithm.kl
     advice = f"{gentler(config)}, raise algorithm.kl.coefficient (now {kl.coefficient:g})"
     if kl.reference == "base":
@@ -126,7 +169,7 @@ def at_cap(config: RunConfig) -> str:
 
 
 def roll_back(view: StepView, step: int | None, why: str = "the last healthy one") -> str:
-    """Where to resume, and with which learning rate: one that was healthy before, or else a tenth."""
+    """Suggest a step to resume from and a learning rate: one that was healthy before, or a tenth of the current."""
     setting, in_force, healthy = view.config.learner.learning_rate, view.now("learning_rate"), view.past.sound_rate
     rate = setting / 10
     if healthy and in_force is not None and healthy < in_force / 2:

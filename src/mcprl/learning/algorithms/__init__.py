@@ -1,8 +1,14 @@
-"""The mathematics: pure functions on tensors, without model or logging. Batches and objective read the configuration.
+"""The math of RL as pure functions on tensors. Only `batches` and `objective` read the configuration.
 
-Tensors name their axes: B trajectories of a batch, T tokens, G members of a group, V vocabulary, W words of 32 bits
-with one bit per token of the vocabulary, N a flat selection of tokens (usually the learnable ones), S the steps of one
-episode or the sequences of a minibatch.
+The suffix of a tensor's name lists its axes:
+
+    B   trajectories of a batch
+    T   tokens
+    G   members of a group
+    V   vocabulary
+    W   words of 32 bits, one bit per token of the vocabulary
+    N   a flat selection of tokens, usually the learnable ones
+    S   steps of an episode, or sequences of a minibatch
 """
 
 from mcprl.learning.algorithms.advantages import dr_grpo_advantages, gae, grpo_advantages, rloo_advantages, whitened

@@ -1,4 +1,4 @@
-"""From groups to a batch: rewards become advantages of the tokens that carry loss."""
+"""Makes a batch from groups: turns rewards into the advantages of the tokens that carry loss."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def make_batch(
     demonstrations: Sequence[Trajectory] = (),
     demonstration_weight: float = 0.0,
 ) -> Batch:
-    """A batch of whole groups with the advantages that `algorithm` configures; 0 for tokens without loss.
+    """Make a batch of whole groups. Tokens without loss get advantage 0; others depend on `algorithm.advantages`.
 
-    grpo, dr_grpo, rloo   an episode's advantage in its group, the same on each of its learnable tokens
-    gae                   the advantage of the token's step, and its return
+    grpo, dr_grpo, rloo   each learnable token gets the advantage of its episode within the group
+    gae                   each learnable token gets the advantage and the return of its step
 
-    With kl.estimator k1, each learnable token first costs `kl_coefficient` times its divergence from the reference. A
-    reward that is not finite gives such advantages, which the learner refuses.
+    With kl.estimator k1, the divergence of each learnable token from the reference, times `kl_coefficient`, is
+    subtracted from the reward first. A non-finite reward leads to non-finite advantages, which the learner refuses.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     learnable = tuple(learnable_tokens(t, algorithm.masks) for t in trajectories)
@@ -94,7 +94,7 @@ def _penalties(
     readings: Readings,
     coefficient: float,
 ) -> list[list[float]]:
-    """The KL penalty of each token; 0 if it carries no loss."""
+    """Return the KL penalty of each token; 0 for tokens without loss."""
     if coefficient == 0.0 or readings.reference_logprobs is None:
         return [[0.0] * len(mask) for mask in learnable]
     costs: list[list[float]] = []
@@ -111,10 +111,10 @@ def _group_columns(
     penalties: Sequence[Sequence[float]],
     kind: str,
 ) -> Columns:
-    """Each learnable token has its episode's advantage: that of the reward, minus that of the penalty.
+    """Give each learnable token its episode's advantage: that of the reward minus that of the KL penalty.
 
-    Only the reward is scaled (grpo), by its own standard deviation. If the penalty were scaled too, a group of equal
-    rewards would turn the smallest difference in the penalty into advantages of about 1.
+    With grpo, only the reward is divided by its standard deviation. If the penalty were scaled too, a tiny difference
+    in the penalty would become an advantage of about 1 in a group of equal rewards.
     """
     of_reward = _GROUP_RELATIVE[kind]
     of_penalty = dr_grpo_advantages if kind == "grpo" else of_reward
@@ -137,7 +137,7 @@ def _critic_columns(
     critic: CriticConfig,
     readings: Readings,
 ) -> tuple[Columns, Columns]:
-    """Advantages and returns: each learnable token has those of its step."""
+    """Return advantages and returns. Each learnable token gets those of its step."""
     advantages: list[tuple[float, ...]] = []
     returns: list[tuple[float, ...]] = []
     columns = zip(trajectories, learnable, penalties, readings.values or (), strict=True)

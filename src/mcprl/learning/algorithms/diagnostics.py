@@ -1,4 +1,4 @@
-"""Metrics that tell a healthy update from a broken one."""
+"""Metrics that distinguish a healthy update from a broken one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mcprl.records import Trajectory
 __all__ = ["explained_variance", "parity_metrics", "ratio_metrics", "staleness_metrics"]
 
 
-# Tokens with a ratio outside of these before any update are counted: sampler and learner disagree on them.
+# Before any update, a ratio outside this range means that sampler and learner disagree on the token.
 _NEAR_ONE = (0.9, 1.1)
 
 
 def parity_metrics(logprob_N: Tensor, sampled_logprob_N: Tensor) -> dict[str, float]:
-    """How far learner and sampler disagree about tokens before any update.
+    """Measure how far learner and sampler disagree about the logprobs of tokens before any update.
 
-    On-policy the mean ratio is 1 and everything else is 0. `parity_kl` is k3's estimate of KL(sampler ‖ learner).
+    On-policy, the mean ratio is 1 and all other metrics are 0. `parity_kl` is the k3 estimate of KL(sampler ‖ learner).
     """
     delta_N = logprob_N - sampled_logprob_N
     ratio_N = torch.exp(delta_N)
@@ -39,11 +39,12 @@ def parity_metrics(logprob_N: Tensor, sampled_logprob_N: Tensor) -> dict[str, fl
 def ratio_metrics(
     logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, *, clip_low: float, clip_high: float
 ) -> dict[str, float]:
-    """The ratios of the policy to the old policy, over the tokens of an update.
+    """Summarize the probability ratios (policy over old policy) of the tokens of an update.
 
-    `clipped_fraction` counts tokens whose gradient the clip cuts off: ρ > 1 + clip_high with A > 0, or ρ < 1 − clip_low
-    with A < 0. `active_fraction` counts tokens that move the weights: A ≠ 0 and not clipped. A healthy update raises
-    `ratio_mean_positive`, over tokens with A > 0, and lowers `ratio_mean_negative`; without such tokens they are 1.
+    `clipped_fraction` is the fraction of tokens whose gradient is 0 because of the clip: ρ > 1 + clip_high with A > 0,
+    or ρ < 1 − clip_low with A < 0. `active_fraction` is the fraction of tokens that move the weights: A ≠ 0 and not
+    clipped. `ratio_mean_positive` is the mean over tokens with A > 0, `ratio_mean_negative` over tokens with A < 0, and
+    both are 1 without such tokens. A healthy update raises the first and lowers the second.
     """
     ratio_N = torch.exp(logprob_N - old_logprob_N)
     too_high_N = (ratio_N > 1.0 + clip_high) & (advantage_N > 0)
@@ -64,9 +65,10 @@ def ratio_metrics(
 
 
 def explained_variance(value_N: Tensor, return_N: Tensor) -> float:
-    """How much of the returns a value head predicts: 1 − Var(R − v) / Var(R).
+    """Return the share of the returns' variance that the value head explains: 1 − Var(R − v) / Var(R).
 
-    1: all of it; 0: no more than a constant would; below 0: less than that. 0 if the returns have no variance.
+    1: all of it. 0: no more than a constant would. Below 0: worse than a constant. The result is 0 if the returns have
+    no variance.
     """
     if bool((return_N == return_N[:1]).all()):
         return 0.0
@@ -74,7 +76,7 @@ def explained_variance(value_N: Tensor, return_N: Tensor) -> float:
 
 
 def staleness_metrics(trajectories: Sequence[Trajectory], newest_version: int) -> dict[str, float]:
-    """How many versions the weights that sampled a token are behind the newest, over all sampled tokens."""
+    """Measure by how many versions the weights that sampled a token lag behind the newest, over all sampled tokens."""
     ages = [
         newest_version - version
         for trajectory in trajectories
@@ -88,7 +90,7 @@ def staleness_metrics(trajectories: Sequence[Trajectory], newest_version: int) -
 
 
 def _quantiles(number_N: Tensor, shares: Sequence[float]) -> list[float]:
-    """Linear interpolation, like torch.quantile, which is limited to 2^24 numbers."""
+    """Compute quantiles with linear interpolation. torch.quantile does the same, but for at most 2^24 numbers."""
     sorted_N = number_N.sort().values
     found: list[float] = []
     for share in shares:

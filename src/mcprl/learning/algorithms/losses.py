@@ -1,7 +1,7 @@
 """Losses on flat selections of tokens (axis N: the learnable tokens of a minibatch).
 
-Each returns one number per token: the caller weights tokens (`sequence_weights`) and adds them up. `old_logprob_N` is
-the denominator of the ratio: ρ = exp(logp − logp_old).
+Each loss returns one number per token. The caller multiplies them by `sequence_weights` and adds them up.
+`old_logprob_N` is the denominator of the ratio: ρ = exp(logp − logp_old).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ Estimator = Literal["k1", "k2", "k3"]
 
 
 def divergence(logprob_N: Tensor, reference_logprob_N: Tensor, estimator: Estimator) -> Tensor:
-    """Estimate of KL(policy ‖ reference) per token, for tokens that were sampled from the policy.
+    """Estimate KL(policy ‖ reference) per token, for tokens that were sampled from the policy.
 
     With d = logp − logp_ref:
 
-    k1   d                   unbiased. As a loss its expected gradient is 0; subtracted from the reward, it is right
-    k2   d² / 2              biased, but as a loss it has the gradient of the divergence, on-policy
+    k1   d                   unbiased. Subtract it from the reward; as a loss, its expected gradient is 0
+    k2   d² / 2              biased, but as a loss it has, on-policy, the gradient of the divergence
     k3   exp(−d) − 1 + d     unbiased and never negative. As a loss its gradient is that of KL(reference ‖ policy)
 
-    For tokens of a sampler and the learner's logprobs, KL(sampler ‖ learner) is divergence(sampled, learner, …).
+    To estimate KL(sampler ‖ learner), call divergence(sampled_logprob_N, logprob_N, …).
     """
     difference_N = logprob_N - reference_logprob_N
     match estimator:
@@ -56,14 +56,14 @@ def divergence(logprob_N: Tensor, reference_logprob_N: Tensor, estimator: Estima
         case "k2":
             return 0.5 * difference_N.square()
         case "k3":
-            # expm1 keeps precision if the two policies are very close.
+            # expm1 is precise even if the two policies are very close.
             return torch.expm1(-difference_N) + difference_N
 
 
 def next_coefficient(coefficient: float, kl: float, *, target: float, horizon: int) -> float:
-    """The penalty's coefficient after one update: coefficient · (1 + clip(kl / target − 1, −0.2, 0.2) / horizon).
+    """Return the next KL coefficient: coefficient · (1 + clip(kl / target − 1, −0.2, 0.2) / horizon).
 
-    It rises if the measured divergence `kl` is above its target, and falls if it is below.
+    It rises if the measured divergence `kl` is above `target` and falls if it is below.
     """
     if math.isnan(kl):
         raise ValueError("the KL coefficient cannot be steered by a divergence of NaN")
@@ -75,15 +75,15 @@ Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 
 
 def sequence_weights(token_count_S: Tensor, how: Aggregation, *, constant_tokens: int) -> Tensor:
-    """The weight (float64) of every learnable token of each sequence; the weighted losses add up to the loss.
+    """Return one weight (float64) per sequence. The loss is the sum of each token's loss times its sequence's weight.
 
-    `token_count_S` counts the learnable tokens n_s of the S sequences of the minibatch.
+    `token_count_S` is the number of learnable tokens n_s of each of the S sequences of the minibatch.
 
-    token_mean      1 / Σ n           all tokens weigh the same, so long sequences count for more
-    sequence_mean   1 / (S' · n_s)    all S' sequences with learnable tokens weigh the same
+    token_mean      1 / Σ n           all tokens have the same weight, so long sequences count for more
+    sequence_mean   1 / (S' · n_s)    all S' sequences with learnable tokens have the same weight
     constant        1 / (S · constant_tokens)   a token's weight does not depend on the lengths in this minibatch
 
-    Sequences without learnable tokens get 0.
+    Sequences without learnable tokens get weight 0.
     """
     count_S = token_count_S.to(torch.float64)
     match how:
@@ -103,10 +103,10 @@ def inside_gate(ratio_N: Tensor, gate: tuple[float, float]) -> Tensor:
 
 
 def importance_weights(old_logprob_N: Tensor, sampled_logprob_N: Tensor, *, cap: float) -> Tensor:
-    """min(exp(logp_old − logp_sampled), cap), without gradient.
+    """Return min(exp(logp_old − logp_sampled), cap), without gradient.
 
-    Corrects for tokens that the sampler drew with a probability other than the learner's. The cap bounds the weight of
-    one token, at the price of a bias.
+    The weights correct for the difference between the sampler's and the learner's probabilities. The cap bounds the
+    weight of a single token and introduces a bias.
     """
     return torch.exp(old_logprob_N - sampled_logprob_N).clamp(max=cap).detach()
 
@@ -115,12 +115,12 @@ Masks = Literal["exact", "text", "none"]
 
 
 def learnable_tokens(trajectory: Trajectory, masks: Masks) -> tuple[bool, ...]:
-    """The tokens of a trajectory that carry loss: never any that the policy did not sample.
+    """Mark the tokens of a trajectory that carry loss. All of them are tokens that the policy sampled.
 
-    exact   all but those for which the grammar admitted one token: their logprob and their gradient are 0
-    text    all but those for which the grammar admitted one text, however it is cut into tokens: the choice between
-            the cuts is not learned, so this is not the gradient of the expected reward
-    none    all that were sampled: the gradient of exact, divided by more tokens
+    exact   without tokens at positions where the grammar allowed a single token: their logprob and gradient are 0
+    text    also without tokens at positions where the grammar allowed a single text, even if the text can be tokenized
+            in several ways. The choice of tokenization is then not learned, so the gradient is not that of the reward
+    none    all sampled tokens: the same gradient as exact, but averaged over more tokens
     """
     columns = zip(trajectory.sampled, trajectory.forced, trajectory.fixed, strict=True)
     match masks:
@@ -133,7 +133,10 @@ def learnable_tokens(trajectory: Trajectory, masks: Masks) -> tuple[bool, ...]:
 
 
 def mask_shares(trajectories: Sequence[Trajectory], learnable: Sequence[Sequence[bool]]) -> dict[str, float]:
-    """`sampled_share` is of all tokens, the others are of sampled tokens. A forced token is not counted as fixed."""
+    """Return the share of sampled tokens, and the shares of forced, fixed and learnable tokens among those.
+
+    A forced token does not count as fixed.
+    """
     tokens = sum(len(t.token_ids) for t in trajectories)
     sampled = sum(sum(t.sampled) for t in trajectories)
     fixed = sum(x and not f for t in trajectories for x, f in zip(t.fixed, t.forced, strict=True))
@@ -150,17 +153,17 @@ def mask_shares(trajectories: Sequence[Trajectory], learnable: Sequence[Sequence
 
 
 def inadmissible_tokens(admissible_NW: Tensor, vocab_size: int) -> Tensor:
-    """True [N, V] for tokens that could not have been sampled.
+    """Unpack the bitmask into booleans [N, V] that are True for tokens that could not have been sampled.
 
-    `admissible_NW` packs 32 tokens into each int32, the first in the lowest bit; bits after the last token are ignored.
-    With the logits of these tokens set to −inf, a softmax renormalises over the rest; the gradient is exactly 0 for
-    them, and 0 everywhere in a row with one admissible token.
+    `admissible_NW` packs 32 tokens into each int32, the first in the lowest bit. Bits after the last token are ignored.
+    If the logits of inadmissible tokens are set to −inf, the softmax renormalises over the other tokens. The gradient
+    of inadmissible tokens is then exactly 0. In a row with one admissible token, all gradients are 0.
     """
     if admissible_NW.dtype is not torch.int32 or admissible_NW.shape[1] != -(-vocab_size // 32):
         given = f"{admissible_NW.shape[1]} words of {admissible_NW.dtype}"
         raise ValueError(f"{given} do not fit a vocabulary of {vocab_size} tokens")
-    # A table from each byte to its eight inverted bits, spread to eight bytes: one look-up per eight tokens, and no
-    # tensor larger than the result. Torch runs on little-endian machines only: byte b holds the tokens from 8b on.
+    # The table maps each byte to its eight inverted bits, one per byte. This takes one lookup per eight tokens and no
+    # tensor larger than the result. Torch runs on little-endian machines only, so byte b holds the tokens from 8b on.
     byte_X = torch.arange(256, dtype=torch.uint8, device=admissible_NW.device)
     bit_8 = torch.arange(8, dtype=torch.uint8, device=admissible_NW.device)
     spread_X = ((byte_X[:, None] >> bit_8) & 1).eq(0).view(torch.int64).flatten()
@@ -179,7 +182,7 @@ def clipped_policy_loss(
 ) -> Tensor:
     """PPO's loss: −min(ρ·A, clip(ρ, 1 − clip_low, 1 + clip_high)·A).
 
-    With `dual_clip` c, the loss of a token with A < 0 is at most c·|A|, however large its ratio is.
+    With `dual_clip` c, the loss of a token with A < 0 is at most c·|A|, no matter how large its ratio is.
     """
     ratio_N = torch.exp(logprob_N - old_logprob_N)
     loss_N = _pessimistic_loss(ratio_N, advantage_N, clip_low, clip_high)
@@ -197,20 +200,20 @@ def gspo_loss(
     clip_low: float,
     clip_high: float,
 ) -> Tensor:
-    """GSPO's loss in its token form: PPO's, with the ratio of the whole sequence instead of the token's.
+    """GSPO's loss in its token form: PPO's loss with the ratio of the whole sequence instead of the token's ratio.
 
     s = exp(mean of log ρ over the tokens of the sequence),   s_t = sg(s) · π_t / sg(π_t)   (sg: no gradient)
 
-    The value of s_t is s, its gradient that of the token. If all tokens of a sequence have the same advantage, their
-    mean has the value and gradient of GSPO's sequence objective, −min(s·A, clip(s)·A).
+    The value of s_t is s; its gradient is that of the token's ratio. If all tokens of a sequence have the same
+    advantage, the mean of their losses has the value and gradient of GSPO's sequence objective, −min(s·A, clip(s)·A).
 
-    `sequence_N` (int64) is the sequence of each token, in any order. All tokens of a sequence must be present.
+    `sequence_N` (int64) is the index of each token's sequence, in any order. All tokens of a sequence must be present.
     """
     sequence_count = int(sequence_N.max()) + 1 if len(sequence_N) else 0
     log_ratio_N = (logprob_N - old_logprob_N).detach()
     sum_S = log_ratio_N.new_zeros(sequence_count).index_add(0, sequence_N, log_ratio_N)
     mean_S = sum_S / sequence_N.bincount(minlength=sequence_count).clamp(min=1)
-    # The difference of the logprobs is 0 and comes first, so that it costs the mean no precision.
+    # The difference of the logprobs is exactly 0. It is computed first, so that the mean loses no precision.
     ratio_N = torch.exp((logprob_N - logprob_N.detach()) + mean_S[sequence_N])
     return _pessimistic_loss(ratio_N, advantage_N, clip_low, clip_high)
 
@@ -220,7 +223,7 @@ def cispo_loss(
 ) -> Tensor:
     """CISPO's loss: −sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·logp   (sg: no gradient).
 
-    The clip bounds the weight of a token's gradient and never makes it 0.
+    The clip bounds the weight of a token's gradient but never makes it 0.
     """
     weight_N = torch.exp(logprob_N.detach() - old_logprob_N).clamp(1.0 - clip_low, 1.0 + clip_high)
     return -weight_N * advantage_N * logprob_N
@@ -229,8 +232,8 @@ def cispo_loss(
 def value_loss(value_N: Tensor, old_value_N: Tensor, return_N: Tensor, *, clip: float | None) -> Tensor:
     """Half the squared error of a value head: ½·max((v − R)², (v_clipped − R)²).
 
-    v_clipped = v_old + clip(v − v_old, −clip, clip). Because of the maximum, a value that has moved further than `clip`
-    towards its return gets no gradient. Without `clip`: ½·(v − R)².
+    v_clipped = v_old + clip(v − v_old, −clip, clip). Because of the maximum, a value that has already moved more than
+    `clip` towards its return gets no gradient. Without `clip`: ½·(v − R)².
     """
     error_N = (value_N - return_N).square()
     if clip is not None:

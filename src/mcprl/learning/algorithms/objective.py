@@ -1,9 +1,9 @@
-"""The objective: the formulas of this package, put together as the configuration says.
+"""The objective: combines the formulas of this package as configured.
 
     loss = Σ over learnable tokens of weight · (gate · importance · policy loss + β · divergence − entropy bonus
                                                 + critic coefficient · value loss)
 
-A token's weight is computed for its whole minibatch, so packs of any size add up to the same loss.
+Token weights are computed over the whole minibatch, so the loss does not depend on the size of packs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _VALUE_CLIP = 0.2  # how far a value may move in one update
 
 
 class Scores(NamedTuple):
-    """The policy's logprob of each scored token, the entropy of the distribution there, and the value before it.
+    """For each scored token: its logprob, the entropy of the distribution at its position, and the value before it.
 
-    `value_N` is None without a value head.
+    N runs over the scored tokens. `value_N` is None without a value head.
     """
 
     logprob_N: Tensor
@@ -47,15 +47,15 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenColumns:
-    """What the objective needs per scored token; float32, except mask and version. None: not needed.
+    """What the objective needs per scored token. Columns are float32, except mask and version; None if not needed.
 
-    Two sampled tokens of a good episode, the second with one text to choose from (masks text):
+    Example: two sampled tokens of a good episode with `masks` text. The grammar allowed only one text at the second.
 
         sampled_logprob_N    [-0.3, -1.2]
         old_logprob_N        [-0.3, -1.2]      the denominator of the ratio
         advantage_N          [0.71, 0.0]
         carries_loss_N       [True, False]
-        weights_version_N    [3, 4]            of the weights that sampled it
+        weights_version_N    [3, 4]            the version that sampled the token
         reference_logprob_N, old_value_N, return_N     None
     """
 
@@ -70,14 +70,14 @@ class TokenColumns:
 
     @classmethod
     def joined(cls, parts: Sequence[TokenColumns], device: torch.device) -> TokenColumns:
-        """The columns of several examples, concatenated."""
+        """Concatenate the columns of several examples."""
         found: dict[str, Any] = {}
         for name, column in parts[0].named().items():
             found[name] = None if column is None else torch.cat([getattr(part, name) for part in parts]).to(device)
         return cls(**found)
 
     def chosen(self, chosen_N: Tensor) -> TokenColumns:
-        """The columns of those tokens only."""
+        """Select the columns of the tokens in `chosen_N`."""
         return replace(self, **{name: c[chosen_N] for name, c in self.named().items() if c is not None})
 
     def named(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class TokenColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The loss of a pack, ready for `backward`, and its parts as each learnable token's weighted share, detached.
+    """The loss of a pack, ready for `backward`, and its parts: detached values per learnable token, for the metrics.
 
     Outcome(loss=tensor(-0.02, grad_fn=…), parts={"policy_loss": tensor([-0.01, -0.03]), "kl_reference": tensor([…])})
     """
@@ -103,7 +103,7 @@ def policy_outcome(
     algorithm: AlgorithmConfig,
     kl_coefficient: float,
 ) -> Outcome:
-    """The objective over those of the scored tokens that carry loss."""
+    """Compute the objective over those scored tokens that carry loss."""
     carries_N = columns.carries_loss_N
     logprob_N, weight_N, columns = scores.logprob_N[carries_N], weight_N[carries_N], columns.chosen(carries_N)
     loss_N, parts = _policy_loss(logprob_N, columns, sequence_N[carries_N], algorithm)
@@ -127,13 +127,13 @@ def policy_outcome(
 def _policy_loss(
     logprob_N: Tensor, columns: TokenColumns, sequence_N: Tensor, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy's loss per token, gated and weighted; and which tokens were gated, and the importance weights."""
+    """Return the gated and weighted policy loss per token, and the parts `importance` and `gated` for the metrics."""
     old_N, advantage_N = columns.old_logprob_N, columns.advantage_N
     low, high = algorithm.clip_low, algorithm.clip_high
     kept_N, inside_N = logprob_N, None
     if algorithm.ratio_gate is not None:
         inside_N = inside_gate(torch.exp(logprob_N.detach() - old_N), algorithm.ratio_gate)
-        # A ratio that overflows would make the gradient NaN even if its loss is dropped.
+        # An overflowing ratio would make the gradient NaN even if its loss is dropped.
         kept_N = torch.where(inside_N, logprob_N, old_N)
     match algorithm.loss:
         case "ppo":

@@ -1,1 +1,1 @@
-"""Recorded tool calls: the cassette file, and importing recorded conversations into one."""
+"""Recorded tool calls: the cassette file, and the import of recorded conversations into a cassette."""

@@ -3,6 +3,9 @@
 Callers must record only successful calls of tools without side effects. Each operation is one statement in write-ahead
 mode, so tasks, threads and processes of one machine may share the file. A crash loses at most the last recordings and
 never damages the file. (Write-ahead mode needs a local file system.)
+
+A cassette may come from others. So it must have exactly the tables below, without views and triggers that would run
+with our statements, its values are limited in length, and a statement in steps.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from mcprl.bounds import MAX_CASSETTE_STEPS, MAX_CASSETTE_VALUE_BYTES, decode_json
 from mcprl.errors import CassetteError
 from mcprl.files import canonical_json
 from mcprl.secrets import SECRETS
@@ -24,7 +30,7 @@ from mcprl.tools.catalog import ToolDefinition
 __all__ = ["ANY_VERSION", "Cassette", "Recording"]
 
 ANY_VERSION = ""
-"""The version of recordings whose server version is unknown, as in old logs: they answer for every version."""
+"""Marks recordings whose server version is unknown, as in old logs. They match every version."""
 
 _APPLICATION_ID = 0x6D63726C
 _LAYOUT = 1
@@ -33,10 +39,15 @@ _TABLES = (
     "CREATE TABLE recordings (id INTEGER PRIMARY KEY, server TEXT NOT NULL, version TEXT NOT NULL, tool TEXT NOT NULL,"
     " arguments TEXT NOT NULL, answer BLOB NOT NULL, truncated INTEGER NOT NULL)",
     "CREATE INDEX recordings_by_call ON recordings (server, tool, arguments, version)",
-    # AUTOINCREMENT: a listing that is recorded again becomes the newest, even if it replaces the last row.
+    # AUTOINCREMENT: a listing that is recorded again gets the highest id, even if it replaces the last row.
     "CREATE TABLE listings (id INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT NOT NULL, version TEXT NOT NULL,"
     " definitions TEXT NOT NULL, UNIQUE (server, version))",
 )
+# What SQLite adds for AUTOINCREMENT and UNIQUE.
+_ADDED = {("sqlite_sequence", "CREATE TABLE sqlite_sequence(name,seq)"), ("sqlite_autoindex_listings_1", None)}
+_SCHEMA = {(statement.split()[2], statement) for statement in _TABLES} | _ADDED
+_STEPS_BETWEEN_LOOKS = 100_000
+_FEWEST_STEPS = 2_000_000
 _RECORD = """
 INSERT INTO recordings (server, version, tool, arguments, answer, truncated) SELECT ?1, ?2, ?3, ?4, ?5, ?6
 WHERE NOT EXISTS (
@@ -57,7 +68,7 @@ FROM recordings ORDER BY server, tool, arguments, version, id"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """One recorded answer. `ordinal` numbers the different answers to the same call from 1, the newest last.
+    """One recorded answer. If the same call got different answers, `ordinal` numbers them from 1, oldest first.
 
     Recording(server="fmp", version="1.2.0", tool="fmp_get_quote", arguments={"symbol": "AAPL"},
               text="**AAPL - Apple Inc.**\\nPrice: $213.88", truncated=False, ordinal=1)
@@ -73,15 +84,18 @@ class Recording:
 
 
 class Cassette:
-    """An open cassette. Open it with `Cassette.open`, and use `with` or `close` it."""
+    """An open cassette. Open it with `Cassette.open`; close it with `close` or a `with` block."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
         self._connection = connection
+        self._looks = 0
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_CASSETTE_VALUE_BYTES)
+        connection.set_progress_handler(self._takes_too_long, _STEPS_BETWEEN_LOOKS)
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> Cassette:
-        """Open a cassette; a writable one is created if it does not exist."""
+        """Open a cassette. With `writable`, create the file if it does not exist."""
         if not writable and not path.is_file():
             raise CassetteError(
                 f"cassette {path} does not exist",
@@ -113,7 +127,7 @@ class Cassette:
         self.close()
 
     def find(self, server: str, version: str, tool: str, arguments: Mapping[str, Any]) -> Recording | None:
-        """The newest answer of exactly this version, else the newest without a version, else None."""
+        """Return the newest answer for exactly this version, else the newest with an unknown version, else None."""
         known = _clean(arguments)
         rows = self._run(_FIND, (server, version, tool, canonical_json(known)))
         if not rows:
@@ -124,7 +138,7 @@ class Cassette:
             version=found_version,
             tool=tool,
             arguments=known,
-            text=_decoded(answer),
+            text=self._decoded(answer),
             truncated=bool(truncated),
         )
 
@@ -138,21 +152,21 @@ class Cassette:
         *,
         truncated: bool = False,
     ) -> None:
-        """Store an answer, with secrets redacted, unless it equals the newest one."""
+        """Store an answer with its secrets redacted. Does nothing if it equals the newest stored answer."""
         key = canonical_json(_clean(arguments))
-        # Bytes, because SQLite rejects text with unpaired surrogates.
+        # Encode to bytes, because SQLite rejects text with unpaired surrogates.
         answer = SECRETS.redact(text).encode("utf-8", "surrogatepass")
         self._run(_RECORD, (server, version, tool, key, answer, truncated))
 
     def record_tools(self, server: str, version: str, tools: Iterable[ToolDefinition]) -> None:
-        """Store the tools that a server lists, in its order, for replay without the server."""
+        """Store the tools that a server lists, in its order, so that replay works without the server."""
         clean = [ToolDefinition(**_clean(asdict(tool))) for tool in tools]
         entries = [{**asdict(tool), "fingerprint": tool.fingerprint()} for tool in clean]
         values = (server, version, json.dumps(entries))
         self._run("INSERT OR REPLACE INTO listings (server, version, definitions) VALUES (?, ?, ?)", values)
 
     def tools(self) -> Mapping[str, tuple[str, tuple[ToolDefinition, ...]]]:
-        """For each server, in the order first recorded, the version and the tools of its newest listing."""
+        """Return the version and the tools of each server's newest listing. Servers are in the order first recorded."""
         newest = {server: (version, definitions) for server, version, definitions in self.listings()}
         return {
             server: (version, tuple(definition for definition, _ in definitions))
@@ -160,46 +174,46 @@ class Cassette:
         }
 
     def listings(self) -> Iterator[tuple[str, str, list[tuple[ToolDefinition, str]]]]:
-        """Every recorded listing, oldest first: server, version, and each definition with its recorded fingerprint."""
+        """Yield every recorded listing, oldest first: server, version, and each definition with its fingerprint."""
         for server, version, text in self._run("SELECT server, version, definitions FROM listings ORDER BY id"):
             try:
-                entries = cast("list[dict[str, Any]]", json.loads(text))
-                definitions = [_definition(entry) for entry in entries]
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                entries = _ENTRIES.validate_python(decode_json(text)[0])
+            except (ValueError, TypeError) as error:
                 raise _damaged(self.path, f"the tools of server {server!r} are unreadable: {error}") from error
-            yield server, version, definitions
+            yield server, version, [(entry.definition(), entry.fingerprint) for entry in entries]
 
     def recordings(self) -> Iterator[Recording]:
-        """Every recording, by server, tool and arguments; several answers to one call in the order recorded."""
+        """Yield every recording, sorted by server, tool and arguments; different answers to a call are oldest first."""
         for server, version, tool, key, answer, truncated, ordinal in self._run(_ALL):
             try:
-                arguments: Any = json.loads(key)
-            except ValueError as error:
+                arguments = decode_json(key)[0]
+                is_canonical = canonical_json(arguments) == key
+            except (ValueError, TypeError) as error:
                 raise _damaged(self.path, f"arguments of {tool!r} are not JSON") from error
-            if not isinstance(arguments, dict) or not isinstance(answer, bytes):
+            if not isinstance(arguments, dict):
                 raise _damaged(self.path, f"a recording of {tool!r} is invalid")
-            if canonical_json(cast("dict[str, Any]", arguments)) != key:
+            if not is_canonical:
                 raise _damaged(self.path, f"arguments of {tool!r} are not in canonical form")
             yield Recording(
                 server=server,
                 version=version,
                 tool=tool,
                 arguments=cast("dict[str, Any]", arguments),
-                text=_decoded(answer),
+                text=self._decoded(answer),
                 truncated=bool(truncated),
                 ordinal=ordinal,
             )
 
     def answers(self, server: str, version: str, tool: str, arguments: Mapping[str, Any]) -> list[str]:
-        """Every answer recorded for exactly this call and version, the newest last."""
+        """Return every answer recorded for exactly this call and version, oldest first."""
         statement = (
             "SELECT answer FROM recordings WHERE server = ? AND version = ? AND tool = ? AND arguments = ? ORDER BY id"
         )
         rows = self._run(statement, (server, version, tool, canonical_json(_clean(arguments))))
-        return [_decoded(answer) for (answer,) in rows]
+        return [self._decoded(answer) for (answer,) in rows]
 
     def integrity(self) -> list[str]:
-        """Errors that SQLite finds in the file itself."""
+        """Return the errors that SQLite's integrity check finds in the file."""
         return [str(line) for (line,) in self._run("PRAGMA integrity_check") if line != "ok"]
 
     def _prepare(self, *, writable: bool) -> None:
@@ -213,6 +227,10 @@ class Cassette:
             raise CassetteError(
                 f"cassette {self.path} has layout {layout}, this mcprl reads layout {_LAYOUT}",
                 fix="record or import it again, or use the mcprl that wrote it",
+            )
+        if {(name, sql) for name, sql in self._run("SELECT name, sql FROM sqlite_master")} != _SCHEMA:
+            raise CassetteError(
+                f"{self.path} has other tables than a cassette", fix="do not use it: record or import the calls again"
             )
 
     def _is_empty(self) -> bool:
@@ -234,7 +252,7 @@ class Cassette:
             raise
 
     def _enter_write_ahead_mode(self) -> None:
-        """Changing the mode is the one statement for which SQLite does not wait by itself."""
+        """Switch to write-ahead mode. SQLite's busy timeout does not cover this statement, so wait for locks here."""
         give_up = time.monotonic() + _BUSY_S
         while True:
             try:
@@ -249,42 +267,74 @@ class Cassette:
         return cast("int", self._run(f"PRAGMA {pragma}")[0][0])
 
     def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        self._looks = 0
         try:
             return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise _unusable(self.path, error) from error
+        except UnicodeDecodeError as error:  # a text of the file, or SQLite's message that quotes one
+            raise _damaged(self.path, "it has a text that is not UTF-8") from error
+
+    def _takes_too_long(self) -> bool:
+        """Asked between the steps of a statement: a damaged file may lead SQLite in circles."""
+        self._looks += 1
+        steps = self._looks * _STEPS_BETWEEN_LOOKS
+        files = (self.path, Path(f"{self.path}-wal"))
+        return steps > _FEWEST_STEPS and steps > MAX_CASSETTE_STEPS * sum(
+            file.stat().st_size for file in files if file.exists()
+        )
+
+    def _decoded(self, answer: object) -> str:
+        try:
+            return cast("bytes", answer).decode("utf-8", "surrogatepass")
+        except (AttributeError, UnicodeDecodeError) as error:
+            raise _damaged(self.path, "an answer is not text") from error
 
 
 def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
     def connect(options: str) -> sqlite3.Connection:
-        # No implicit transactions, and any thread: each statement is atomic.
+        # No implicit transactions, because each statement is atomic. Any thread may use the connection.
         uri = f"{path.absolute().as_uri()}?{options}"
-        return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        opened = sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        opened.execute("PRAGMA trusted_schema = OFF")
+        return opened
 
     if writable:
         connection = connect("mode=rwc")
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
-        # The last reader to close removes the files beside the cassette, if it may write.
+        # The last reader to close removes the -wal and -shm files, if it has write access.
         connection = connect("mode=rw")
         connection.execute("PRAGMA query_only = ON")
         return connection
-    # If nothing can be written, SQLite reads a file in write-ahead mode only if it is declared immutable.
+    # Without write access, SQLite can read a file in write-ahead mode only if it is opened as immutable.
     return connect("mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1")
 
 
-def _definition(entry: dict[str, Any]) -> tuple[ToolDefinition, str]:
-    fingerprint = cast("str", entry.pop("fingerprint"))
-    return ToolDefinition(**entry), fingerprint
+class _Entry(BaseModel):
+    """A recorded tool, with the fields of its definition."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    output_schema: dict[str, Any] | None
+    read_only: bool
+    idempotent: bool
+    episodic: bool
+    fingerprint: str
+
+    def definition(self) -> ToolDefinition:
+        return ToolDefinition(**self.model_dump(exclude={"fingerprint"}))
+
+
+_ENTRIES = TypeAdapter(list[_Entry])
 
 
 def _clean(value: Mapping[str, Any]) -> dict[str, Any]:
     return cast("dict[str, Any]", SECRETS.redact_json(value))
-
-
-def _decoded(answer: bytes) -> str:
-    return answer.decode("utf-8", "surrogatepass")
 
 
 def _no_cassette(path: Path) -> CassetteError:
@@ -299,8 +349,12 @@ def _unusable(path: Path, error: sqlite3.Error) -> CassetteError:
     name = getattr(error, "sqlite_errorname", "")
     if name == "SQLITE_NOTADB":
         return _no_cassette(path)
-    if name.startswith("SQLITE_CORRUPT"):
+    if name.startswith("SQLITE_CORRUPT") or (not name and isinstance(error, sqlite3.OperationalError)):  # not UTF-8
         return _damaged(path, str(error))
+    if name == "SQLITE_INTERRUPT":
+        return _damaged(path, "reading it takes too long")
+    if name == "SQLITE_TOOBIG":
+        return _damaged(path, f"it has a value of more than {MAX_CASSETTE_VALUE_BYTES} bytes")
     return CassetteError(
         f"cassette {path} cannot be used: {error}", fix="check its permissions, the free space and who else uses it"
     )

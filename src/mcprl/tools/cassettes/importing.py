@@ -53,14 +53,14 @@ _WRITING = re.compile(
     r"|remove|rename|replace|reply|reset|restart|save|sell|send|submit|subscribe|sync|uninstall|unsubscribe|update"
     r"|upload|upsert|write"
 )
-# Nouns after a reading verb, as in get_post or list_open_orders; otherwise, or after an "and", verbs.
+# Nouns if they follow a reading verb, as in get_post or list_open_orders. Otherwise, or after "and", they are verbs.
 _EITHER = re.compile(
     r"accept|apply|archive|book|build|call|close|comment|commit|copy|fork|import|log|make|open|order|patch|play|post"
     r"|run|schedule|set|share|start|stop|store|tag|transfer|trigger"
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
-# At the beginning only: an article about errors is not an error.
+# Match only at the beginning: an article about errors is not an error.
 _ERRORS = (
     r"(?i)\A\s*(?:❌|✗|⛔|error\b|failed (?:to|with)\b|(?:failed|failure|fatal|exception|forbidden|denied)\s{0,4}:"
     r"|(?:api|http|internal|server|client|connection|network|timeout|validation|execution|rate limit) error\b"
@@ -82,12 +82,12 @@ class Verdict(StrEnum):
     UNFIT = "unfit"
     """Its arguments do not match the tool's definition, so a policy could never make the same call."""
     UNKNOWN = "unknown"
-    """Its tool belongs to no server."""
+    """No server has its tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTool:
-    """A tool, its server, and the version of that server's listing.
+    """A tool, its server, and the server version under which the tool was listed.
 
     KnownTool(server="fmp", version="", definition=ToolDefinition(name="fmp_get_quote", ...))
     """
@@ -99,7 +99,7 @@ class KnownTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifiedCall:
-    """A recorded call with its verdict, and its arguments under the names of the tool's schema.
+    """A recorded call and its verdict. `arguments` are renamed to match the tool's schema.
 
     ClassifiedCall(call=RecordedCall(tool="fmp_get_quote", arguments={"ticker": "AAPL"}, ...), tool=KnownTool(...),
                    arguments={"symbol": "AAPL"}, verdict=Verdict.ERROR)
@@ -112,7 +112,7 @@ class ClassifiedCall:
 
 
 def reads_by_name(tool: str) -> bool:
-    """Whether a tool of this name certainly only reads.
+    """Return True if the name shows that the tool only reads.
 
     >>> [reads_by_name(name) for name in ("fmp_get_quote", "listFiles", "send_message", "search_and_replace", "frob")]
     [True, True, False, False, False]
@@ -129,7 +129,7 @@ def reads_by_name(tool: str) -> bool:
 
 
 def error_rules(extra: Iterable[str] = ()) -> tuple[re.Pattern[str], ...]:
-    """Patterns for the answers of failed calls. Raises BadValueError if one is not a regular expression."""
+    """Return patterns that match the answers of failed calls. Raises BadValueError for an invalid pattern."""
     rules = [re.compile(rule) for rule in _ERRORS]
     for rule in extra:
         try:
@@ -140,7 +140,7 @@ def error_rules(extra: Iterable[str] = ()) -> tuple[re.Pattern[str], ...]:
 
 
 def tells_of_an_error(call: RecordedCall, rules: Iterable[re.Pattern[str]]) -> bool:
-    """Whether the log marks a call as failed, or one of the rules matches its answer."""
+    """Return True if the log marks the call as failed or a rule matches its answer."""
     return call.failed or any(rule.search(call.text, 0, SEARCHED_CHARS) for rule in rules)
 
 
@@ -150,7 +150,7 @@ def classify(
     aliases: Mapping[str, str],
     errors: Sequence[re.Pattern[str]],
 ) -> Iterator[ClassifiedCall]:
-    """A verdict for each call. Raises BadToolSchemaError if the definition of a called tool is unusable."""
+    """Classify each call. Raises BadToolSchemaError if the definition of a called tool is unusable."""
     checks: dict[str, ArgumentCheck] = {}
     for call in calls:
         tool = known.get(call.tool)
@@ -176,9 +176,9 @@ _INFERRED = "Inferred from recorded calls"
 
 
 def infer_definition(name: str, calls: Sequence[Mapping[str, Any]], aliases: Mapping[str, str]) -> ToolDefinition:
-    """A definition that all calls match: each argument with the types seen; required if every call has it.
+    """Return a definition that all calls match. An argument has the types seen, and is required if every call has it.
 
-    If both an alias and its target were used, the less frequent name is left out as a mistake.
+    If calls use both an alias and its target, the less frequent name is left out as a mistake.
 
     infer_definition("quote", [{"symbol": "A"}, {"symbol": "B", "limit": 2}], {}).parameters == {
         "type": "object", "required": ["symbol"],
@@ -194,12 +194,12 @@ def infer_definition(name: str, calls: Sequence[Mapping[str, Any]], aliases: Map
 
 
 def is_inferred(definition: ToolDefinition) -> bool:
-    """Whether a definition was inferred here, so that a listed one replaces it and a new inference widens it."""
+    """Return True if the definition was inferred here. A listed one replaces it, and a later import extends it."""
     return definition.description.startswith(_INFERRED)
 
 
 def merged_definitions(one: ToolDefinition, other: ToolDefinition) -> ToolDefinition:
-    """The inferred definition that the calls of both match."""
+    """Return an inferred definition that the calls of both definitions match."""
     types: dict[str, set[str]] = {}
     for definition in (one, other):
         for argument, schema in cast("dict[str, dict[str, Any]]", definition.parameters["properties"]).items():
@@ -230,7 +230,7 @@ def _definition(name: str, types: Mapping[str, set[str]], required: Collection[s
 
 
 def _schema_type(kinds: set[str]) -> str | list[str]:
-    # Every integer is a number.
+    # "number" includes integers.
     wide = sorted(kinds - {"integer"} if "number" in kinds else kinds)
     return wide[0] if len(wide) == 1 else wide
 
@@ -241,7 +241,7 @@ def _schema_type(kinds: set[str]) -> str | list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayShare:
-    """How many calls of a log a cassette answers. `replayable` are those that an import would have recorded.
+    """How many calls of a log a cassette answers. `replayable` counts the calls that an import would have recorded.
 
     ReplayShare(calls=1137, found=891, replayable=889, replayable_found=889, missing=(), lookup_s=(0.00005, ...))
     """
@@ -255,7 +255,7 @@ class ReplayShare:
 
 
 def find_faults(cassette: Cassette) -> Iterator[str]:
-    """Each fault of a cassette in a sentence. If SQLite finds the file damaged, nothing else is checked."""
+    """Yield each fault of a cassette as a sentence. If SQLite reports a damaged file, nothing else is checked."""
     try:
         damage = cassette.integrity()
         if damage:
@@ -302,7 +302,7 @@ def _problems(
 def replay(
     calls: Iterable[RecordedCall], cassette: Cassette, *, aliases: Mapping[str, str], errors: Sequence[re.Pattern[str]]
 ) -> ReplayShare:
-    """Look up every call of a log. `aliases` and `errors` are those of the import."""
+    """Look up every call of a log in a cassette. Pass the same `aliases` and `errors` as for the import."""
     known = {
         tool.name: KnownTool(server=server, version=version, definition=tool)
         for server, (version, tools) in cassette.tools().items()
@@ -355,7 +355,7 @@ class ImportRules:
         return next((server for server, pattern in self.servers if fnmatchcase(tool, pattern)), None)
 
     def is_read(self, listed: ListedTool) -> bool:
-        """By the patterns for writes, then those for reads, then the definition's hint, then the name."""
+        """Check the patterns for writes, then the patterns for reads, then the definition's hint, then the name."""
         name = listed.definition.name
         if matches(name, self.writes):
             return False
@@ -366,7 +366,8 @@ class ImportRules:
 
 @dataclass(slots=True, kw_only=True)
 class ToolCount:
-    """The calls of one tool by verdict. `distinct` counts different calls, `differing` those with several answers.
+    """Calls of one tool, counted by verdict. `distinct` counts different calls; `differing` counts those of them that
+    got several different answers.
 
     ToolCount(server="fmp", tool="fmp_get_quote", seen=107, recorded=83, errors=24, distinct=46, differing=12)
     """
@@ -386,7 +387,7 @@ class ToolCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """The result of an import. `unassigned` are tools without a server, with the number of their calls.
+    """The result of an import. `unassigned` maps each tool without a server to its number of calls.
 
     ImportReport(tools=[ToolCount(...)], unassigned={"frob": 3}, aliases_applied=20, redactions=0)
     """
@@ -441,7 +442,7 @@ def import_recordings(
 def _definitions(
     recordings: Recordings, cassette: Cassette, rules: ImportRules, listed: Mapping[str, ListedTool]
 ) -> dict[str, ToolDefinition]:
-    """One definition per tool: from a list or a prompt, else from an earlier import, else inferred."""
+    """Choose one definition per tool: from a list or a prompt, else from an earlier import, else inferred."""
     earlier = {
         (server, tool.name): tool
         for server, version, tools in cassette.listings()
@@ -459,7 +460,7 @@ def _definitions(
         if before is not None and not is_inferred(before):
             found[name] = ListedTool(definition=before, read_only=before.read_only)
             continue
-        # Failed calls may have had bad arguments, so they are used only if there are no others.
+        # Failed calls may have bad arguments, so use them only if the tool has no successful calls.
         worked = [call.arguments for call in calls if not tells_of_an_error(call, rules.errors)]
         inferred = infer_definition(name, worked or [call.arguments for call in calls], rules.aliases)
         found[name] = ListedTool(definition=inferred if before is None else merged_definitions(before, inferred))
@@ -467,7 +468,7 @@ def _definitions(
 
 
 def _record_calls(calls: Iterable[ClassifiedCall], cassette: Cassette, counts: Mapping[str, ToolCount]) -> int:
-    """Record the answers of each call in the order of the logs, so that lookups find the last. Returns redactions."""
+    """Record answers in the order of the logs, so that lookups find the last one. Return the number of redactions."""
     answers: dict[tuple[str, str, str], tuple[Mapping[str, Any], dict[str, None]]] = {}
     redactions = 0
     for call in calls:
@@ -477,14 +478,14 @@ def _record_calls(calls: Iterable[ClassifiedCall], cassette: Cassette, counts: M
         redactions += (arguments != call.arguments) + (text != call.call.text)
         key = (call.tool.server, call.call.tool, canonical_json(arguments))
         _, texts = answers.setdefault(key, (arguments, {}))
-        # Moved to the end: different answers are in the order of their last occurrence.
+        # Move it to the end: different answers are ordered by their last occurrence.
         texts.pop(text, None)
         texts[text] = None
     for (server, tool, _), (arguments, texts) in answers.items():
         counts[tool].distinct += 1
         counts[tool].differing += len(texts) > 1
         kept = cassette.answers(server, ANY_VERSION, tool, arguments)
-        # Importing the same files again changes nothing.
+        # Importing the same files twice changes nothing.
         if not texts.keys() <= set(kept) or kept[-1] != list(texts)[-1]:
             for text in texts:
                 cassette.record(server, ANY_VERSION, tool, arguments, text)
@@ -492,7 +493,7 @@ def _record_calls(calls: Iterable[ClassifiedCall], cassette: Cassette, counts: M
 
 
 def _record_tools(known: Iterable[KnownTool], cassette: Cassette) -> None:
-    """Add to the tools of earlier imports; a new definition replaces an earlier one."""
+    """Record tool definitions. They extend those of earlier imports; a new definition replaces an old one."""
     servers: dict[str, dict[str, ToolDefinition]] = {}
     for tool in known:
         servers.setdefault(tool.server, {})[tool.definition.name] = tool.definition

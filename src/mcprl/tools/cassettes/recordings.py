@@ -1,8 +1,8 @@
-"""Reading recorded conversations: the tool calls in them and their answers.
+"""Read recorded conversations: the tool calls in them and their answers.
 
 A file holds rows, as a JSON list or one per line. A row is a list of messages, or an object with such a list as
 "prompt", "messages" or "extra_info.original_conversation"; it may list its tools as "tools". `mcprl.conversations`
-parses the messages. What cannot be parsed is reported with its place and the reason.
+parses the messages. Anything that cannot be parsed is reported with its place and the reason.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = [
 
 
 _DECODER = json.JSONDecoder()
-# A list of objects, or one object of a `<tools>` block with one object per line.
+# The start of a JSON list of objects, or of an object in a `<tools>` block with one object per line.
 _BEGINNING = re.compile(r"\[\s{0,64}\{|^\{", re.MULTILINE)
-# Python counts the lines before each error it raises, so many broken lists would take quadratic time.
+# For each JSON error, Python counts the lines before it, so many broken lists would take quadratic time.
 _MAX_BROKEN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedTool:
-    """A definition found in a text. `read_only` is None if the text has no such hint, as is usual.
+    """A tool definition found in a text. `read_only` is None if the text has no such hint, which is usual.
 
     ListedTool(definition=ToolDefinition(name="now", description="The time.", parameters={"type": "object"}))
     """
@@ -49,7 +49,7 @@ class ListedTool:
 
 
 def load_tool_list(path: Path) -> dict[str, ListedTool]:
-    """The tools in a JSON file: a list, or an object with the list as "tools", like the answer to tools/list."""
+    """Load the tools of a JSON file: a list, or an object with the list under "tools", as in a tools/list response."""
     fix = 'write a JSON list of objects with "name", "description" and "parameters"'
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -64,7 +64,7 @@ def load_tool_list(path: Path) -> dict[str, ListedTool]:
 
 
 def listed_tools(value: Any) -> dict[str, ListedTool] | None:
-    """The tools of a list, by name; None if it is something else."""
+    """Return the tools of a list by name, or None if `value` is not a list of tools."""
     if not isinstance(value, list) or not value:
         return None
     tools = [_listed(entry) for entry in cast("list[Any]", value)]
@@ -72,7 +72,7 @@ def listed_tools(value: Any) -> dict[str, ListedTool] | None:
 
 
 def tools_in_prompt(text: str) -> dict[str, ListedTool]:
-    """The tools that a system prompt lists as JSON, anywhere in it. Other text is skipped."""
+    """Return the tools that a system prompt lists as JSON, anywhere in the text. Other text is skipped."""
     tools: dict[str, ListedTool] = {}
     for value in _values(text):
         tools.update(listed_tools(value if isinstance(value, list) else [value]) or {})
@@ -85,7 +85,7 @@ def _values(text: str) -> Iterator[Any]:
         try:
             value, place = _DECODER.raw_decode(text, found.start())
         except json.JSONDecodeError as error:
-            # Continue at the error, so that nothing is parsed twice.
+            # Continue at the error position, so that nothing is parsed twice.
             place = max(found.end(), error.pos)
             broken += 1
         except (ValueError, RecursionError):
@@ -106,7 +106,7 @@ def _listed(entry: Any) -> ListedTool | None:
     parameters = _first(tool, "parameters", "inputSchema", "input_schema")
     if not isinstance(name, str) or not name or not isinstance(description, str | None):
         return None
-    # The schema of a tool without arguments may be left out, but a name alone could be anything.
+    # A tool without arguments may omit its schema, but then it needs a description: a name alone could be anything.
     if not isinstance(parameters, dict) and not (parameters is None and description):
         return None
     output: Any = _first(tool, "outputSchema", "output_schema")
@@ -130,7 +130,7 @@ def _first(fields: dict[str, Any], *names: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place in the files, counted from 1. `message` is 0 for a whole row.
+    """A position in the files, counted from 1. `message` is 0 for a whole row.
 
     str(Place(file="train.json", row=3, message=5)) == "train.json, row 3, message 5"
     """
@@ -145,7 +145,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """A call and its answer. `failed`: the log marks it so; otherwise the text may still be an error.
+    """A call and its answer. `failed` means that the log marks it as failed; if False, the text may still be an error.
 
     RecordedCall(tool="fmp_get_quote", arguments={"symbol": "AAPL"}, text="Price: $213.88",
                  place=Place(file="train.json", row=3, message=5))
@@ -160,7 +160,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A part of a log that could not be parsed, and why. `is_call`: it is a call.
+    """A part of a log that could not be parsed, and why. `is_call` means that the part is a tool call.
 
     Unreadable(place=Place(file="train.json", row=3, message=5), why="no answer follows the call", is_call=True)
     """
@@ -172,7 +172,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recordings:
-    """Everything in the files, in order. `redefined` has the tools that rows define differently.
+    """Everything found in the files, in order. `redefined` holds the tools that different rows define differently.
 
     Recordings(calls=[RecordedCall(...)], tools={"now": ListedTool(...)}, unreadable=[], redefined=set())
     """
@@ -189,7 +189,7 @@ class Recordings:
 
 
 def read_recordings(paths: Iterable[Path]) -> Recordings:
-    """Read recorded conversations. Raises CassetteError for a file without any."""
+    """Read recorded conversations. Raises CassetteError for a file that contains none."""
     found = Recordings()
     prompts_read: set[str] = set()
     for path in paths:
@@ -217,10 +217,10 @@ def _rows(path: Path, found: Recordings) -> Iterator[tuple[Place, Any]]:
 
 
 def _lines(path: Path, text: str, as_a_whole: Exception, found: Recordings) -> Iterator[tuple[Place, Any]]:
-    """One row per line. If no line is JSON, the error of parsing the whole file is more helpful."""
+    """Yield one row per line. If no line is JSON, report the error from parsing the whole file: it is more helpful."""
     broken: list[Unreadable] = []
     rows = 0
-    # Not splitlines: JSON text may contain other characters that it treats as line ends.
+    # Not splitlines: it also splits at characters that may occur inside JSON text.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -267,7 +267,7 @@ def _define(tools: Mapping[str, ListedTool], found: Recordings) -> None:
 
 
 def _read_conversation(conversation: list[Any], row: Place, found: Recordings, prompts_read: set[str]) -> None:
-    """Collect calls until their answers have come, then pair them: several calls may be made at once."""
+    """Collect calls until their answers follow, then pair them. One message may make several calls."""
     calls: list[tuple[Place, WrittenCall]] = []
     answers: list[tuple[Place, WrittenAnswer]] = []
     for number, value in enumerate(conversation, start=1):
@@ -286,7 +286,7 @@ def _read_conversation(conversation: list[Any], row: Place, found: Recordings, p
         if is_assistant:
             calls.extend((place, call) for call in calls_in(message))
         elif message["role"] in {"system", "developer"} and (prompt := text_of(message)) not in prompts_read:
-            # The rows of a file usually share one long prompt, which is parsed once.
+            # The rows of a file usually share one long prompt, so parse each prompt once.
             prompts_read.add(prompt)
             _define(tools_in_prompt(prompt), found)
     _pair(calls, answers, found)
@@ -295,7 +295,7 @@ def _read_conversation(conversation: list[Any], row: Place, found: Recordings, p
 def _pair(
     calls: list[tuple[Place, WrittenCall]], answers: list[tuple[Place, WrittenAnswer]], found: Recordings
 ) -> None:
-    """Match calls and answers by id, else in order if there are equally many."""
+    """Match calls and answers by id, or in order if there are equally many of both."""
     by_id = {answer.id: answer for _, answer in answers if answer.id is not None}
     called = {call.id for _, call in calls if call.id is not None}
     rest_of_answers = [(place, answer) for place, answer in answers if answer.id not in called]

@@ -1,1 +1,1 @@
-"""Transports to a tool server: stdio and streamable HTTP, and the errors that they report to a call."""
+"""Transports to a tool server (stdio and streamable HTTP), and the errors that they report for a call."""

@@ -1,4 +1,4 @@
-"""HTTP requests and their answers: parsing, failures, and server-sent events."""
+"""HTTP requests and their responses: parsing, failures, and server-sent events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """One server-sent event: its fields, and its bytes.
+    """One server-sent event: its fields and its raw bytes.
 
     ServerEvent(name="message", data=b'{"jsonrpc":"2.0"}', id="7", raw=b'id: 7\\ndata: {"jsonrpc":"2.0"}\\n\\n')
     """
@@ -80,16 +80,16 @@ class EventSplitter:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether the unfinished event exceeds the limit. If so, feed nothing more."""
+        """Whether the unfinished event exceeds the limit. If it does, stop calling `feed`."""
         return self._num_bytes + len(self._unfinished) > self._max_bytes
 
     @property
     def beginning(self) -> bytes:
-        """The data of the unfinished event so far."""
+        """The data of the unfinished event received so far."""
         return _data([*self._lines, bytes(self._unfinished)])
 
     def feed(self, piece: bytes) -> list[ServerEvent]:
-        """The events that this piece completes. Stops if one becomes too large."""
+        """Return the events that this piece completes. Stops if an event becomes too large."""
         if self._ended_with_return and piece.startswith(b"\n"):
             piece = piece[1:]
             self._ended_with_return = False
@@ -141,13 +141,13 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
 
 
 _EXCERPT_CHARACTERS = 300
-# Redacted before the cut to the excerpt, because half a secret is not recognized.
+# Redact before cutting to the excerpt, because half a secret is not recognized.
 _REDACTED_BYTES = 8192
 
-# A request as the SDK writes it. Other messages are parsed.
+# A request as the SDK writes it. Messages that do not match are parsed as JSON.
 _REQUEST_HEAD = re.compile(rb'\{"jsonrpc":"2\.0","id":(\d+),"method":')
 
-# If these are raised, nothing of a request was sent. After any other error the server may have received it.
+# These errors mean that nothing was sent. After any other error, the server may have received the request.
 _NOTHING_SENT = (
     httpx2.ConnectError,
     httpx2.ConnectTimeout,
@@ -159,7 +159,7 @@ _NOTHING_SENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """How much of an answer is read, and how much text is kept of one that is too large.
+    """How many bytes of an answer are read, and how many characters are kept of an answer that is too large.
 
     AnswerLimits(max_bytes=16_777_216, text_characters=69_632)
     """
@@ -169,7 +169,7 @@ class AnswerLimits:
 
 
 def request_id_of(content: bytes) -> str | int | None:
-    """The id of the JSON-RPC request in a body; None for a notification or a response."""
+    """Return the id of the JSON-RPC request in a body, or None for a notification or a response."""
     head = _REQUEST_HEAD.match(content)
     if head is not None:
         return int(head[1])
@@ -178,7 +178,7 @@ def request_id_of(content: bytes) -> str | int | None:
 
 
 def cancelled_id_of(content: bytes) -> str | int | None:
-    """The id of the request that the notification in a body cancels; None for any other notification."""
+    """Return the id of the request that a cancellation in the body cancels; None for any other body."""
     message: dict[str, Any] = from_json(content)
     return message["params"]["requestId"] if message.get("method") == "notifications/cancelled" else None
 
@@ -186,7 +186,7 @@ def cancelled_id_of(content: bytes) -> str | int | None:
 def read_message(
     body: bytes, limits: AnswerLimits
 ) -> JSONRPCRequest | JSONRPCNotification | JSONRPCResponse | JSONRPCError | TransportOutcome:
-    """The JSON-RPC message in these bytes, as the SDK will parse it, or an outcome if there is none."""
+    """Parse the bytes as the SDK will: return the JSON-RPC message, or an outcome if they are not a message."""
     try:
         return jsonrpc_message_adapter.validate_json(body, by_name=False)
     except ValidationError as error:
@@ -200,7 +200,7 @@ def read_message(
 def read_repaired(
     body: bytes, limits: AnswerLimits
 ) -> tuple[bytes, JSONRPCRequest | JSONRPCNotification | JSONRPCResponse | JSONRPCError | TransportOutcome]:
-    """The message, and the bytes for the SDK to parse: invalid UTF-8 and unpaired surrogates become U+FFFD."""
+    """Return the message, and the bytes for the SDK: invalid UTF-8 and unpaired surrogates are replaced by U+FFFD."""
     message = read_message(body, limits)
     if not isinstance(message, TransportOutcome) or message.trouble is not Trouble.BROKEN:
         return body, message
@@ -212,17 +212,17 @@ def read_repaired(
 
 
 def answers(message: object, request_id: str | int) -> bool:
-    """Whether a message answers this request. An error may lack the id if the server could not parse it."""
+    """Return True if a message answers this request. An error may lack the id if the server could not parse it."""
     match message:
         case JSONRPCResponse(id=answered) | JSONRPCError(id=answered):
-            # Some servers answer the id 7 with "7", and the SDK accepts that.
+            # Some servers answer the request 7 with the id "7"; the SDK accepts that.
             return answered is None or str(answered) == str(request_id)
         case _:
             return False
 
 
 def connection_outcome(error: httpx2.RequestError) -> TransportOutcome:
-    """The outcome of a failed connection. The call was certainly not made only if nothing was sent."""
+    """Convert a failed connection to an outcome. The call is certainly undelivered only if nothing was sent."""
     text = _one_line(str(error))
     return TransportOutcome(
         trouble=Trouble.BROKEN if isinstance(error, httpx2.DecodingError) else Trouble.UNREACHABLE,
@@ -232,7 +232,7 @@ def connection_outcome(error: httpx2.RequestError) -> TransportOutcome:
 
 
 def too_large(beginning: bytes, limits: AnswerLimits) -> TransportOutcome:
-    """The outcome of an answer beyond the limit."""
+    """Return the outcome for an answer above the size limit."""
     return TransportOutcome(
         trouble=Trouble.TOO_LARGE,
         detail=f"the answer is larger than {limits.max_bytes} bytes",
@@ -241,18 +241,18 @@ def too_large(beginning: bytes, limits: AnswerLimits) -> TransportOutcome:
 
 
 def broken(what: str, body: bytes) -> TransportOutcome:
-    """The outcome of bytes that are not an answer."""
+    """Return the outcome for bytes that are not an answer."""
     excerpt = _one_line(body[:_REDACTED_BYTES].decode(errors="replace"))
     return TransportOutcome(trouble=Trouble.BROKEN, detail=f"{what}: {excerpt}" if excerpt else what)
 
 
 def status_outcome(status: int, headers: Mapping[str, str], body: bytes) -> TransportOutcome:
-    """The outcome of an HTTP status whose body holds no JSON-RPC message."""
+    """Return the outcome for an HTTP status whose body is not a JSON-RPC message."""
     wait_s = retry_after_s(headers)
     if status == 413:
         return TransportOutcome(trouble=Trouble.REFUSED_FOR_SIZE, detail="HTTP 413", delivered=False)
     if status == 429:
-        # The status means that the request was rejected before it was processed.
+        # Status 429 means that the request was rejected before it was processed.
         return TransportOutcome(trouble=Trouble.BUSY, detail="HTTP 429", delivered=False, retry_after_s=wait_s)
     if status == 503 and wait_s is not None:
         return TransportOutcome(trouble=Trouble.BUSY, detail="HTTP 503", retry_after_s=wait_s)
@@ -265,10 +265,10 @@ def status_outcome(status: int, headers: Mapping[str, str], body: bytes) -> Tran
 
 
 def refuses_session(status: int, message: object) -> bool:
-    """Whether this answer to a request with a session id means that the server no longer knows the session.
+    """Return True if the answer to a request with a session id means that the server no longer knows the session.
 
-    By the protocol that is 404, unless the error in the body is that the method was not found. Servers based on a
-    common example send 400 and an error without an id whose message mentions the session.
+    By the protocol that is status 404, unless the error in the body is "method not found". Servers based on a common
+    example send 400 and an error without an id whose message mentions the session.
     """
     if not isinstance(message, JSONRPCError):
         return status == 404
@@ -278,7 +278,7 @@ def refuses_session(status: int, message: object) -> bool:
 
 
 def _one_line(text: str) -> str:
-    """A text of the server for an error message: one short line without secrets and control characters."""
+    """Format a server's text for an error message: one short line without secrets and control characters."""
     words = SECRETS.redact(text).split()
     line = "".join(character if character.isprintable() else "\ufffd" for character in " ".join(words))
     return line if len(line) <= _EXCERPT_CHARACTERS else line[:_EXCERPT_CHARACTERS] + "…"
@@ -292,25 +292,25 @@ _DRAIN_BYTES = 65536
 
 
 class Exchange:
-    """One request until its answer: its POST, and the GETs that resume a broken stream."""
+    """One request until it is answered: its POST, and the GETs that resume a broken stream."""
 
     def __init__(self, request_id: str | int) -> None:
         self.request_id = request_id
         self.last_event_id = ""
-        """Where a broken stream can be resumed; empty if it cannot."""
+        """The event id to resume a broken stream from. Empty if the stream cannot be resumed."""
         self.failed_resumptions = 0
         self.is_abandoned = False
         self._scope: anyio.CancelScope | None = None
 
     def abandon(self) -> None:
-        """Stop waiting: nobody needs the answer."""
+        """Stop waiting for the answer, because the caller is gone."""
         self.is_abandoned = True
         if self._scope is not None:
             self._scope.cancel()
 
     @contextmanager
     def until_abandoned(self) -> Generator[None]:
-        """Ends the block early, without an exception, when the exchange is abandoned."""
+        """End the block early, without an exception, when the exchange is abandoned."""
         with anyio.CancelScope() as scope:
             if self.is_abandoned:
                 scope.cancel()
@@ -322,7 +322,7 @@ class Exchange:
 
 
 def error_event(error: JSONRPCError) -> ServerEvent:
-    """An error as an event, in place of the answer."""
+    """Wrap an error as an event that replaces the answer."""
     data = error.model_dump_json().encode()
     return ServerEvent("message", data, "", b"data: " + data + b"\n\n")
 
@@ -330,8 +330,8 @@ def error_event(error: JSONRPCError) -> ServerEvent:
 class EventStream(httpx2.AsyncByteStream):
     """The events of a response, for the SDK to read.
 
-    The stream of a request ends with its answer, with an error in its place, or where the SDK can resume it. A stream
-    without a request just ends, and the SDK opens it again.
+    The stream of a request ends after its answer, after an error that replaces the answer, or at a point from which the
+    SDK can resume it. A stream without a request just ends, and the SDK opens it again.
     """
 
     def __init__(
@@ -357,7 +357,7 @@ class EventStream(httpx2.AsyncByteStream):
         self._is_over = False
 
     async def first_event(self) -> ServerEvent | None:
-        """The first event, which a reader of the stream gets as well; None if there is none."""
+        """Return the first event without consuming it, or None if there is none."""
         self._held = await self._next_event()
         return self._held
 
@@ -378,7 +378,7 @@ class EventStream(httpx2.AsyncByteStream):
         if exchange is not None and (self.answer is not None or not self._is_over):
             self._finish(exchange)
         if self.answer is not None and not self._is_over:
-            # The connection can be reused once the body is read to its end, in the background.
+            # The connection can be reused after the body is read to its end, which happens in the background.
             self._is_over = True
             self._background.start_soon(self._drain)
         else:
@@ -406,14 +406,14 @@ class EventStream(httpx2.AsyncByteStream):
         return event
 
     async def _arrival(self) -> ServerEvent | None:
-        """The next event, or an error in its place; None at the end of the stream."""
+        """Return the next event, an error that replaces it, or None at the end of the stream."""
         while not self._arrived:
             if self._splitter.is_too_large:
                 return self._answer(too_large(self._splitter.beginning, self._limits))
             try:
                 chunk = await anext(self._chunks, None)
             except httpx2.RequestError as error:
-                # The request was received, otherwise there would be no stream.
+                # The server received the request; otherwise there would be no stream.
                 return self._break_off(replace(connection_outcome(error), delivered=True))
             if chunk is None:
                 return self._break_off(_ENDED)
@@ -445,7 +445,7 @@ class EventStream(httpx2.AsyncByteStream):
                     if num_bytes > _DRAIN_BYTES:
                         break
         except httpx2.RequestError:
-            pass  # the answer has arrived: only the connection is lost
+            pass  # the answer has arrived, so losing the connection does not matter
         finally:
             await self._close()
 

@@ -1,8 +1,8 @@
 """The SDK's streamable HTTP transport, changed so that a failed request fails one call and not the session.
 
 The SDK ends a session, with every call in it, if a connection fails or a body cannot be parsed. So it gets an HTTP
-client that does not fail: a failure of a request becomes a JSON-RPC error that answers it (see
-`mcprl.tools.transports.messages`). Handshake, sessions, redirects and resumption are left to the SDK.
+client that never fails: a failed request is answered with a JSON-RPC error (see `mcprl.tools.transports.messages`).
+The SDK still does the handshake, sessions, redirects and resumption.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = ["http_transport"]
 
 
 class KeptOpen:
-    """A stream of the SDK that is closed when the transport ends, not already when the session closes it.
+    """A stream of the SDK that stays open until the transport ends, even if the session closes it earlier.
 
-    In between, the SDK ends its session with the server. An answer that arrived then would find the stream closed and
-    raise an error.
+    Between these two moments the SDK ends its session with the server. An answer that arrives then would hit a closed
+    stream and raise an error.
     """
 
     def __init__(
@@ -90,24 +90,24 @@ _JSON = "application/json"
 
 
 def error_response(request: httpx2.Request, request_id: str | int, outcome: TransportOutcome) -> httpx2.Response:
-    """An outcome as the response to a request."""
+    """Convert an outcome to a response that answers the request with an error."""
     content = error_for(request_id, outcome).model_dump_json().encode()
     return httpx2.Response(200, headers={"content-type": _JSON}, content=content, request=request)
 
 
 def has_length_within(max_bytes: int, headers: httpx2.Headers) -> bool:
-    """Whether a body has a content length within the limit, which HTTP enforces, and is not compressed."""
+    """Return True if the body is uncompressed and its content length, which HTTP enforces, is within the limit."""
     length = headers.get("content-length", "")
     return length.isdecimal() and int(length) <= max_bytes and "content-encoding" not in headers
 
 
 def json_response(request: httpx2.Request, response: httpx2.Response, body: bytes, message: object) -> httpx2.Response:
-    """The JSON-RPC message `body` as the response to a request."""
+    """Return the JSON-RPC message `body` as the response to a request."""
     if isinstance(message, JSONRPCResponse) and _is_read(response):
         return response
     status = response.status_code
     if response.is_success:
-        # The SDK passes an error without an id to its request only if the status is a failure.
+        # The SDK delivers an error without an id only if the HTTP status is a failure.
         status = 400 if isinstance(message, JSONRPCError) else 200
     headers = {"content-type": _JSON, **_session_header(response)}
     return httpx2.Response(status, headers=headers, content=body, request=request)
@@ -116,13 +116,13 @@ def json_response(request: httpx2.Request, response: httpx2.Response, body: byte
 def events_response(
     request: httpx2.Request, stream: httpx2.AsyncByteStream, response: httpx2.Response
 ) -> httpx2.Response:
-    """A response with our stream in place of its own."""
+    """Return the response with our event stream instead of its own."""
     headers = {"content-type": EVENTS, **_session_header(response)}
     return httpx2.Response(200, headers=headers, stream=stream, request=request)
 
 
 def _is_read(response: httpx2.Response) -> bool:
-    """Whether the SDK can parse this response as it is."""
+    """Return True if the SDK can parse this response unchanged."""
     if response.status_code != 200 or not response.headers.get("content-type", "").startswith(_JSON):
         return False
     try:
@@ -140,11 +140,14 @@ _MAX_IN_FLIGHT = 8
 
 
 class SmallPools(httpx2.AsyncBaseTransport):
-    """Sends a request through the first pool that has room, or a new one: a pool takes quadratic time for many."""
+    """Sends a request through the first pool with free capacity, or through a new pool.
+
+    A single pool takes quadratic time for many requests.
+    """
 
     def __init__(self, make_pool: Callable[[], httpx2.AsyncBaseTransport]) -> None:
         self._make_pool = make_pool
-        # Requests per pool whose responses are not yet closed.
+        # Per pool, the number of requests whose responses are not closed yet.
         self._in_flight: dict[httpx2.AsyncBaseTransport, int] = {}
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -189,8 +192,8 @@ class _CountedBody(httpx2.AsyncByteStream):
 _logger = logging.getLogger(__name__)
 
 _CONNECT_S = 30.0
-# Common servers close an idle connection after five seconds. A request sent at that moment would be lost, and nobody
-# could tell whether the server received it.
+# Common servers close an idle connection after five seconds. A request sent at that moment would be lost, and the
+# client could not tell whether the server received it.
 _KEEPALIVE_S = 4.0
 _MAX_IDLE_CONNECTIONS = 64
 _LIMITS = httpx2.Limits(
@@ -200,9 +203,9 @@ _NOTIFY_S = 5.0
 _GOODBYE_S = 2.0
 _LAST_ANSWERS_S = 0.1
 _HAND_OVER_S = 0.01
-# More than is shown to the policy, so that a secret at the cut is still complete when it is redacted.
+# More than the policy sees, so that a secret at the cut is still complete when it is redacted.
 _TEXT_MARGIN = 4096
-# The SDK tries twice to resume a broken stream.
+# How often the SDK tries to resume a broken stream.
 _RESUMPTIONS = 2
 
 _SESSION_LOST = TransportOutcome(
@@ -220,12 +223,12 @@ async def http_transport(
     on_message: Callable[[], None] | None = None,
     on_session_lost: Callable[[], None] | None = None,
 ) -> AsyncGenerator[Any, None]:
-    """The read and write streams of a session, for the SDK's Client.
+    """Open the read and write streams of a session, for the SDK's Client.
 
-    The number of requests in flight is not limited, nor their time except for connecting: callers have deadlines.
-    `on_message` is called for each message, `on_end` after the last one, before any waiting call fails.
-    `on_session_lost` is called once if the server no longer knows the session, so that no request can succeed. By then
-    the requests in flight have had a moment to fail by themselves.
+    Requests in flight are not limited in number, and have no timeout except for connecting: callers have deadlines.
+    `on_message` is called for each message. `on_end` is called after the last message, before any waiting call fails.
+    `on_session_lost` is called once if the server no longer knows the session, so that no request can succeed. Before
+    that, the requests in flight have a moment to fail on their own.
     """
     background = anyio.create_task_group()
     client = _UnfailingClient(
@@ -235,14 +238,14 @@ async def http_transport(
         on_session_lost,
     )
     async with client, background:
-        # Our client limits the size of events, because it can answer the request of one that is too large.
+        # Our client limits the size of events instead, because it can answer the request whose event is too large.
         async with streamable_http_client(url, http_client=client, max_sse_event_size=None) as (reading, writing):
             yield KeptOpen(reading, on_end, on_message), KeptOpen(writing)
         background.cancel_scope.cancel()
 
 
 def _small_pools(*, trust_env: bool) -> SmallPools:
-    # Made once, because it loads all certificates of the machine.
+    # Created once, because it loads all certificates of the machine.
     certificates = httpx2.create_ssl_context(trust_env=trust_env)
     return SmallPools(lambda: httpx2.AsyncHTTPTransport(verify=certificates, limits=_LIMITS, trust_env=trust_env))
 
@@ -257,13 +260,13 @@ class _UnfailingClient(httpx2.AsyncClient):
         background: TaskGroup,
         on_session_lost: Callable[[], None] | None,
     ) -> None:
-        # A server we started is on this machine: a proxy from the environment could not reach it.
+        # A server that we started is on this machine; a proxy from the environment could not reach it.
         trust_env = not spec.settings.start
         super().__init__(
             headers=dict(spec.headers),
             timeout=httpx2.Timeout(None, connect=_CONNECT_S),
             limits=_LIMITS,
-            # The client uses proxies from the environment only with its own transport.
+            # httpx2 uses proxies from the environment only with its default transport.
             transport=None if trust_env and getproxies() else _small_pools(trust_env=trust_env),
             trust_env=trust_env,
         )
@@ -275,7 +278,7 @@ class _UnfailingClient(httpx2.AsyncClient):
         self._all_answered = anyio.Event()
 
     async def send(self, request: httpx2.Request, **_: Any) -> httpx2.Response:
-        """Send a request of the SDK, which always wants a stream and follows redirects itself."""
+        """Send a request of the SDK. The SDK always asks for a stream and follows redirects itself."""
         match request.method:
             case "POST":
                 content = await request.aread()
@@ -292,13 +295,13 @@ class _UnfailingClient(httpx2.AsyncClient):
         response = await super().send(request, stream=True, follow_redirects=False)
         if response.next_request is None:
             return response
-        # The SDK reads the body of a redirect without a limit, and fails if it cannot.
+        # The SDK would read the body of a redirect without a limit, and fail if it cannot.
         await response.aclose()
         redirect = httpx2.Response(response.status_code, headers=response.headers, content=b"", request=request)
         redirect.next_request = response.next_request
         return redirect
 
-    # Requests: each gets an answer.
+    # Requests: each one gets an answer.
 
     async def _ask(self, request: httpx2.Request, request_id: str | int) -> httpx2.Response:
         self._exchanges[request_id] = exchange = Exchange(request_id)
@@ -361,7 +364,7 @@ class _UnfailingClient(httpx2.AsyncClient):
             return error_response(request, exchange.request_id, _SESSION_LOST)
         outcome = status_outcome(response.status_code, response.headers, body)
         if isinstance(message, JSONRPCError) and outcome.trouble is not Trouble.BUSY:
-            # The SDK negotiates versions with such errors, so it gets them unchanged.
+            # The SDK negotiates versions with such errors, so pass them on unchanged.
             return json_response(request, response, body, message)
         return error_response(request, exchange.request_id, outcome)
 
@@ -393,7 +396,7 @@ class _UnfailingClient(httpx2.AsyncClient):
             await stream.aclose()
             raise
         if first is not None and answers(stream.answer, exchange.request_id):
-            # The usual case. A plain response takes the SDK less time and memory than an event.
+            # The usual case. The SDK handles a plain response with less time and memory than an event.
             await stream.aclose()
             return json_response(request, response, first.data, stream.answer)
         return events_response(request, stream, response)
@@ -413,8 +416,8 @@ class _UnfailingClient(httpx2.AsyncClient):
             self._background.start_soon(self._report_loss, report)
 
     async def _report_loss(self, report: Callable[[], None]) -> None:
-        # The callback ends the session and the requests in flight. Most of them are about to be rejected as well and
-        # can then be retried safely, so wait for that first.
+        # The callback ends the session and the requests in flight. Most of these are about to be rejected by the
+        # server, which makes a retry safe, so wait for the rejections first.
         with anyio.move_on_after(_LAST_ANSWERS_S):
             self._all_answered = anyio.Event()
             if self._exchanges:
@@ -422,17 +425,17 @@ class _UnfailingClient(httpx2.AsyncClient):
         await anyio.sleep(_HAND_OVER_S)
         report()
 
-    # Everything else: it may neither end the session nor delay it.
+    # Everything else: it must neither end nor delay the session.
 
     async def _notify(self, request: httpx2.Request, content: bytes) -> httpx2.Response:
         cancelled = cancelled_id_of(content)
         if cancelled is not None and (exchange := self._exchanges.get(cancelled)) is not None:
             exchange.abandon()
         if b'"notifications/initialized"' in content:
-            # Servers reject requests that arrive before this one.
+            # Servers reject requests that arrive before this notification.
             await self._post_notification(request)
         else:
-            # In the background: the SDK sends nothing else until we return.
+            # In the background, because the SDK sends nothing else until this returns.
             self._background.start_soon(self._post_notification, request)
         return httpx2.Response(202, request=request)
 
@@ -462,9 +465,10 @@ class _UnfailingClient(httpx2.AsyncClient):
         return httpx2.Response(405, request=request)
 
     async def _listen(self, request: httpx2.Request) -> httpx2.Response:
-        """A stream for messages that answer no request, or the resumption of a broken one.
+        """Open a stream for messages that answer no request, or resume a broken stream.
 
-        The SDK handles every failure of it and retries. If it is about to give up on a request, answer that here.
+        The SDK handles its failures and retries. If the SDK is about to give up on a request, that request is answered
+        here.
         """
         last = request.headers.get(LAST_EVENT_ID)
         exchange = next((one for one in self._exchanges.values() if last and one.last_event_id == last), None)
@@ -475,7 +479,7 @@ class _UnfailingClient(httpx2.AsyncClient):
         except httpx2.RequestError as error:
             if exchange is None or not _is_last_try(exchange):
                 raise
-            # The request itself was received long ago.
+            # The request itself was received earlier.
             return self._give_up(request, exchange, replace(connection_outcome(error), delivered=True))
         if response.is_success and response.headers.get("content-type", "").lower().startswith(EVENTS):
             if exchange is not None:

@@ -1,6 +1,6 @@
-"""What both transports share: errors in place of answers, and reading JSON-RPC that is cut, broken or too long.
+"""Code of both transports: errors that replace answers, and reading JSON-RPC that is cut, broken or too long.
 
-All of it takes linear time and bounded memory: of a line beyond the limit only the beginning and the end are kept.
+Everything takes linear time and bounded memory: only the beginning and the end of a line above the limit are kept.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 
-# Parsed objects take up to thirty times the memory of their JSON, so more than this is parsed only if the text has
-# begun by then. A character may take six bytes in JSON.
+# Parsed objects take up to thirty times the memory of their JSON, so parse more than this only if the result's text has
+# started by then. A character may take six bytes in JSON.
 _FIRST_LOOK_BYTES = 64 * 1024
 _BYTES_PER_CHARACTER = 6
 
@@ -42,9 +42,10 @@ _PLACE = re.compile(r"at line (\d+) column (\d+)$")
 
 
 def beginning_of(raw: bytes, limit: int) -> str:
-    """The first `limit` characters of the text parts in a JSON-RPC result that is cut anywhere, or else of the bytes.
+    """Return the first `limit` characters of the text in a JSON-RPC result that may be cut anywhere, or else of the
+    bytes.
 
-    It never fails: invalid UTF-8 is shown as U+FFFD, and what is not JSON is shown as it is.
+    It never fails: invalid UTF-8 becomes U+FFFD, and anything that is not JSON is returned as it is.
 
         beginning_of(b'{"id":1,"result":{"content":[{"type":"text","text":"Once upon a ti', 9) == "Once upon"
     """
@@ -59,12 +60,12 @@ def _text_in(raw: bytes) -> str:
 
 
 def _decoded(raw: bytes) -> str:
-    # An incomplete last character is left out.
+    # Leaves out an incomplete last character.
     return codecs.utf_8_decode(raw, "replace", False)[0]
 
 
 def _parse(data: bytes) -> Any:
-    """The JSON up to its end or its first error; None if nothing can be parsed."""
+    """Parse the JSON up to its end or its first error. Return None if nothing can be parsed."""
     try:
         return from_json(data, allow_partial="trailing-strings")
     except ValueError as error:
@@ -76,7 +77,7 @@ def _parse(data: bytes) -> Any:
 
 
 def _offset(data: bytes, message: str) -> int:
-    """The offset of the error whose line and column the parser reports."""
+    """Return the byte offset of the error whose line and column the parser reports."""
     place = _PLACE.search(message)
     if place is None:
         return 0
@@ -105,23 +106,23 @@ _PROOF = secrets.token_hex(8)
 
 
 class Trouble(StrEnum):
-    """What came in place of an answer."""
+    """What happened instead of an answer."""
 
     UNREACHABLE = "unreachable"
-    """The connection failed; `delivered` tells whether the request may have been received."""
+    """The connection failed. `delivered` is whether the server may have received the request."""
     BUSY = "busy"
-    """The server, or a proxy, asked to be called later."""
+    """The server or a proxy asked the client to retry later."""
     BROKEN = "broken"
     """Not an answer: an HTTP error status, or bytes that are not JSON-RPC."""
     REFUSED_FOR_SIZE = "refused_for_size"
     """The server rejected the request because it is too long."""
     TOO_LARGE = "too_large"
-    """The result is too long or too deeply nested; `text` is its beginning."""
+    """The result is too long or too deeply nested. `text` is its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportOutcome:
-    """What a transport reports in place of an answer.
+    """What a transport reports instead of an answer.
 
     TransportOutcome(trouble=Trouble.BUSY, detail="HTTP 429", delivered=False, retry_after_s=2.0)
     """
@@ -134,13 +135,13 @@ class TransportOutcome:
 
 
 def error_for(request_id: str | int, outcome: TransportOutcome) -> JSONRPCError:
-    """The outcome as a JSON-RPC error, for the session."""
+    """Convert an outcome to a JSON-RPC error for the session."""
     data = ErrorData(code=_CODE, message=outcome.detail, data={"proof": _PROOF, **asdict(outcome)})
     return JSONRPCError(jsonrpc="2.0", id=request_id, error=data)
 
 
 def outcome_of(error: MCPError) -> TransportOutcome | None:
-    """The outcome in an error that a transport made; None if the error is the server's own."""
+    """Return the outcome of an error that a transport created; None if the server sent the error."""
     data: Any = error.data
     if error.code != _CODE or not isinstance(data, dict):
         return None
@@ -156,17 +157,17 @@ _HEAD_BYTES = 4096
 
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _KEY = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*")
-# Including the comma: a number at the end of the data may be incomplete.
+# Includes the comma, because a number at the end of the data may be incomplete.
 _SCALAR = re.compile(rb"(" + _STRING + rb"|-?[0-9][0-9.eE+-]*|true|false|null)\s*,")
-# The last member of the object is its id, or its id and then its version. In valid JSON nothing else can look like
-# this: a quote within a string is escaped, and an inner object would have one more brace.
+# Matches if the object's last member is its id, or its id followed by its version. In valid JSON nothing else looks
+# like this: a quote within a string is escaped, and an inner object would have one more brace.
 _ID_AT_END = re.compile(rb'[,{]\s*"id"\s*:\s*(-?[0-9]+|' + _STRING + rb')\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 _HALF_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
 class CutLine:
-    """A line has just exceeded the limit; `head` is its beginning. The rest will be dropped.
+    """Reports that a line has exceeded the limit. `head` is its beginning; the rest will be dropped.
 
     CutLine(b'{"jsonrpc":"2.0","id":5,"result":{"content":[{"type":"text","text":"xxxxxxxxxxxx')
     """
@@ -176,7 +177,7 @@ class CutLine:
 
 @dataclass(frozen=True, slots=True)
 class CutLineEnd:
-    """The line that was cut has ended; `tail` is its last bytes.
+    """Reports that the cut line has ended. `tail` holds its last bytes.
 
     CutLineEnd(b'xxxxxxxxxxxx"}]},"jsonrpc":"2.0","id":5}')
     """
@@ -185,7 +186,7 @@ class CutLineEnd:
 
 
 class LineSplitter:
-    """Cuts chunks of bytes into lines.
+    """Splits chunks of bytes into lines.
 
     splitter = LineSplitter(max_bytes=4)
     list(splitter.feed(b"one\\ntwo")) == [b"one"]
@@ -199,7 +200,7 @@ class LineSplitter:
         self._is_cutting = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes | CutLine | CutLineEnd]:
-        """The lines that end in this chunk, without line ends, or how a line is cut that is too long."""
+        """Yield the lines that end in this chunk, without line ends. Too long a line yields CutLine and CutLineEnd."""
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
             if self._line or self._is_cutting or end - start > self._max_bytes:
@@ -231,7 +232,7 @@ class LineSplitter:
 
     def _take(self) -> bytes:
         line = bytes(self._line)
-        # A new buffer: the old one would keep the memory of the longest line.
+        # A new buffer, because the old one would keep the memory of the longest line.
         self._line = bytearray()
         return line
 
@@ -239,7 +240,7 @@ class LineSplitter:
 def lenient_json(data: bytes) -> Any:
     """Parse JSON; invalid UTF-8 and unpaired surrogates become U+FFFD.
 
-    JavaScript writes an unpaired surrogate if a program cuts a text in the middle of an emoji. Raises ValueError.
+    JavaScript programs write an unpaired surrogate if they cut a text in the middle of an emoji. Raises ValueError.
     """
     try:
         return from_json(data)
@@ -255,10 +256,10 @@ def lenient_json(data: bytes) -> Any:
 
 
 def leading_members(line: bytes) -> dict[str, str | int | None]:
-    """The first members of an object, up to and including the first whose value is not a string or a number.
+    """Return the first members of an object, up to and including the first value that is not a string or a number.
 
-    Only these are certain in a line that is cut or broken: later parts may be text that looks like JSON. A value that
-    is not parsed is None.
+    In a line that is cut or broken, only these are certain: later parts may be text that looks like JSON. A value that
+    is not parsed is returned as None.
 
         leading_members(b'{"jsonrpc":"2.0","id":5,"result":{"id":7') == {"jsonrpc": "2.0", "id": 5, "result": None}
     """
@@ -276,7 +277,7 @@ def leading_members(line: bytes) -> dict[str, str | int | None]:
 
 
 def id_at_end(tail: bytes) -> str | int | None:
-    """The id of a message whose last member it is, as the TypeScript SDK writes it.
+    """Return the id of a message if it is the last member, as the TypeScript SDK writes it.
 
     id_at_end(b'…"id":7}]}}]},"jsonrpc":"2.0","id":5}') == 5
     """

@@ -1,7 +1,7 @@
-"""The stdio transport, in time linear in the size of messages and in bounded memory.
+"""The stdio transport. It takes time linear in the size of messages, and bounded memory.
 
-It replaces the SDK's, which takes quadratic time for large results, keeps results of any size in memory, and leaves a
-call without an answer if its answer cannot be parsed.
+It replaces the SDK's transport, which takes quadratic time for large results, keeps results of any size in memory, and
+never answers a call whose answer cannot be parsed.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _logger = logging.getLogger(__name__)
 
 _MAX_FLOOD_BYTES = 256 * 1024 * 1024
 _MAX_FLOOD_S = 10.0
-# The part of a message that may be text for the policy; the rest is room for escapes and structure.
+# How many bytes of a message we allow per character of text; the rest is for escapes and structure.
 _MESSAGE_BYTES_PER_CHARACTER = 16
-# So that a secret at the place where the text is cut later is still complete when it is redacted.
+# Extra characters, so that a secret at the later cut is still complete when it is redacted.
 _TEXT_MARGIN = 4096
-# A value takes about fifty bytes or more in memory, but may take two in JSON. A text of any length is one value.
+# A value takes about fifty bytes or more in memory, but as few as two in JSON. A text of any length is one value.
 _BYTES_PER_VALUE = 20
 _DENSE_WINDOW_BYTES = 256 * 1024
 # The length of {"id":1,"error":1}: a shorter line is not an answer.
@@ -63,7 +63,7 @@ _TAIL_BYTES = 512
 
 
 class Unanswered:
-    """The requests that were sent and may still be answered, including those whose callers are gone."""
+    """The requests that were sent and may still be answered, including those whose callers were cancelled."""
 
     def __init__(self) -> None:
         self._ids: dict[str, RequestId] = {}
@@ -75,11 +75,11 @@ class Unanswered:
         return str(request_id) in self._ids
 
     def take(self, request_id: RequestId | None) -> RequestId | None:
-        """Remove and return the request with this id; None if there is none. Servers may write 5 as "5"."""
+        """Remove and return the request with this id, or None if there is none. Servers may write 5 as "5"."""
         return self._ids.pop(str(request_id), None)
 
     def take_only(self) -> RequestId | None:
-        """Remove and return the request, if there is exactly one."""
+        """Remove and return the only request; None if there is not exactly one."""
         return self._ids.popitem()[1] if len(self._ids) == 1 else None
 
 
@@ -106,7 +106,7 @@ class LineReader(asyncio.Protocol):
         self._num_useless_bytes = 0
         self._num_dropped_lines = 0
         self._head_without_id: bytes | None = None
-        """The beginning of a line that is being cut, until its end shows which request it answers."""
+        """The beginning of a line that is being cut. Its end will show which request it answers."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.ReadTransport", transport)
@@ -160,14 +160,14 @@ class LineReader(asyncio.Protocol):
         self._deliver(message)
 
     def _is_dense(self, data: bytes) -> bool:
-        """Whether it may hold so many small values that parsing takes far more memory and time than its size."""
+        """Return True if `data` may hold so many small values that parsing takes far more memory than its size."""
         limit = self._max_message_bytes // _BYTES_PER_VALUE
         return len(data) > limit and sum(map(data.count, (b",", b"{", b"["))) > limit
 
     def _answer_unreadable(
         self, line: bytes, members: dict[str, Any], *, too_large: str | None = None, broken: str = ""
     ) -> None:
-        """Report an error to the request that the line answers. A line that answers none is dropped."""
+        """Report an error to the request that the line answers. A line that answers no request is dropped."""
         request_id = None if "method" in members else self._unanswered.take(members.get("id"))
         if request_id is None:
             self._drop(line)
@@ -178,7 +178,7 @@ class LineReader(asyncio.Protocol):
             self._deliver(error_for(request_id, TransportOutcome(trouble=Trouble.BROKEN, detail=detail)))
 
     def _begin_cut(self, head: bytes) -> None:
-        """Answer the request of a line that is too long as soon as it is known: the line may never end."""
+        """Answer the request of a line that is too long as soon as its id is known, because the line may never end."""
         self._flood_timer = asyncio.get_running_loop().call_later(_MAX_FLOOD_S, self._end_flood)
         members = leading_members(head)
         request_id: RequestId | None = None
@@ -231,17 +231,17 @@ class LineReader(asyncio.Protocol):
 
 
 def _certain_members(line: bytes) -> dict[str, Any]:
-    """The members of a message that are certain without parsing it: the first ones, or else the id at its end."""
+    """Return the members of a message that are certain without parsing: the first ones, or else the id at its end."""
     return {"id": id_at_end(line[-_TAIL_BYTES:]), **leading_members(line)}
 
 
 def _shown(line: bytes) -> str:
-    # Redacted before it is cut: half a secret would not be recognized.
+    # Redact before cutting, because half a secret is not recognized.
     return SECRETS.redact(line[: 16 * _SHOWN_CHARS].decode(errors="replace"))[:_SHOWN_CHARS]
 
 
 def _message_of(value: dict[str, Any]) -> JSONRPCMessage | None:
-    """The message; None if it is invalid. Its members show its kind: trying all four would take four times as long."""
+    """Validate a message; None if it is invalid. Choosing the type by its members is faster than trying all four."""
     if "method" in value:
         kind = JSONRPCRequest if "id" in value else JSONRPCNotification
     else:
@@ -260,15 +260,15 @@ async def stdio_transport(
     on_end: Callable[[], None],
     on_message: Callable[[], None] | None = None,
 ) -> AsyncGenerator[tuple[MemoryObjectReceiveStream[SessionMessage], _Outbox], None]:
-    """The streams of a session with a child that was started with pipes. The caller still has to stop the child.
+    """Open the streams of a session with a child that was started with pipes. The caller still has to stop the child.
 
-    `on_end` is called once, when the server closes its streams or floods us, before any waiting call fails.
+    `on_end` is called once, if the server closes its streams or sends too much, before any waiting call fails.
     `on_message` is called for each message. A line that is longer than `max_message_bytes`, or that cannot be parsed,
-    becomes an error that answers its request; see `messages.py`.
+    is replaced by an error that answers its request; see `messages.py`.
     """
     loop = asyncio.get_running_loop()
     unanswered = Unanswered()
-    # Unbounded: asyncio calls the reader, which cannot wait.
+    # Unbounded, because asyncio calls the reader, which cannot wait.
     sender, inbox = anyio.create_memory_object_stream[SessionMessage](math.inf)
     is_over = False
 
@@ -302,13 +302,13 @@ async def stdio_transport(
 
 
 def _duplicate(pipe: IO[bytes] | None, mode: str) -> IO[bytes]:
-    # The child closes its own when it is stopped; a descriptor that asyncio watches must not be closed under it.
+    # Duplicated: asyncio must not watch a descriptor that the child closes when it is stopped.
     assert pipe is not None, "the child was started without pipes"
     return os.fdopen(os.dup(pipe.fileno()), mode, buffering=0)
 
 
 class _Outbox(asyncio.BaseProtocol):
-    """Where the session writes. A request waits while the server does not read; nothing else waits."""
+    """Writes the messages of the session. A request waits while the server does not read; nothing else waits."""
 
     def __init__(self, unanswered: Unanswered, *, on_lost: Callable[[], None]) -> None:
         self._unanswered = unanswered
@@ -331,7 +331,7 @@ class _Outbox(asyncio.BaseProtocol):
         self._transport.write(data)
 
     def _is_needless(self, message: JSONRPCMessage) -> bool:
-        """Whether it cancels a request that was never written, because the server did not read."""
+        """Return True if the message cancels a request that was never written because the server did not read."""
         return (
             isinstance(message, JSONRPCNotification)
             and message.method == "notifications/cancelled"
@@ -342,7 +342,7 @@ class _Outbox(asyncio.BaseProtocol):
         self._is_over = True
         self._may_write.set()
         if self._transport is not None and not self._transport.is_closing():
-            # Drops what is unwritten: nobody waits for its answer.
+            # Drops unwritten data: no caller waits for its answer.
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

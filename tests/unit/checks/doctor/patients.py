@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from mcprl.checks.doctor import Examination, Finding, examine
+from mcprl.checks.doctor import Check, Examination, Finding, examine
 from mcprl.checks.doctor.checks import CHECKS
 
 SERVER = Path(__file__).with_name("sick_server.py")
@@ -60,6 +60,10 @@ class Patient:
     tasks: list[dict[str, Any]] = field(default_factory=lambda: [task("ana", "Ana"), task("hiro", "Hiro")])
     files: dict[str, str] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
+    model: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = Path(self.settings["model"]["path"])
 
     def set(self, dotted: str, value: Any) -> None:
         *sections, key = dotted.split(".")
@@ -81,9 +85,11 @@ class Patient:
         for name, text in (texts | self.files).items():
             (self.folder / name).write_text(text)
 
-    async def examined(self, *, fast: bool = True, only: Iterable[str] | None = None) -> tuple[Finding, ...]:
-        """Its findings; `only` names the checks to run."""
-        checks = [check for check in CHECKS if only is None or check.name in only]
+    async def examined(self, *, fast: bool = True, only: Iterable[str | Check] | None = None) -> tuple[Finding, ...]:
+        """Its findings; `only` names the checks to run, in the doctor's order, after those that it holds itself."""
+        chosen = list(only) if only is not None else [check.name for check in CHECKS]
+        own = [check for check in chosen if isinstance(check, Check)]
+        checks = [*own, *(check for check in CHECKS if check.name in chosen)]
         with tempfile.TemporaryDirectory() as folder, nullcontext(Silence()) as teller:
             examination = Examination(
                 recipe=self.recipe, folder=Path(folder), teller=teller, overrides=self.overrides, fast=fast

@@ -1,6 +1,7 @@
 """An MCP server by hand, which starts in milliseconds and is sick in the way that its one argument says.
 
-Its argument is a JSON object: `tools` as a server lists them, `version`, `mood`: dies, hangs, slow, refuses, chatty.
+Its argument is a JSON object: `tools` as a server lists them, `version`, `mood`: dies, hangs, slow, refuses, chatty,
+tired (exits after three calls), and `content`, the content of every result.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ def answer(request: dict, plan: dict) -> dict | None:
         result = {"tools": plan["tools"]}
     elif method == "tools/call":
         if plan.get("mood") == "slow":
-            threading.Event().wait()  # until it is ended
+            threading.Event().wait(plan["slow_s"])
         refused = plan.get("mood") == "refuses"
-        result = {"content": [{"type": "text", "text": "No such person." if refused else "Lima"}], "isError": refused}
+        said = [{"type": "text", "text": "No such person." if refused else "Lima"}]
+        result = {"content": plan.get("content", said), "isError": refused}
     elif method != "ping":
         return {"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32601, "message": f"no method {method}"}}
     return {"jsonrpc": "2.0", "id": request["id"], "result": result}
@@ -38,10 +40,15 @@ def main() -> None:
         threading.Event().wait()
     if plan.get("mood") == "chatty":
         print("Loading the directory", flush=True)
+    calls = 0
     for line in sys.stdin:
-        said = answer(json.loads(line), plan)
+        request = json.loads(line)
+        said = answer(request, plan)
         if said is not None:
             print(json.dumps(said), flush=True)
+        calls += request["method"] == "tools/call"
+        if plan.get("mood") == "tired" and calls == 3:
+            return
 
 
 if __name__ == "__main__":

@@ -47,6 +47,9 @@ async def test_a_template_that_rewrites_history_is_found(tiny, taught_qwen3, tmp
     assert (found.severity, found.code) == (Severity.BAD, "E-CHAT-001")
     assert "rewrites earlier parts of a conversation" in found.measured
     assert "set model.renderer" in found.fix
+    tiny.set("model.renderer", "chatml")
+    tiny.write()
+    assert only(await tiny.examined(fast=False, only=BEFORE_TEMPLATE), "template").severity is Severity.OK
 
 
 @pytest.mark.process
@@ -59,6 +62,9 @@ async def test_a_schema_that_no_grammar_can_hold_is_found_by_its_tool(tiny):
     assert (found.severity, found.code) == (Severity.BAD, "E-CHAT-002")
     assert "'find_person'" in found.measured
     assert "sampling.loose_tools" in found.fix
+    tiny.set("sampling.loose_tools", ["find_person"])
+    tiny.write()
+    assert only(await tiny.examined(fast=False, only=BEFORE_GRAMMAR), "grammar").severity is Severity.OK
 
 
 @pytest.mark.process
@@ -109,7 +115,17 @@ def test_episodes_that_never_answer_are_found(played):
     found = only(played, "answers")
     assert found.severity is Severity.WARN
     assert "4 of 4 episodes ended without one (cut by length)" in found.measured
-    assert "raise sampling.max_tokens (4)" in found.fix
+    assert "raise sampling.max_tokens (now 4)" in found.fix
+
+
+@pytest.mark.process
+async def test_with_the_advised_grammar_and_room_calls_are_valid(tiny):
+    tiny.set("sampling.constrain", "act")
+    tiny.set("sampling.max_tokens", 64)
+    tiny.write()
+    findings = await tiny.examined(fast=False, only=BEFORE_GRAMMAR | {"sampler", "episodes"})
+    assert only(findings, "valid calls").severity is Severity.OK
+    assert "cut by length" not in only(findings, "answers").measured
 
 
 @pytest.mark.process
@@ -250,6 +266,9 @@ def test_a_tool_that_is_nearly_too_slow_is_found_with_its_setting(patient):
     found = judged(patient, trajectory(0, 1.0, seen(0.9)), trajectory(1, 0.0, seen(0.1)))["tool latency"]
     assert found.severity is Severity.WARN
     assert "servers.settings.people.call_deadline_s" in found.fix
+    patient.set("servers.settings.people.call_deadline_s", 2.0)
+    followed = judged(patient, trajectory(0, 1.0, seen(0.9)), trajectory(1, 0.0, seen(0.1)))["tool latency"]
+    assert followed.severity is Severity.OK
 
 
 def test_attempts_lost_to_infrastructure_are_found_with_their_cause(patient):
@@ -257,6 +276,28 @@ def test_attempts_lost_to_infrastructure_are_found_with_their_cause(patient):
     found = judged(patient, trajectory(0, 1.0), trajectory(1, 0.0), lost=(lost,))["lost episodes"]
     assert found.severity is Severity.WARN
     assert "E-TOOL-011 server 'people' went away" in found.measured
+
+
+@pytest.mark.parametrize("text", ["", "[image omitted]", '{"error": "quota"}', "Error: no such person"])
+def test_results_that_the_policy_cannot_use_are_found_in_the_sample(patient, text):
+    sick = Observation(tool="find_person", server="people", text=text, latency_s=0.01)
+    found = judged(patient, trajectory(0, 1.0, sick), trajectory(1, 0.0, sick))["tool results"]
+    assert found.severity is Severity.WARN
+    assert "find_person returned" in found.measured
+
+
+def test_a_result_that_reports_no_error_is_not_taken_for_one(patient):
+    for text in ('{"error": null, "price": 3}', '{"price": 3, "error": ""}', "No errors found"):
+        well = Observation(tool="find_person", server="people", text=text, latency_s=0.01)
+        assert "tool results" not in judged(patient, trajectory(0, 1.0, well), trajectory(1, 0.0, well))
+
+
+def test_imitation_is_advised_only_with_what_it_needs(patient):
+    dead = [trajectory(0, 0.0), trajectory(1, 0.0)]
+    without, has = judged(patient, *dead), judged(patient, *dead, solutions=2)
+    for check in ("valid calls", "rewards"):
+        assert "give tasks a solution and start with imitation" in without[check].fix
+        assert "give tasks a solution" not in has[check].fix
 
 
 def test_the_findings_of_a_sample_can_be_written_as_json(patient):

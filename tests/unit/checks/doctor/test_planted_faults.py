@@ -5,20 +5,33 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
+import sys
 from collections import namedtuple
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import yaml
 from patients import Patient, server, task, tool
 
-from mcprl.tools.catalog import ToolDefinition
+from mcprl import errors
+from mcprl.checks.doctor import Check, Examination, Finding, server_checks
+from mcprl.goals import AnyText, Goal
+from mcprl.records import Solution, Task, ToolCall
+from mcprl.tools import Tool
+from mcprl.tools.catalog import Catalog, ToolDefinition
 from mcprl.tools.pins import write_pins
 from mcprl.verdicts import Severity
+from shipped_tools import SHIPPED_TOOLS
 
 BAD, WARN = Severity.BAD, Severity.WARN
+DATA = Path(__file__).parents[5] / "shared" / "data"
 GB = 10**9
 
 
@@ -35,6 +48,26 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {}
+Follow = Callable[[Patient, pytest.MonkeyPatch], object]
+
+# The checks that have to run for a finding of that first word, so that following advice starts no server for nothing.
+_FILES = ("recipe", "installed", "code", "GPUs", "tasks")
+_SERVERS = (*_FILES, "keys", "servers")
+_TOOLS = (*_SERVERS, "tasks and tools", "preamble", "worlds", "leaks", "model")
+_MACHINE = (*_FILES, "model", "memory", "disk", "trackers")
+BEFORE: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("recipe", "limits", "learning", "installed", "code", "GPUs"), _FILES),
+    "tasks": _TOOLS,
+    **dict.fromkeys(("scoring", "leaks", "answers", "learnable"), (*_FILES, "leaks")),
+    **dict.fromkeys(("keys", "server", "catalog"), _SERVERS),
+    **dict.fromkeys(("call", "pins"), (*_SERVERS, "calls", "pins")),
+    **dict.fromkeys(("preamble", "names", "solvable", "recorded", "duplicates", "worlds"), _TOOLS),
+    **dict.fromkeys(("prompt", "warm"), (*_TOOLS, "prompt length")),
+    **dict.fromkeys(
+        ("model", "renderer", "memory", "disk", "trackers"), (*_FILES, "model", "memory", "disk", "trackers")
+    ),
+    "forecast": (*_FILES, "keys", "forecast"),
+}
 
 
 def fault(check: str, severity: Severity, says: str, fix: str, code: str = ""):
@@ -77,9 +110,9 @@ def turn_as_long_as_the_context(patient, monkeypatch):
     patient.set("sampling.max_tokens", 512)
 
 
-@fault("code", BAD, "losses.py:2: ZeroDivisionError", "correct the code there", "E-CODE-001")
-def own_loss_that_raises(patient, monkeypatch):
-    patient.files["losses.py"] = "def own(*tensors, **clips):\n    return 1 / 0\n"
+@fault("code", BAD, "losses.py:1: SyntaxError", "correct the code there", "E-CODE-001")
+def own_loss_that_is_not_python(patient, monkeypatch):
+    patient.files["losses.py"] = "def own(logprob_N, *others, **clips)\n    return logprob_N\n"
     patient.set("algorithm.loss", "losses.py:own")
 
 
@@ -98,6 +131,11 @@ def missing_extra(patient, monkeypatch):
 def missing_vllm(patient, monkeypatch):
     patient.set("engine", "vllm")
     hide_modules(monkeypatch, "vllm")
+
+
+@fault("installed", BAD, "this is macOS, and training needs Linux", "train on Linux", "E-ENG-001")
+def machine_of_apple(patient, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
 
 
 @fault("installed", BAD, "which does not exist", "scripts/setup", "E-CONF-004")
@@ -207,13 +245,36 @@ def tool_with_a_pattern_that_is_not_linear(patient, monkeypatch):
 
 @fault("call people", BAD, "find_person", "call_deadline_s", "E-TOOL-012")
 def tool_slower_than_its_deadline(patient, monkeypatch):
-    patient.servers["people"] = server(tool("find_person"), mood="slow")
+    patient.servers["people"] = server(tool("find_person"), mood="slow", slow_s=0.5)
     patient.set("servers.settings.people", {"call_deadline_s": 0.2, "attempts": 1})
 
 
 @fault("call people", WARN, "rejected a call that should work: No such person.", "mcprl tools call")
 def tool_that_refuses_the_call_of_a_task(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), mood="refuses")
+
+
+@fault("call people", BAD, "exited after 3 calls", "make the server stay up", "E-TOOL-011")
+def server_that_dies_after_every_three_calls(patient, monkeypatch):
+    patient.servers["people"] = server(tool("find_person"), mood="tired")
+
+
+@fault("call people", WARN, "find_person returned an empty result", "return its result as text")
+def tool_that_returns_nothing(patient, monkeypatch):
+    patient.servers["people"] = server(tool("find_person"), content=[])
+
+
+@fault("call people", WARN, "find_person returned only [image omitted]", "return its result as text")
+def tool_that_returns_only_an_image(patient, monkeypatch):
+    image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+    patient.servers["people"] = server(tool("find_person"), content=[image])
+
+
+@fault(
+    "call people", WARN, """an error as a success: {"error": "quota""", "servers.settings.people.errors to [{match: "
+)
+def tool_that_returns_an_error_as_a_success(patient, monkeypatch):
+    patient.servers["people"] = server(tool("find_person"), content=[{"type": "text", "text": '{"error": "quota"}'}])
 
 
 @fault("pins", BAD, "changed 'find_person'", "mcprl tools pin", "E-TOOL-006")
@@ -254,6 +315,31 @@ def missing_preamble(patient, monkeypatch):
     patient.set("tasks.preamble", "elsewhere.json")
 
 
+@fault("preamble", BAD, "message 1: lookup_person: no server lists it", "correct these calls", "E-TOOL-003")
+def preamble_that_calls_a_tool_that_is_not_there(patient, monkeypatch):
+    call = {"function": {"name": "lookup_person", "arguments": {"name": "Ana"}}}
+    patient.files["preamble.json"] = json.dumps([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    patient.set("tasks.preamble", "preamble.json")
+
+
+@fault("preamble", BAD, "message 1: find_person: has no argument 'nane'", "correct these calls")
+def preamble_with_a_wrong_argument(patient, monkeypatch):
+    call = {"function": {"name": "find_person", "arguments": {"nane": "Ana"}}}
+    patient.files["preamble.json"] = json.dumps([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    patient.set("tasks.preamble", "preamble.json")
+
+
+@fault("names in prompts", WARN, "'find_persons' (did you mean 'find_person'?)", "as the server lists it")
+def prompt_that_names_a_tool_that_is_not_there(patient, monkeypatch):
+    patient.files["preamble.json"] = json.dumps([{"role": "system", "content": "Call find_persons(name=…) first."}])
+    patient.set("tasks.preamble", "preamble.json")
+
+
+@fault("learning rate", BAD, "learner.learning_rate is 1", "lower learner.learning_rate to 0.02 or less", "E-CONF-003")
+def learning_rate_of_one(patient, monkeypatch):
+    patient.set("learner.learning_rate", 1.0)
+
+
 @fault("tasks and tools", BAD, "(did you mean 'find_person'?)", "correct the name in the task", "E-TOOL-003")
 def tool_name_that_drifted(patient, monkeypatch):
     patient.tasks[0]["tools"] = ["find_persons"]
@@ -264,7 +350,7 @@ def argument_that_no_longer_exists(patient, monkeypatch):
     patient.tasks[0]["calls"][0]["arguments"] = {"full_name": "Ana"}
 
 
-@fault("solvable", BAD, "one per turn, but may take 1 turns", "raise episodes.max_turns")
+@fault("solvable", BAD, "a turn for its calls and one for its answer, but may take 1 turn", "raise max_turns")
 def too_few_turns(patient, monkeypatch):
     patient.tasks[0]["max_turns"] = 1
 
@@ -343,7 +429,7 @@ def missing_model_folder(patient, monkeypatch):
     "renderer",
     BAD,
     "model.renderer is auto",
-    "chatml or to template; for chatml and template, also remove",
+    "to chatml or to template; for chatml and template, also remove",
     "E-CONF-003",
 )
 def renderer_auto_for_a_folder(patient, monkeypatch):
@@ -387,6 +473,42 @@ def too_little_memory(patient, monkeypatch):
     (folder / "config.json").write_text(json.dumps(shape))
     memory = namedtuple("memory", "total available")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(2 * GB, GB))
+
+
+@fault("memory", WARN, "but only 1.0 GB free now", "stop other programs")
+def memory_that_others_use(patient, monkeypatch):
+    too_little_memory(patient, monkeypatch)
+    memory = namedtuple("memory", "total available")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(8 * GB, GB))
+
+
+@fault("memory", BAD, "the learner takes about", "lower sampling.vllm.memory_fraction")
+def too_little_memory_on_the_gpu(patient, monkeypatch):
+    too_little_memory(patient, monkeypatch)
+    patient.set("engine", "vllm")
+    monkeypatch.setattr("mcprl.checks.doctor.resource_checks.gpu_memories", lambda: (5 * GB,))
+
+
+@fault("trackers", WARN, "tracking.wandb is online, but there is no key for it", "run `wandb login`")
+def tracker_without_a_key(patient, monkeypatch):
+    patient.set("tracking.wandb.project", "mine")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(patient.folder))
+
+
+@fault("server shown", WARN, "answers without a key, so every user of this machine can call", "send that in 'headers'")
+def server_that_answers_anyone(patient, monkeypatch):
+    async def opened(examination: Any, spec: Any) -> Any:
+        return (SimpleNamespace(catalog=(), restarts=0), None, 0.0) if spec.url else await opens(examination, spec)
+
+    async def answers(url: str) -> bool:
+        return "headers" not in patient.servers["shown"]
+
+    opens = server_checks._open
+    monkeypatch.setattr(server_checks, "_open", opened)
+    monkeypatch.setattr(server_checks, "_answers_anyone", answers)
+    patient.servers["shown"] = {"url": "http://127.0.0.1:9/mcp"}
 
 
 def warm(patient, *solutions: dict | None) -> None:
@@ -446,6 +568,12 @@ def outputs_that_cannot_be_written(patient, monkeypatch):
     patient.set("training.outputs", "/proc/outputs")
 
 
+@fault("forecast", WARN, "long for a CPU: time about ", "train on a machine with a GPU")
+def run_that_takes_days_on_a_cpu(patient, monkeypatch):
+    monkeypatch.setattr("mcprl.checks.doctor.resource_checks.gpu_memories", lambda: ())
+    patient.set("training.steps", 100_000_000)
+
+
 @fault("forecast", WARN, "servers.settings.people.budget.calls is 3", "raise that budget")
 def budget_that_ends_before_the_run(patient, monkeypatch):
     patient.set("servers.settings.people.budget.calls", 3)
@@ -456,21 +584,295 @@ def tracker_that_is_down(patient, monkeypatch):
     patient.set("tracking.opentelemetry.endpoint", "http://127.0.0.1:9/v1/traces")
 
 
+# ---- the advice, followed --------------------------------------------------------------------------------------------
+
+WELL = server(tool("find_person"))
+SOLVED = {"calls": [LOOK], "answer": "Lima"}
+
+
+def sets(**values: Any) -> Follow:
+    """Follows advice to change settings: sets(training__steps=2)."""
+
+    def follow(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in values.items():
+            patient.set(name.replace("__", "."), value)
+
+    return follow
+
+
+def removes(dotted: str, **then: Any) -> Follow:
+    def follow(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+        *sections, key = dotted.split(".")
+        target = patient.settings
+        for section in sections:
+            target = target[section]
+        del target[key]
+        sets(**then)(patient, monkeypatch)
+
+    return follow
+
+
+def serves(**entries: Any) -> Follow:
+    """Follows advice to correct, replace or disable entries of the mcpServers file."""
+
+    def follow(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+        patient.servers.update(entries)
+
+    return follow
+
+
+def writes(name: str, text: str | None) -> Follow:
+    """Follows advice to write a file, or to restore it (None)."""
+
+    def follow(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+        if text is None:
+            del patient.files[name]
+        else:
+            patient.files[name] = text
+
+    return follow
+
+
+def task_has(place: int, **fields: Any) -> Follow:
+    """Follows advice to correct a task; None removes a field."""
+
+    def follow(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+        changed = patient.tasks[place] | fields
+        patient.tasks[place] = {name: value for name, value in changed.items() if value is not None}
+
+    return follow
+
+
+def exports(**values: str) -> Follow:
+    return lambda patient, monkeypatch: [monkeypatch.setenv(name, value) for name, value in values.items()]
+
+
+def installs(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # what was hidden is there
+
+
+def copies_the_model(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(patient.folder / "model")
+    shutil.copytree(patient.model, patient.folder / "model")
+
+
+def gives_the_path(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient.folder = patient.folder.parent
+    del patient.write
+
+
+def pins_again(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    pin(patient, "people", "City of a colleague.")
+
+
+def all_of(*follows: Follow) -> Follow:
+    return lambda patient, monkeypatch: [follow(patient, monkeypatch) for follow in follows]
+
+
+PREAMBLE = [{"role": "assistant", "content": "Call find_person first.", "tool_calls": [{"function": LOOK}]}]
+DENIED = sets(servers__settings__people__deny=["find_person"])
+
+# How the advice for each fault is followed: every alternative that it names. A text says why it is not followed here.
+FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
+    "unknown-setting": (removes("sampling.temprature", sampling__temperature=0.7),),
+    "bad-yaml": (writes("recipe.yaml", None),),
+    "missing-recipe": (gives_the_path,),
+    "second-bad-setting-of-two": (removes("nonsense", training__steps=2),),
+    "turn-as-long-as-the-context": (sets(sampling__max_tokens=64), sets(model__context_tokens=4096)),
+    "own-loss-that-is-not-python": (
+        writes("losses.py", "def own(logprob_N, *others, **clips):\n    return logprob_N\n"),
+    ),
+    "own-tracker-in-a-missing-file": (writes("gone.py", "class Mine: ...\n"),),
+    "missing-extra": (installs, sets(workers__count=0)),
+    "missing-vllm": (installs, sets(engine="transformers")),
+    "machine-of-apple": (installs,),
+    "missing-environment-of-skyrl": (sets(skyrl__url="http://127.0.0.1:9"),),
+    "four-bits-without-their-library-on-a-machine-without-a-gpu": (sets(learner__tuning="lora"),),
+    "more-processes-than-gpus": (sets(learner__processes=1, learner__tuning="lora"),),
+    "missing-key": (exports(PEOPLE_KEY_OF_NOBODY="k" * 20),),
+    "missing-key-of-the-judge": (exports(JUDGE_KEY_OF_NOBODY="k" * 20), removes("rewards.judge.key_env")),
+    "missing-file-of-keys": (writes("keys.env", "NAME=value"),),
+    "missing-server-file": (sets(servers__file="servers.json"),),
+    "server-file-that-is-no-json": (writes("servers.json", None),),
+    "settings-of-a-server-that-does-not-exist": (removes("servers.settings.poeple"),),
+    "server-command-not-found": (serves(people=WELL),),
+    "server-that-dies-at-start": (serves(people=WELL),),
+    "server-that-hangs-at-start": (all_of(serves(people=WELL), sets(servers__settings__people__start_deadline_s=30)),),
+    "one-server-without-tools": (serves(idle=server(tool("other"))), serves(idle=server() | {"disabled": True})),
+    "server-that-prints-to-stdout": (serves(people=WELL),),
+    "tools-that-were-never-initialised": (serves(people=WELL),),
+    "two-servers-with-the-same-tool": (
+        serves(others=server() | {"disabled": True}),
+        sets(servers__settings__others__deny=["find_person"]),
+    ),
+    "tool-with-a-broken-schema": (serves(people=WELL), DENIED),
+    "tool-with-references-that-multiply": (serves(people=WELL), DENIED),
+    "tool-with-a-pattern-that-is-not-linear": (DENIED,),
+    "tool-slower-than-its-deadline": (sets(servers__settings__people__call_deadline_s=20),),
+    "tool-that-refuses-the-call-of-a-task": (serves(people=WELL),),
+    "server-that-dies-after-every-three-calls": (serves(people=WELL),),
+    "tool-that-returns-nothing": (serves(people=WELL), DENIED),
+    "tool-that-returns-only-an-image": (serves(people=WELL), DENIED),
+    "tool-that-returns-an-error-as-a-success": (serves(people=WELL),),
+    "description-that-changed-since-it-was-pinned": (pins_again,),
+    "server-that-was-never-pinned": (pins_again,),
+    "missing-task-file": (sets(tasks__train="train.jsonl"),),
+    "bad-row": (task_has(1, anwser=None, answer="Lima"),),
+    "duplicate-ids": (task_has(1, id="hiro"),),
+    "fewer-tasks-than-a-step-takes": (sets(training__tasks_per_step=2),),
+    "missing-preamble": (sets(tasks__preamble=None), writes("elsewhere.json", json.dumps(PREAMBLE))),
+    "preamble-that-calls-a-tool-that-is-not-there": (writes("preamble.json", json.dumps(PREAMBLE)),),
+    "preamble-with-a-wrong-argument": (writes("preamble.json", json.dumps(PREAMBLE)),),
+    "prompt-that-names-a-tool-that-is-not-there": (writes("preamble.json", json.dumps(PREAMBLE)),),
+    "learning-rate-of-one": (sets(learner__learning_rate=0.02),),
+    "tool-name-that-drifted": (task_has(0, tools=["find_person"]), serves(others=server(tool("find_persons")))),
+    "argument-that-no-longer-exists": (task_has(0, calls=[{"tool": "find_person", "arguments": {"name": "Ana"}}]),),
+    "too-few-turns": (task_has(0, max_turns=2), task_has(0, max_turns=None)),
+    "recorded-call-that-drifted": (sets(servers__settings__people__argument_aliases={"nane": "name"}),),
+    "question-that-stands-twice": (lambda patient, _: patient.tasks.pop(),),
+    "validation-task-in-training": (writes("validation.jsonl", json.dumps(task("judged", "Bo"))),),
+    "answer-in-the-prompt": (task_has(0, prompt="Where is Ana?"),),
+    "goal-that-nothing-can-be-gained-from": (sets(rewards__answer=1.0),),
+    "rubric-without-a-judge": (sets(rewards__judge={"url": "http://127.0.0.1:9/v1", "model": "none"}),),
+    "rubric-that-is-left-out": (
+        task_has(0, rubric=None),
+        sets(rewards__judge={"url": "http://127.0.0.1:9/v1", "model": "none"}),
+    ),
+    "tasks-of-another-world": (
+        serves(people=server(tool("find_person"), version="1+market-7")),
+        task_has(0, world="market-9"),
+    ),
+    "prompt-longer-than-the-context": (sets(model__context_tokens=4096), task_has(0, prompt="Where is Ana?")),
+    "prompt-that-leaves-no-room-for-a-turn": (sets(sampling__max_tokens=100), sets(model__context_tokens=1024)),
+    "missing-model-folder": (lambda patient, _: patient.set("model.path", str(patient.model)),),
+    "renderer-auto-for-a-folder": (removes("model.thinking", model__renderer="chatml"),),
+    "thinking-without-a-switch": (removes("model.thinking"),),
+    "model-that-was-cut-off": (copies_the_model,),
+    "model-without-a-tokenizer": (copies_the_model,),
+    "tokenizer-that-was-cut-off": (copies_the_model,),
+    "hub-model-that-is-not-here": "the hub cannot be reached from a test",
+    "too-little-memory": (sets(learner__tuning="lora"), copies_the_model),
+    "warm-start-without-a-solution": (task_has(0, solution=SOLVED), sets(algorithm__warm_start__weight=0.0)),
+    "solution-with-a-wrong-answer": (task_has(0, solution=SOLVED), task_has(0, answer="Oslo")),
+    "solution-with-too-many-turns": (task_has(0, max_turns=4), task_has(0, solution=SOLVED)),
+    "solution-longer-than-the-context": (sets(model__context_tokens=4096), task_has(1, solution=SOLVED)),
+    "solution-with-a-turn-longer-than-a-turn-may-be": (sets(sampling__max_tokens=64),),
+    "more-learnable-tokens-than-a-step-has": (sets(algorithm__min_learnable_tokens=16),),
+    "too-little-disk": (installs,),
+    "outputs-that-cannot-be-written": (sets(training__outputs="outputs"),),
+    "run-that-takes-days-on-a-cpu": (sets(training__steps=2),),
+    "budget-that-ends-before-the-run": (sets(servers__settings__people__budget__calls=10_000),),
+    "memory-that-others-use": (installs,),
+    "too-little-memory-on-the-gpu": (
+        sets(sampling__vllm__memory_fraction=0.1),
+        sets(learner__processes=4),
+        sets(learner__tuning="lora"),
+    ),
+    "tracker-without-a-key": (exports(WANDB_API_KEY="k" * 40), writes(".netrc", "machine api.wandb.ai")),
+    "server-that-answers-anyone": (
+        serves(shown={"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer key"}}),
+        serves(shown=server(tool("other"))),
+    ),
+    "tracker-that-is-down": (sets(tracking__opentelemetry=None),),
+}
+
+# Faults of the audit against the user's documents: "doctor says ready and should not", and sick results.
+OF_THE_AUDIT = (
+    "warm-start-without-a-solution",
+    "solution-with-a-wrong-answer",
+    "solution-longer-than-the-context",
+    "solution-with-a-turn-longer-than-a-turn-may-be",
+    "more-learnable-tokens-than-a-step-has",
+    "server-that-dies-after-every-three-calls",
+    "learning-rate-of-one",
+    "preamble-that-calls-a-tool-that-is-not-there",
+    "tool-that-returns-nothing",
+    "tool-that-returns-only-an-image",
+    "tool-that-returns-an-error-as-a-success",
+    "renderer-auto-for-a-folder",
+    "thinking-without-a-switch",
+)
+
+
+def complaints(planted: Fault, findings: Sequence[Finding]) -> list[Finding]:
+    of_check = [one for one in findings if one.check == planted.check and one.severity is planted.severity]
+    return [one for one in of_check if planted.says in one.measured]
+
+
+WAYS = [
+    pytest.param(name, way, id=f"{name}-{number}")
+    for name, ways in FOLLOWED.items()
+    for number, way in enumerate([None] if isinstance(ways, str) else ways, start=1)
+]
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("name", FAULTS)
-async def test_a_planted_fault_is_found_by_name_with_its_fix(name, patient, monkeypatch):
+@pytest.mark.parametrize(("name", "way"), WAYS)
+async def test_a_planted_fault_is_found_by_name_and_its_advice_removes_it(name, way, patient, monkeypatch):
     planted = FAULTS[name]
+    only = BEFORE[planted.check.partition(" ")[0]]
     planted.plant(patient, monkeypatch)
     patient.write()
-    findings = await patient.examined()
-    found = [one for one in findings if one.check == planted.check and one.severity is planted.severity]
+    findings = await patient.examined(only=only)
+    found = complaints(planted, findings)
     assert found, "\n".join(f"{one.severity} {one.check}: {one.measured}" for one in findings)
-    said = next((one for one in found if planted.says in one.measured), found[0])
-    assert planted.says in said.measured
-    assert planted.fix in said.fix
-    assert said.fix
+    assert planted.fix in found[0].fix
+    assert found[0].fix
     if planted.code:
-        assert said.code == planted.code
+        assert found[0].code == planted.code
+    if way is not None:
+        way(patient, monkeypatch)
+        patient.write()
+        assert complaints(planted, await patient.examined(only=only)) == []
+
+
+def test_the_advice_of_every_fault_is_followed_or_cannot_be():
+    assert set(FOLLOWED) == set(FAULTS)
+    assert set(OF_THE_AUDIT) <= {name for name, ways in FOLLOWED.items() if not isinstance(ways, str)}
+
+
+# Codes of errors whose advice is followed by another test, or by none.
+ELSEWHERE = {
+    "E-CHAT-001": "test_a_template_that_rewrites_history_is_found",
+    "E-CHAT-002": "test_a_schema_that_no_grammar_can_hold_is_found_by_its_tool",
+}
+OUTSIDE = "what has to be repaired is outside of mcprl: a server, a machine, a network"
+OURS = "it is a fault of mcprl, and the advice is to report it"
+COMMANDS = "not followed yet: the advice is about a run's folder, its weights or a cassette, not about a recipe"
+NOT_FOLLOWED = {
+    **dict.fromkeys(("E-TOOL-013", "E-TOOL-014", "E-TOOL-015", "E-SAND-001", "E-SAND-010", "E-SAMP-010"), OUTSIDE),
+    **dict.fromkeys(("E-SAMP-011", "E-EPIS-010", "E-EPIS-011", "E-EPIS-012", "E-LEARN-010", "E-ENG-010"), OUTSIDE),
+    **dict.fromkeys(("E-ENG-011", "E-WORK-010", "E-WORK-011", "E-RUN-011"), OUTSIDE),
+    **dict.fromkeys(("E-SAMP-001", "E-SAMP-002", "E-LEARN-001"), OURS),
+    **dict.fromkeys(("E-RUN-001", "E-RUN-002", "E-RUN-003", "E-RUN-004", "E-TOOL-009", "E-TOOL-008"), COMMANDS),
+    **dict.fromkeys(("E-CHAT-003", "E-CHAT-004", "E-LEARN-002", "E-LEARN-003", "E-LEARN-004"), COMMANDS),
+}
+
+
+def test_the_advice_of_every_error_is_followed_or_it_is_said_why_not():
+    made = [getattr(errors, name) for name in errors.__all__]
+    codes = {error.code for error in made if isinstance(error, type) and "code" in vars(error)}
+    followed = {FAULTS[name].code for name, ways in FOLLOWED.items() if not isinstance(ways, str)} - {""}
+    models = Path(__file__).with_name("test_faults_of_models.py").read_text()
+    assert all(f"def {name}(" in models for name in ELSEWHERE.values())
+    assert not (followed | set(ELSEWHERE)) & set(NOT_FOLLOWED)
+    assert codes == followed | set(ELSEWHERE) | set(NOT_FOLLOWED)
+
+
+def test_a_call_that_may_depend_on_an_earlier_one_is_not_made():
+    stored = Tool(name="load", description="", server="s", parameters={}, read_only=True, episodic=True)
+    free = replace(stored, name="find", episodic=False)
+    solved = make_task([ToolCall(name="save", arguments={}), ToolCall(name="load", arguments={"key": "a"})])
+    found = make_task([ToolCall(name="save", arguments={}), ToolCall(name="find", arguments={"key": "a"})])
+    first = make_task([ToolCall(name="load", arguments={"key": "b"})])
+    made = server_checks._harmless_calls
+    assert [call.name for call in made([replace(stored, parameters={"required": ["key"]})], [solved])] == []
+    assert [call.arguments for call in made([stored, free], [solved, found, first])] == [{"key": "a"}, {"key": "b"}]
+
+
+def make_task(calls: Sequence[ToolCall]) -> Task:
+    solution = Solution(calls=tuple(calls), answer="x")
+    return Task(id="t", prompt=({"role": "user", "content": "?"},), goal=Goal(answer=AnyText()), solution=solution)
 
 
 @pytest.mark.process
@@ -480,6 +882,35 @@ async def test_a_correct_recipe_has_no_warnings_or_errors(patient):
     assert [one for one in findings if one.severity not in (Severity.OK, None)] == []
     skipped = {one.check for one in findings if one.severity is None}
     assert skipped == {"template", "grammar", "sampler", "parity", "episodes"}
+
+
+@pytest.mark.process  # nvidia-smi
+@pytest.mark.parametrize("train", ["recorded-train", "recorded-validation", "processed-train"])
+async def test_the_users_own_files_raise_no_false_alarm(train, patient):
+    if not DATA.exists():
+        pytest.skip("../shared/data is missing: put the user's SkyRL files there")
+    patient.set("tasks.train", str(DATA / f"{train}.json"))
+    patient.set("tasks.validation", str(DATA / "recorded-validation.json") if train == "recorded-train" else None)
+    patient.write()
+
+    async def offer_shipped_tools(examination: Examination) -> AsyncIterator[Finding]:
+        examination.catalog.put(Catalog(SHIPPED_TOOLS, {}))
+        yield Finding(check="catalog", severity=Severity.OK, measured="")
+
+    shipped = Check(name="catalog", run=offer_shipped_tools)
+    only = ("recipe", shipped, "tasks", "tasks and tools", "preamble", "leaks")
+
+    async def drifted() -> list[str]:
+        findings = await patient.examined(only=only)
+        alarms = [one for one in findings if one.severity is not Severity.OK]
+        assert {one.check for one in alarms} <= {"recorded calls"}, alarms  # they did drift
+        return [one.fix for one in alarms]
+
+    for fix in await drifted():
+        for server_name, setting, aliases in re.findall(r"servers\.settings\.(\w+)\.(\w+): (\{.*?\})", fix):
+            patient.set(f"servers.settings.{server_name}.{setting}", yaml.safe_load(aliases))
+    patient.write()
+    assert all("servers.settings" not in fix for fix in await drifted())
 
 
 @pytest.mark.process

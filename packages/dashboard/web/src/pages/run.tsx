@@ -30,6 +30,7 @@ export function RunPage({ id }: { id: string }) {
   const record = useRecord(id);
   const steps = record.steps.value;
   const state = record.state.value ?? run?.state ?? "";
+  const why = record.state.value === null ? run?.why : record.why.value;
   const done = Math.max(record.done.value, run?.step ?? 0);
   return (
     <Shell crumbs={[{ label: "Runs", to: "/" }, { label: id }]} title={id} live>
@@ -44,7 +45,7 @@ export function RunPage({ id }: { id: string }) {
         <Smoothing />
       </div>
       {error && <Problem error={error} />}
-      {run?.why && <p class="notice" role="status">{visible(run.why)}</p>}
+      {why && <p class="notice" role="status">{visible(why)}</p>}
       {run && (
         <>
           <Headline run={run} done={done} state={state} steps={steps} verdicts={record.verdicts.value} live={record.episodes.value} updated={record.updated.value ?? run.updated} />
@@ -103,6 +104,7 @@ function useRecord(id: string) {
   const servers = useSignal<ServerRow[] | null>(null);
   const episodes = useSignal<LiveEpisodes | null>(null);
   const state = useSignal<string | null>(null);
+  const why = useSignal<string | null>(null);
   const done = useSignal(0);
   const hello = useSignal(0);
   const updated = useSignal<number | null>(null);
@@ -126,8 +128,8 @@ function useRecord(id: string) {
     if (tools.data) servers.value = tools.data.servers;
   }, [tools.data]);
   useEvents(runUrl(id, "/events"), {
-    hello: (event: { state: string }) => {
-      state.value = event.state;
+    hello: (event: { state: string; why: string | null }) => {
+      [state.value, why.value] = [event.state, event.why];
       hello.value += 1;
     },
     metrics: (event: { steps: StepMetrics[] }) => {
@@ -143,7 +145,7 @@ function useRecord(id: string) {
       [steps.value, verdicts.value, spans.value, done.value] = [[], [], [], 0];
       hello.value += 1;
     },
-    state: (event: { state: string; step: number }) => (state.value = event.state),
+    state: (event: { state: string; why: string | null }) => ([state.value, why.value] = [event.state, event.why]),
   });
-  return { steps, verdicts, spans, servers, episodes, state, done, updated, reading: metrics.loading && steps.value.length === 0 };
+  return { steps, verdicts, spans, servers, episodes, state, why, done, updated, reading: metrics.loading && steps.value.length === 0 };
 }

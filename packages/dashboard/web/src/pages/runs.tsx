@@ -77,7 +77,10 @@ function Row({ run, chosen, choose }: { run: RunCard; chosen: boolean; choose: (
         <Link to={paths.run(run.id)}>{visible(run.id)}</Link>
         <span class="muted">{visible([baseName(run.model), run.engine].filter(Boolean).join(" · "))}</span>
       </td>
-      <td><StateBadge state={run.state} /></td>
+      <td>
+        <StateBadge state={run.state} />
+        {run.why && <span class="muted why" title={visible(run.why)}>{visible(run.why)}</span>}
+      </td>
       <td class="hide-phone">
         <div class="progress-cell">
           <span class="figures">{run.step}<span class="muted"> / {run.steps}</span></span>

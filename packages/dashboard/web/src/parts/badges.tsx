@@ -6,7 +6,8 @@ const STATE_TONES: Record<string, string> = {
   running: "info",
   finished: "good",
   stopped: "warn",
-  "failed to start": "bad",
+  interrupted: "warn",
+  failed: "bad",
   unreadable: "bad",
 };
 

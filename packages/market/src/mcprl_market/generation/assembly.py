@@ -1,6 +1,6 @@
-"""The generator: families drawn in turn, a wording for each draft, and the tools on offer.
+"""The task generator: it draws drafts from the families in turn, and adds a wording and the offered tools to each.
 
-Easy tasks take one call, medium ones two or three, hard ones four to six.
+Easy tasks need one call, medium ones two or three, hard ones four to six.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOOLS: tuple[str, ...] = tuple(
 )
 """Every tool of the five servers."""
 
-# Web pages and articles tell a bit of everything: prices, people, results.
+# Web pages and articles contain all kinds of facts: prices, people, results.
 _PRESS = "tavily_search tavily_qna_search fmp_get_stock_news polygon_get_news"
 
 SUBSTITUTES: tuple[frozenset[str], ...] = tuple(
@@ -47,12 +47,12 @@ SUBSTITUTES: tuple[frozenset[str], ...] = tuple(
         "execute_python process_mcp_data analyze_financial_data create_data_pipeline",
     )
 )
-"""Tools that tell the same facts, or compute the same. If a task needs one of a set, the others are not offered:
-a policy that used another one would be punished for being right."""
+"""Tools that return the same facts, or compute the same. If a task needs one of a set, the others are not offered:
+otherwise a policy that used another one would be penalized for a correct call."""
 
 
 def offer(needed: Iterable[str], distractors: int, draws: Draws) -> tuple[str, ...]:
-    """The needed tools and this number of distractors, in random order."""
+    """Return the needed tools and this number of distractors, in random order."""
     wanted = list(dict.fromkeys(needed))
     others: Sequence[str] = [tool for tool in TOOLS if tool not in wanted and not _replaces(tool, wanted)]
     return tuple(draws.shuffled(wanted + draws.some(others, distractors)))
@@ -63,9 +63,9 @@ def _replaces(tool: str, needed: Sequence[str]) -> bool:
 
 
 SHARES: dict[Difficulty, float] = {Difficulty.EASY: 0.35, Difficulty.MEDIUM: 0.35, Difficulty.HARD: 0.3}
-"""Share of each difficulty in a split that has all of them."""
+"""The fraction of each difficulty in a split that has all of them."""
 
-# A family is exhausted after this many draws in a row that gave nothing new.
+# A family counts as exhausted after this many draws in a row without a new draft.
 _MAX_FRUITLESS = 100
 
 
@@ -79,11 +79,11 @@ def generate(
     distractors: int = 3,
     seed: int = 0,
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Tasks whose answers are true of the offline world of that seed: those to train on and those to validate on.
+    """Generate tasks about the offline world of that seed. Returns the training tasks and the validation tasks.
 
-    The same arguments give the same tasks. `difficulties` keep their proportion to each other; of each, only tasks of
-    these `families` are made (None: of all). No task of one split asks for what one of the other asks for, and
-    validation has wordings that training never sees. Raises BadValueError if the world has too few questions.
+    The same arguments give the same tasks. `difficulties` keep their proportions; for each of them, only tasks of these
+    `families` are generated (None: all families). No question is in both splits, and validation has wordings that
+    training never sees. Raises BadValueError if the world has too few questions.
     """
     chosen = _choose(families, difficulties)
     shares = split_material(open_market(world), open_workspace(world), seed)
@@ -101,7 +101,7 @@ def generate(
 
 
 def _choose(names: Collection[str] | None, difficulties: Collection[Difficulty]) -> tuple[Family, ...]:
-    """The families to draw from. A name that no family of the difficulties has is refused."""
+    """Return the families to draw from. Rejects a name that no family of these difficulties has."""
     possible = {family.name: family for family in FAMILIES if family.difficulty in difficulties}
     unknown = sorted(set(names or ()) - set(possible))
     if unknown:
@@ -120,7 +120,7 @@ def _choose(names: Collection[str] | None, difficulties: Collection[Difficulty])
 
 
 def _numbers(count: int, difficulties: Collection[Difficulty]) -> dict[Difficulty, int]:
-    """How many tasks of each difficulty; the remainder of rounding goes to the hardest."""
+    """Return the number of tasks per difficulty. The remainder from rounding goes to the hardest."""
     levels = [level for level in SHARES if level in difficulties]
     whole = sum(SHARES[level] for level in levels)
     numbers = {level: round(count * SHARES[level] / whole) for level in levels[:-1]}
@@ -130,7 +130,7 @@ def _numbers(count: int, difficulties: Collection[Difficulty]) -> dict[Difficult
 def _deal_drafts(
     split: str, families: Sequence[Family], number: int, material: Material, *, seed: int, taken: set[tuple[str, ...]]
 ) -> Iterator[tuple[Family, int, Draft]]:
-    """This number of drafts, the families in turn; an exhausted family leaves its turns to the others."""
+    """Return this number of drafts, taking the families in turn. An exhausted family is skipped."""
     streams = deque(
         (family, enumerate(_drafts(family, material.drawing(Draws(seed, "tasks", split, family.name)), taken)))
         for family in families
@@ -151,7 +151,7 @@ def _deal_drafts(
 
 
 def _drafts(family: Family, material: Material, taken: set[tuple[str, ...]]) -> Iterator[Draft]:
-    """Every draft that a family finds, each once."""
+    """Yield every draft that a family finds, without duplicates."""
     fruitless = 0
     while fruitless < _MAX_FRUITLESS:
         draft = family.draw(material)
@@ -166,7 +166,7 @@ def _drafts(family: Family, material: Material, taken: set[tuple[str, ...]]) -> 
 def _make_task(
     split: str, family: Family, serial: int, draft: Draft, material: Material, *, draws: Draws, distractors: int
 ) -> Task:
-    # In validation every second task has a wording that training never sees: both kinds can be compared.
+    # In validation, every second task has a wording that training never sees, so both kinds can be compared.
     unseen = split == "validation" and serial % 2 == 0
     wording = draws.choice(family.held_out if unseen else family.wordings)
     return Task(

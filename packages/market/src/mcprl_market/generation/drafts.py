@@ -1,4 +1,4 @@
-"""The building blocks of families: a share of the world to draw from, drafts of tasks, and parts of drafts."""
+"""The building blocks of families: the part of the world that a split may use, drafts of tasks, and parts of drafts."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ OF_BAR: tuple[tuple[str, Callable[[Bar], float]], ...] = (
 _VALIDATION_SHARE = 5  # one in five goes to validation
 _WEEKS = 30
 _RANKS = 10
-# On top of half a unit of the last digit asked for: 0.125 may be rounded up or down.
+# Added to half a unit of the last requested digit: 0.125 may be rounded up or down.
 _SLACK = 0.01
 _MESSAGES_SHOWN = 1
-# One of them is in the line above the message, which says how many messages are shown.
+# Includes one number in the line above the message, which says how many messages are shown.
 _NUMBERS_IN_A_POST = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """One split's share of the world, and the random stream that draws from it.
+    """The part of the world that one split may use, and the random stream that draws from it.
 
-    `rooms` are all channels, for tasks that differ by their company; `channels` are the split's own. A week is its
-    first and its last trading day; a rank is a place in the list of gainers or losers, from 1.
+    `rooms` are all channels, for tasks that differ by their company; `channels` are only the split's own. A week is
+    given by its first and its last trading day. A rank is a position in the list of gainers or losers, from 1.
     """
 
     market: Market
@@ -96,7 +96,7 @@ class Material:
         return self.market.quotes[company if isinstance(company, str) else company.symbol]
 
     def statements(self, company: Company | Quote, period: Period = Period.ANNUAL) -> Sequence[Statement]:
-        """Newest first."""
+        """Return the statements of a company, newest first."""
         return self.market.reports(company.symbol, period)
 
     def bars(self, company: Company, days: Days) -> tuple[Bar, ...]:
@@ -111,17 +111,17 @@ class Material:
         return self.market.gainers(count) if side == "gainer" else self.market.losers(count)
 
     def mover(self, side: str, rank: int) -> Quote | None:
-        """The stock at a place of the list, from 1; None if the list is shorter."""
+        """Return the stock at a rank of the list, from 1; None if the list is shorter."""
         movers = self.movers(side, rank)
         return movers[-1] if len(movers) == rank else None
 
     def drawing(self, draws: Draws) -> Material:
-        """The same share with another random stream."""
+        """Return the same material with another random stream."""
         return replace(self, draws=draws)
 
 
 def split_material(market: Market, workspace: Workspace, seed: int) -> tuple[Material, Material]:
-    """The shares of training and of validation: four fifths and one fifth of everything, nothing in both."""
+    """Split the world into four fifths for training and one fifth for validation, without overlap."""
     draws = Draws(seed, "tasks", "split", market.name)
     companies = _split(market.companies, draws)
     channels = _split(workspace.channels(), draws)
@@ -149,7 +149,7 @@ def _split(things: Sequence[T], draws: Draws) -> tuple[tuple[T, ...], tuple[T, .
 
 
 def _trading_weeks(market: Market) -> tuple[Days, ...]:
-    """The last full weeks before the present one, each by its first and last trading day."""
+    """Return the last full weeks before the current one, each as its first and last trading day."""
     monday = market.today - timedelta(days=market.today.weekday())
     weeks: list[Days] = []
     for back in range(1, _WEEKS + 1):
@@ -162,7 +162,7 @@ def _trading_weeks(market: Market) -> tuple[Days, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One call of a solution: the arguments that matter, which the goal expects, and those that are free.
+    """One call of a solution. The goal expects the arguments in `matters`; those in `free` may have any value.
 
     Step(tool="polygon_get_news", matters={"ticker": "VLKN"}, free={"limit": 1})
     """
@@ -174,17 +174,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A task without its wording and distractors. `entities` identify it within its family; `slots` fill its wording.
+    """A task without its wording and distractors. `entities` identify it in its family; `slots` fill the wording.
 
     Draft(
         entities=("VLKN",),
         slots={"name": "Valkenor Systems Inc.", "symbol": "VLKN"},
         steps=(Step(tool="fmp_get_quote", matters={"symbol": "VLKN"}),),
         answer=HasNumber(value=213.88, tolerance=0.00505),
-        says="VLKN trades at $213.88.",             # the solution's own answer
+        says="VLKN trades at $213.88.",             # the answer of the solution
         state=(),
-        in_any_order=False,                         # whether the steps' order is free
-        also=(),                                    # tools of a branch that this world does not take
+        in_any_order=False,                         # whether the steps may be in any order
+        also=(),                                    # tools of a branch that is not taken in this world
     )
     """
 
@@ -199,7 +199,7 @@ class Draft:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the goal cannot be met by chance: a state is read from a text that counts the messages it shows."""
+        """Whether the goal cannot be met by chance. The checked text also contains the number of messages shown."""
         numbers = [text for state in self.state for text in state.texts if isinstance(text, HasNumber)]
         return all(abs(number.value - _MESSAGES_SHOWN) > number.tolerance for number in numbers)
 
@@ -220,9 +220,9 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One kind of task. `draw` gives None if what it drew makes no clear question; it is then called again.
+    """One kind of task. `draw` returns None if it drew something that gives no clear question; then it is called again.
 
-    Wordings are templates such as "What does {symbol} trade at?". Those of `held_out` appear in validation only.
+    Wordings are templates such as "What does {symbol} trade at?". Those in `held_out` are used only in validation.
     """
 
     name: str
@@ -233,7 +233,7 @@ class Family:
 
 
 def family(difficulty: Difficulty, *wordings: str) -> Callable[[Callable[[Material], Draft | None]], Family]:
-    """Make a function that draws drafts into the family of its name. The last wording is held out for validation."""
+    """Return a decorator that makes a Family of a function that draws drafts. The last wording is held out."""
 
     def made(draw: Callable[[Material], Draft | None]) -> Family:
         return Family(
@@ -248,58 +248,58 @@ def family(difficulty: Difficulty, *wordings: str) -> Callable[[Callable[[Materi
 
 
 def named(company: Company, other: Company | None = None, /, **slots: str) -> dict[str, str]:
-    """Slots with the name and symbol of one company or two."""
+    """Return slots with the name and symbol of one or two companies."""
     others = {} if other is None else {"other_name": other.name, "other": other.symbol}
     return {"name": company.name, "symbol": company.symbol, **others, **slots}
 
 
 def span(days: Days) -> dict[str, str]:
-    """Slots with the first and the last day."""
+    """Return slots with the first and the last day."""
     return {"start": days[0].isoformat(), "end": days[1].isoformat()}
 
 
 def asked(value: float, decimals: int = 2, *, at_most: int | None = 4) -> HasNumber:
-    """The number, correct when rounded to these decimals."""
+    """Expect the number, correct if rounded to this many decimals."""
     unit = 10.0**-decimals
     tolerance = round(unit * (0.5 + _SLACK), decimals + 4)
     return HasNumber(value=round(value, decimals + 4), tolerance=tolerance, at_most=at_most)
 
 
 def choice(right: str, candidates: Iterable[str]) -> HasAll:
-    """The right one of several words and none of the others, so that a list of guesses is not an answer."""
+    """Expect the right word and none of the other candidates, so that a list of guesses is not an answer."""
     return HasAll(members=(right,), none_of=tuple(sorted({other for other in candidates if other != right})))
 
 
 def call(tool: str, free: Mapping[str, Any] | None = None, **matters: str) -> Step:
-    """A step by its tool and arguments: call("polygon_get_news", ticker="VLKN", free={"limit": 1})"""
+    """Make a step from its tool and arguments: call("polygon_get_news", ticker="VLKN", free={"limit": 1})"""
     return Step(tool=tool, matters=matters, free=free or {})
 
 
 def bars_step(company: Company, days: Days) -> Step:
-    """The daily bars from one day to another."""
+    """Make a step that gets the daily bars of a range of days."""
     start, end = (day.isoformat() for day in days)
     return call("polygon_get_aggs", ticker=company.symbol, start_date=start, end_date=end)
 
 
 def movers_step(side: str, count: int) -> Step:
-    """The list of gainers or losers. Its length is free: a longer list tells the same."""
+    """Make a step that lists gainers or losers. The length of the list is free, because a longer list also works."""
     return call(f"fmp_get_market_{side}s", free={"limit": count})
 
 
 def python(*expressions: str, given: str = "") -> Step:
-    """A run of Python that prints expressions to two decimals, after the lines of `given`. The code is free."""
+    """Make a step that runs `given`, then prints the expressions to two decimals. Any code is accepted."""
     lines = [given] if given else []
     lines += [f'print(f"{{{expression}:.2f}}")' for expression in expressions]
     return call("execute_python", free={"code": "\n".join(lines)})
 
 
 def posting(channel: Channel, message: str) -> Step:
-    """A post. Its channel is checked by the state afterwards, because a channel can be given by name or by id."""
+    """Make a step that posts. The state check covers its channel, because a channel can be given by name or by id."""
     return call("send_slack_message", free={"channel": channel.name, "message": message})
 
 
 def posted(channel: Channel, value: float, *words: str, instead_of: Sequence[str] = ()) -> ExpectedState:
-    """The newest message of the channel has the number and the words, and none of the words in `instead_of`."""
+    """Expect that the channel's newest message has the number and the words, and no word of `instead_of`."""
     number = asked(value, at_most=_NUMBERS_IN_A_POST)
     texts = (HasAll(members=words, none_of=tuple(instead_of)),) if words else ()
     return ExpectedState(
@@ -310,6 +310,6 @@ def posted(channel: Channel, value: float, *words: str, instead_of: Sequence[str
 
 
 def stored(key: str, value: float) -> ExpectedState:
-    """The number is stored under the key."""
+    """Expect that the number is stored under the key."""
     texts = (asked(value, at_most=None),)
     return ExpectedState(tool="get_execution_context", arguments={"context_key": key}, texts=texts)

@@ -1,6 +1,6 @@
-"""Standard analyses of a table of prices, run inside the sandbox: this file is sent there as code.
+"""Standard analyses of a table of prices. They run inside the sandbox: this file is sent there as code.
 
-It accepts what policies send: a list of records, a list of numbers, columns by name, or one of these under a key.
+It accepts what policies send: a list of records, a list of numbers, columns by name, or one of these inside an object.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _TIMES = ("date", "datetime", "timestamp", "time", "day", "t")
 
 
 def summary(data: Any) -> dict[str, Any]:
-    """Count, mean, standard deviation, extremes and quartiles of each column of numbers."""
+    """Return count, mean, standard deviation, extremes and quartiles of each numeric column."""
     table = _table(data)
     columns = {str(name): {key: _rounded(entry) for key, entry in table[name].describe().items()} for name in table}
     return {"rows": len(table), "columns": columns}
 
 
 def trend(data: Any) -> dict[str, Any]:
-    """The trend of each column of numbers: change from first to last row, slope per row, and R²."""
+    """Return the trend of each numeric column: change from first to last row, slope per row, and R²."""
     table = _table(data)
     found: dict[str, Any] = {}
     for name in table:
@@ -51,7 +51,7 @@ def trend(data: Any) -> dict[str, Any]:
 
 
 def correlation(data: Any) -> dict[str, Any]:
-    """Pearson's correlation of each column of numbers with each other one."""
+    """Return Pearson's correlation of each pair of numeric columns."""
     table = _table(data)
     if table.shape[1] < 2:
         raise ValueError(f"a correlation needs 2 columns of numbers; there is only {', '.join(map(str, table))}")
@@ -63,7 +63,7 @@ def correlation(data: Any) -> dict[str, Any]:
 
 
 def _table(data: Any) -> pd.DataFrame:
-    """The columns of numbers, sorted by time if there is a column of times."""
+    """Return the numeric columns, sorted by time if there is a time column."""
     if isinstance(data, dict) and len(data) == 1:
         only = next(iter(data.values()))
         data = only if isinstance(only, list) and only and isinstance(only[0], dict) else data

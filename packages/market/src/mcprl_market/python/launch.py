@@ -1,4 +1,4 @@
-"""Starting a worker: in the sandbox, or as a plain process if the user allows that."""
+"""Starts a worker: in the sandbox, or as a plain process if the user allows that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import marshal
 import os
 import platform
 import secrets
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,10 +17,12 @@ from typing import Any
 
 from mcprl.errors import SandboxMissingError
 from mcprl.processes import CHILD_MARK, OWNER_MARK
+from mcprl.processes.bubblewrap import ALLOW_NAMESPACES, NAMESPACES, NO_NETWORK, find_bubblewrap
 from mcprl.processes.guard import GUARD, kill_marked
+from mcprl.processes.seccomp import MACHINES
 from mcprl_market.python.programs import Limits
 from mcprl_market.python.runtime import DEVICES, INTERPRETER, PACKAGES, Runtime, find_runtime, package_folders
-from mcprl_market.python.seccomp import MACHINES, make_filter
+from mcprl_market.python.seccomp import make_filter
 
 __all__ = ["Isolation", "Kind", "Launch", "choose_launch", "framed", "likely_isolation"]
 
@@ -29,28 +30,27 @@ __all__ = ["Isolation", "Kind", "Launch", "choose_launch", "framed", "likely_iso
 _UNSAFE = "start the server with allow_unsafe for code that you trust"
 _FIRST_USER = 0x70000000
 _NUM_USERS = 0x0FFFFFFF
-_NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 _ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "LD_LIBRARY_PATH": "/lib",
     "PYTHONHOME": "/python",
-    "PYTHONHASHSEED": "0",  # sets of strings have the same order in every run
-    "MALLOC_ARENA_MAX": "2",  # an arena reserves 64 MiB of addresses, which count towards RLIMIT_AS
+    "PYTHONHASHSEED": "0",  # so that sets of strings have the same order in every run
+    "MALLOC_ARENA_MAX": "2",  # an arena reserves 64 MiB of address space, which counts towards RLIMIT_AS
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
 
 
 class Isolation(StrEnum):
-    """How the worker gives up its rights."""
+    """How the worker drops its privileges."""
 
     OWN_USER = "own_user"
     USER_NAMESPACE = "user_namespace"
 
 
 def likely_isolation() -> Isolation:
-    """A fresh user id if we are root and the ids exist here, which they do not in a container that maps only some."""
+    """Choose a fresh user id if we are root and such ids exist here. In a container that maps few ids, they do not."""
     if os.geteuid() != 0:
         return Isolation.USER_NAMESPACE
     for line in Path("/proc/self/uid_map").read_text().splitlines():
@@ -61,11 +61,11 @@ def likely_isolation() -> Isolation:
 
 
 def fresh_user() -> int:
-    """A user id for one worker, from a range that distributions leave unused."""
+    """Return a user id for one worker, from a range that distributions leave unused."""
     return _FIRST_USER + secrets.randbelow(_NUM_USERS)
 
 
-def find_bubblewrap() -> str:
+def find_usable_bubblewrap() -> str:
     """The path of `bwrap`. Raises SandboxMissingError if this machine cannot have a sandbox."""
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         raise SandboxMissingError(
@@ -77,38 +77,33 @@ def find_bubblewrap() -> str:
             "this kernel has no seccomp, which the Python sandbox needs",
             fix=f"use a kernel with CONFIG_SECCOMP_FILTER, or {_UNSAFE}",
         )
-    path = shutil.which("bwrap")
-    if path is None:
-        raise SandboxMissingError(
-            "bubblewrap is not installed (no bwrap on PATH), and the Python sandbox is built with it",
-            fix=f"apt-get install bubblewrap, or {_UNSAFE}",
-        )
-    return path
+    return find_bubblewrap("the Python sandbox", _UNSAFE)
 
 
 def sandbox_command(
     bubblewrap: str, runtime: Runtime, isolation: Isolation, limits: Limits, *, result_pipe: int, info_file: int
 ) -> list[str]:
-    """The command line of one worker.
+    """Return the command line of one worker.
 
-    Without --die-with-parent, on purpose: if that ends bubblewrap during setup, the sandbox's first process stays
-    behind and waits forever.
+    It omits --die-with-parent on purpose: if that killed bubblewrap during setup, the sandbox's first process would
+    stay behind and wait forever.
     """
-    command = [bubblewrap, *_NAMESPACES, "--hostname", "sandbox", "--new-session", "--clearenv"]
+    command = [bubblewrap, *NAMESPACES, NO_NETWORK, "--new-session", "--clearenv"]
     command += ["--info-fd", str(info_file), "--cap-drop", "ALL"]
     if isolation is Isolation.OWN_USER:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"]
     for folder in runtime.folders:
-        # Created first: bubblewrap would create them for its own user only.
+        # Create the folders first: bubblewrap would create them for its own user only.
         command += ["--perms", "0755", "--dir", folder]
     for inside, outside in runtime.shown.items():
         command += ["--ro-bind", str(outside), inside]
     for folder in runtime.hidden:
         command += ["--perms", "0555", "--tmpfs", folder]
     for device in DEVICES:
-        # bubblewrap cannot bind a device read-only. If the code owned it, it could chmod it for the whole machine.
+        # bubblewrap cannot bind a device read-only. If the code owned the device, it could chmod it for the whole
+        # machine.
         if isolation is Isolation.OWN_USER or Path(device).stat().st_uid != os.geteuid():
             command += ["--dev-bind", device, device]
     command += ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"]
@@ -126,7 +121,7 @@ _PROBE_S = 30.0
 
 
 class Kind(StrEnum):
-    """What a worker imports in advance. It changes how soon a program runs, not what it can do."""
+    """What a worker imports in advance. This affects how fast a program starts, not what it can do."""
 
     PLAIN = "plain"
     PANDAS = "pandas"
@@ -136,13 +131,13 @@ _PRELOAD = {Kind.PLAIN: {}, Kind.PANDAS: {"np": "numpy", "pd": "pandas"}}
 
 
 def framed(message: bytes) -> bytes:
-    """A message to a worker: its length in four bytes, then its bytes."""
+    """Encode a message to a worker: its length in four bytes, then its bytes."""
     return len(message).to_bytes(4, "big") + message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How to start workers. Without `bubblewrap` they are plain processes with nothing but limits.
+    """How to start workers. Without `bubblewrap`, they are plain processes with resource limits only.
 
     Launch(limits=Limits(), bubblewrap="/usr/bin/bwrap", isolation=Isolation.OWN_USER)
     """
@@ -158,10 +153,10 @@ class Launch:
     def start(
         self, mark: str, *, stdin: int, stdout: int, stderr: int, result_pipe: int, info_file: int
     ) -> subprocess.Popen[bytes]:
-        """Start a worker with these ends of its pipes. They stay open here.
+        """Start a worker with these ends of its pipes. They stay open in this process.
 
-        Its environment has the marks of `mcprl.processes`, which the code inside never sees: the guard finds it by them
-        when we are gone. A worker that waits for a program ends by itself then.
+        Its environment has the marks of `mcprl.processes`, by which the guard finds it after our process ends. The code
+        inside never sees them. A worker that waits for a program ends on its own when our process ends.
         """
         if self.bubblewrap is None:
             command = _plain_command(result_pipe)
@@ -186,7 +181,7 @@ class Launch:
         )
 
     def setup(self, kind: Kind) -> bytes:
-        """The first message to a worker: its limits and filter, and what to import."""
+        """Encode the first message to a worker: its limits, its filter, and what to import."""
         limits = self.limits
         bounds = {
             "RLIMIT_CPU": limits.cpu_s,
@@ -195,7 +190,7 @@ class Launch:
             "RLIMIT_NOFILE": limits.open_files,
             "RLIMIT_CORE": 0,
         }
-        if self.is_sandboxed:  # a plain process shares the count with all others of its user
+        if self.is_sandboxed:  # outside the sandbox, the limit would count all processes of the user
             bounds["RLIMIT_NPROC"] = limits.threads + 2
         message: dict[str, Any] = {
             "limits": bounds,
@@ -209,9 +204,9 @@ class Launch:
 
 
 def choose_launch(limits: Limits, *, allow_unsafe: bool) -> Launch:
-    """The sandbox, after a trial start. If it does not work: plain processes if the user allows them, else an error."""
+    """Return the sandbox if a trial start works. Otherwise, use plain processes if the user allows that, else raise."""
     try:
-        launch = Launch(limits=limits, bubblewrap=find_bubblewrap(), isolation=likely_isolation())
+        launch = Launch(limits=limits, bubblewrap=find_usable_bubblewrap(), isolation=likely_isolation())
         find_runtime()
         _probe(launch)
     except SandboxMissingError as error:
@@ -228,7 +223,7 @@ def choose_launch(limits: Limits, *, allow_unsafe: bool) -> Launch:
 
 
 def _probe(launch: Launch) -> None:
-    """Start one worker and wait until it is ready. Raises SandboxMissingError with its error output otherwise."""
+    """Start one worker and wait until it is ready. If it fails, raise SandboxMissingError with its error output."""
     result_read, result_write = os.pipe()
     with open(os.devnull, "wb") as nowhere, os.fdopen(result_read, "rb") as result:
         process = launch.start(
@@ -241,20 +236,18 @@ def _probe(launch: Launch) -> None:
         )
         os.close(result_write)
         try:
-            # Then its input ends, and so does the worker.
+            # Its input ends after this message, so the worker ends too.
             _, said = process.communicate(launch.setup(Kind.PLAIN), timeout=_PROBE_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            kill_marked(f"{CHILD_MARK}={mark}")
+            kill_marked(mark)
             said = process.communicate()[1]
         is_ready = result.read() == framed(b"ready")
     if not is_ready:
         lines = said.decode(errors="replace").strip().splitlines()
         raise SandboxMissingError(
             f"the Python sandbox cannot be built here: {lines[-1] if lines else 'a worker did not become ready'}",
-            fix="let bubblewrap make namespaces (kernel.unprivileged_userns_clone=1, "
-            "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined "
-            "--security-opt apparmor=unconfined), or start the server with allow_unsafe for code that you trust",
+            fix=f"{ALLOW_NAMESPACES}, or {_UNSAFE}",
         )
 
 

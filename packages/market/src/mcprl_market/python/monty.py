@@ -1,4 +1,4 @@
-"""The engine `monty`: an interpreter of a subset of Python that starts in less than a millisecond.
+"""The engine `monty`: an interpreter for a subset of Python that starts in less than a millisecond.
 
 It needs no Linux and no bubblewrap. It has neither numpy nor pandas, and some results differ from Python's in the last
 digit: `round(2.675, 2)` is 2.68.
@@ -50,7 +50,7 @@ class _Printed:
 class MontyEngine:
     """Runs programs in Monty, each step in a new session. An asynchronous context manager.
 
-    `time_s` limits the time of one step, by default to the processor time that the sandbox allows.
+    `time_s` limits the time of one step. The default is the processor time that the sandbox allows.
     """
 
     def __init__(self, limits: Limits, *, time_s: float | None = None) -> None:
@@ -115,7 +115,7 @@ class MontyEngine:
         if printed.is_over:
             return self._broken(FailureKind.OUTPUT, printed)
         if not isinstance(error, MontyRuntimeError | MontySyntaxError):
-            # As far as one can tell, only the code can have made it crash.
+            # As far as we can tell, only the code can have caused the crash.
             is_late = isinstance(error, MontyCrashedError) and error.timed_out
             return self._broken(FailureKind.DEADLINE if is_late else FailureKind.CPU, printed)
         name = type(error.exception()).__name__

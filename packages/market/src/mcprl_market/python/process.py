@@ -1,4 +1,4 @@
-"""One worker, seen from outside: its start, the one program it runs, and its end."""
+"""One worker, as controlled from outside: its start, the one program it runs, and its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcprl.errors import SandboxLostError
-from mcprl.processes import CHILD_MARK
 from mcprl.processes.guard import kill_marked
 from mcprl_market.python.launch import Kind, Launch, framed
 from mcprl_market.python.programs import FailureKind
@@ -45,7 +44,7 @@ class Inlet:
         self._loop.add_reader(fd, self._read)
 
     def read_what_is_there(self) -> None:
-        """Read what is in the pipe, at most up to the bound: the writer may never stop."""
+        """Read what is in the pipe, at most up to the bound, because the writer may never stop."""
         while self._fd is not None and not self.is_over and self._read():
             pass
 
@@ -72,7 +71,7 @@ class Inlet:
 
 
 class Outlet:
-    """Writes messages to a pipe as it accepts them. A reader that is gone is not an error: others notice its end."""
+    """Writes messages to a pipe as fast as it accepts them. A closed reader is not an error here."""
 
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
@@ -82,7 +81,7 @@ class Outlet:
         os.set_blocking(fd, False)
 
     def send(self, message: bytes, *, last: bool = False) -> None:
-        """Write a message; after the last one the pipe is closed. Call it again only once the reader has answered."""
+        """Write a message. After the last one, close the pipe. Call it again only after the reader has answered."""
         self._rest = memoryview(message)
         self._closes = last
         if self._fd is not None:
@@ -119,7 +118,7 @@ _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The result of a worker: its report, or the limit that it broke, or else its exit status.
+    """How a worker ended: its report, the limit that it exceeded, or else its exit status.
 
     Ending(report=b'{"value": 6}', broken=None, status=None, stdout=b"", stderr=b"")
     """
@@ -132,7 +131,7 @@ class Ending:
 
 
 class WorkerProcess:
-    """A worker from its start to its end. Belongs to the event loop that started it, and runs one program at most."""
+    """A worker from start to end. It runs at most one program, and belongs to the event loop that started it."""
 
     def __init__(self, launch: Launch, kind: Kind) -> None:
         self.kind = kind
@@ -150,7 +149,7 @@ class WorkerProcess:
             ours.append(read_end)
             theirs.append(write_end)
         program_read, program_write = os.pipe()
-        # A file, not a pipe: bubblewrap writes to it during setup, and would die there if we were gone by then.
+        # A file, not a pipe: bubblewrap writes to it during setup, and would die there if our process had ended.
         self._info = os.open(os.devnull, os.O_RDWR) if not launch.is_sandboxed else os.memfd_create("worker")
         try:
             self._process = launch.start(
@@ -189,7 +188,7 @@ class WorkerProcess:
         return self._ended.is_set()
 
     def is_alive(self) -> bool:
-        """Ask the kernel, which knows before the event loop does."""
+        """Ask the kernel, which notices the end earlier than the event loop."""
         if self.has_ended:
             return False
         poll = select.poll()
@@ -197,7 +196,7 @@ class WorkerProcess:
         return not poll.poll(0)
 
     async def ready(self, deadline_s: float) -> None:
-        """Wait until the worker can take a program. Raises SandboxLostError if it does not become ready."""
+        """Wait until the worker can accept a program. Raises SandboxLostError if it does not become ready."""
         try:
             async with asyncio.timeout(deadline_s):
                 while bytes(self._result.kept) != _READY:
@@ -208,20 +207,20 @@ class WorkerProcess:
             raise self._lost(f"was not ready after {deadline_s:g} s") from None
         if self._launch.is_sandboxed:
             try:
-                # The first process of the sandbox: when it ends, the kernel ends all others inside.
+                # The first process of the sandbox. When it ends, the kernel kills all others inside.
                 first = json.loads(os.pread(self._info, 4096, 0))["child-pid"]
                 self._init_pidfd = os.pidfd_open(first)
                 self._disk = os.open(f"/proc/{first}/root/tmp", os.O_PATH)
             except (OSError, ValueError, KeyError) as error:
                 raise self._lost(f"ended as soon as it was ready ({error})") from error
-            if self.has_ended:  # the outer process; the inner ones may still run
+            if self.has_ended:  # the outer process; inner processes may still run
                 raise self._lost("ended as soon as it was ready")
 
     async def run(self, program: bytes) -> Ending:
-        """Run the program, then always end the worker.
+        """Run the program, then end the worker in any case.
 
         Raises SandboxLostError only for failures that the program cannot cause: bubblewrap's outer process, which it
-        cannot reach, was killed, or the kernel counted an out-of-memory kill. Any other end is the program's fault.
+        cannot reach, was killed, or the kernel counted an out-of-memory kill. Any other failure is the program's fault.
         """
         self._result.kept.clear()
         oom_kills = _oom_kills()
@@ -251,16 +250,17 @@ class WorkerProcess:
         )
 
     def kill(self) -> None:
-        """End everything in the sandbox now; `gone` waits for that. Safe to call again."""
+        """Kill everything in the sandbox. `gone` waits until that is done. It is safe to call this again."""
         with contextlib.suppress(ProcessLookupError):
             if self._init_pidfd is not None:
-                # Also if the outer process has ended: the first one inside waits for what the code left behind.
+                # Even if the outer process has ended, because the first process inside waits for processes that the
+                # code started.
                 signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
             elif not self.has_ended:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def gone(self) -> None:
-        """Wait until nothing of the worker is left, and close its files."""
+        """Wait until all processes of the worker have ended, and close its files."""
         await self._ended.wait()
         if self._init_pidfd is not None:
             await _readable(self._init_pidfd)
@@ -268,7 +268,7 @@ class WorkerProcess:
             self._init_pidfd = None
         else:
             # Ended during bubblewrap's setup: its children may not be tied to it yet.
-            await asyncio.to_thread(kill_marked, f"{CHILD_MARK}={self._mark}")
+            await asyncio.to_thread(kill_marked, self._mark)
         if self._disk is not None:
             os.close(self._disk)
             self._disk = None
@@ -279,7 +279,7 @@ class WorkerProcess:
             self._info = -1
 
     async def _finish(self) -> FailureKind | None:
-        """Wait for a report or the end. Returns the limit if one was broken first."""
+        """Wait for a report or the end of the process. Return the limit if one was exceeded first."""
         try:
             async with asyncio.timeout(self._launch.limits.deadline_s):
                 while self._report() is None:
@@ -299,11 +299,11 @@ class WorkerProcess:
         return None
 
     def _report_size(self) -> int:
-        """The size of the first message, by its header."""
+        """Return the size of the first message, from its header."""
         return int.from_bytes(self._result.kept[:_HEADER_BYTES], "big")
 
     def _report(self) -> bytes | None:
-        """The first complete message. Anything that the code wrote after it is ignored."""
+        """Return the first complete message. Anything that the code wrote after it is ignored."""
         kept = self._result.kept
         size = self._report_size()
         if len(kept) < _HEADER_BYTES or not size <= len(kept) - _HEADER_BYTES:
@@ -311,7 +311,7 @@ class WorkerProcess:
         return bytes(kept[_HEADER_BYTES : _HEADER_BYTES + size])
 
     def _has_too_many_files(self) -> bool:
-        """Counted from outside: files take kernel memory that no limit of a process bounds."""
+        """Return True if too many files are open. No process limit covers the kernel memory that files use."""
         if self._disk is None:
             return False
         usage = os.fstatvfs(self._disk)
@@ -342,14 +342,14 @@ class WorkerProcess:
 
 
 def _oom_kills() -> int:
-    """How many processes the kernel's out-of-memory killer has killed, in our cgroup if it counts them there."""
+    """Return how many processes the out-of-memory killer has killed, in our cgroup if the kernel counts per cgroup."""
     counter = _oom_counter()
     return 0 if counter is None else int(_OOM_KILLS.findall(counter.read_text())[0])
 
 
 @functools.cache
 def _oom_counter() -> Path | None:
-    """The file with the count: of our cgroup (version 2, else 1), or of the whole machine. None on old kernels."""
+    """Return the file with that count: of our cgroup (version 2 or 1), or of the machine. None on old kernels."""
     root = Path("/sys/fs/cgroup")
     found = [Path("/proc/vmstat")]
     for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Programs and their outcomes: the records that the engines share."""
+"""Programs and their outcomes: the records that both engines use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one run. A program that breaks one is ended, and the policy reads which.
+    """Limits of one program. A program that exceeds a limit is ended, and the policy reads which limit it was.
 
-    Processor time is the main limit, because it does not depend on the load of the machine. The deadline, in wall-clock
-    time, is for programs that wait.
+    Processor time is the main limit, because it does not depend on the load of the machine. The deadline is wall-clock
+    time, for programs that wait.
 
     Limits(cpu_s=10, deadline_s=20.0)
     """
@@ -37,9 +37,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Code with a name. Errors are reported with the line, and with the name if there are several steps.
+    """A named piece of code. Errors are reported with the line, and with the name if there are several steps.
 
-    With `is_ours` the code is the server's, and its lines are not reported.
+    With `is_ours`, the code belongs to the server, and its lines are not reported.
 
     Step(name="double", code="data * 2")
     """
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Code and the names it sees. Each step finds the value of the previous one as `data`.
+    """Code and the variables it sees. Each step gets the value of the previous step as `data`.
 
     Program(steps=(Step(name="code", code="sum(data)"),), names={"data": [1, 2, 3], "context": {}})
     """
@@ -62,7 +62,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """The program ended by itself. `value` is JSON; `shown` is its text, None if there is no value.
+    """The program ended normally. `value` is JSON; `shown` is its text, or None if there is no value.
 
     Ran(value=6, shown="6", stdout="", stderr="")
     """
@@ -74,7 +74,7 @@ class Ran:
 
 
 class FailureKind(StrEnum):
-    """Why a program failed. Each is the program's fault."""
+    """Why a program failed. Each kind is the program's fault."""
 
     RAISED = "raised"
     ENDED = "ended"
@@ -89,7 +89,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The program raised an exception, broke a limit or ended its interpreter. `message` is for the policy to read.
+    """The program raised an exception, exceeded a limit or ended its interpreter. The policy reads `message`.
 
     Failed(kind=FailureKind.RAISED, message="ZeroDivisionError: division by zero, in line 2: x / 0", stdout="")
     """

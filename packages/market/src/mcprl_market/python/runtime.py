@@ -1,7 +1,7 @@
 """The files that the sandbox sees: the interpreter, its standard library, numpy, pandas and the libraries they load.
 
-Nothing else: not mcprl, no other packages of this environment, no home folder and no /etc. The shared libraries are
-those that a process has loaded after importing all of this.
+It sees nothing else: not mcprl, no other packages of this environment, no home folder and no /etc. The shared libraries
+are those that a process has loaded after importing all of this.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["DEVICES", "INTERPRETER", "PACKAGES", "Runtime", "find_runtime", "pac
 
 
 PACKAGES = "/packages"
-"""Path of numpy, pandas and their dependencies inside."""
+"""Path of numpy, pandas and their dependencies inside the sandbox."""
 INTERPRETER = "/python/bin/python"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 _OFFERED = ("numpy", "pandas")
 _LIBRARIES = "/lib"
 _SURVEY_S = 120.0
-# They need a display, a network or a terminal, and each would pull in a dozen libraries.
+# Left out because they need a display, a network or a terminal, and each would need a dozen more libraries.
 _LEFT_OUT = ("_tkinter", "nis", "readline", "_curses", "_curses_panel", "_dbm", "_gdbm")
 _SURVEY = """
 import ctypes, importlib, pathlib, sys
@@ -66,7 +66,7 @@ ctypes.CDLL(None).dl_iterate_phdr(show, None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The binds of the sandbox, the folders that must look empty, and the script that the interpreter runs.
+    """The bind mounts of the sandbox, the folders that must look empty, and the script that the interpreter runs.
 
     Runtime(worker="/python/worker.pyc",
             shown={"/python/lib/python3.11": Path("/usr/lib/python3.11"), "/packages/numpy": Path(…), …},
@@ -82,14 +82,14 @@ class Runtime:
 
 @functools.cache
 def find_runtime() -> Runtime:
-    """Find out once what this interpreter needs. Raises MissingExtraError if numpy or pandas is missing."""
+    """Determine once which files this interpreter needs. Raises MissingExtraError if numpy or pandas is missing."""
     standard_library = Path(sysconfig.get_path("stdlib"))
     inside = f"/python/{sys.platlibdir}/{standard_library.name}"
     packages = {f"{PACKAGES}/{path.name}": path for path in _packages()}
-    # The compiled file, if there is one: it saves a sixth of the start of every worker.
+    # Use the compiled file if there is one: it saves a sixth of the start time of every worker.
     worker, compiled = Path(worker_module.__file__), Path(worker_module.__cached__ or "")
     stat = worker.stat()
-    # Only if it is up to date: an old one would be another worker, with other limits.
+    # Only if it is up to date: an old file would be a different worker with different limits.
     if compiled.is_file() and compiled.read_bytes()[8:16] == struct.pack("<II", int(stat.st_mtime), stat.st_size):
         worker = compiled
     shown = {
@@ -101,7 +101,7 @@ def find_runtime() -> Runtime:
     roots = (standard_library, *packages.values())
     for library in _loaded_libraries(standard_library, [path.stem for path in packages.values()]):
         if not any(library.is_relative_to(root) for root in roots):
-            # The interpreter has the loader's path in it; all others are looked up by name.
+            # The interpreter contains the path of the loader; all other libraries are found by name.
             is_loader = library.name.startswith("ld-")
             shown[str(library) if is_loader else f"{_LIBRARIES}/{library.name}"] = library.resolve()
     hidden = tuple(
@@ -113,17 +113,17 @@ def find_runtime() -> Runtime:
 
 
 def _parents(paths: list[str]) -> tuple[str, ...]:
-    """Every parent folder of the paths except the root, upper ones first."""
+    """Return every parent folder of the paths except the root, parents before children."""
     return tuple(sorted({str(parent) for path in paths for parent in PurePosixPath(path).parents} - {"/"}))
 
 
 def package_folders() -> tuple[str, ...]:
-    """Where numpy and pandas are outside, for running without a sandbox."""
+    """Return the folders of numpy and pandas outside the sandbox, for running without one."""
     return tuple(sorted({str(path.parent) for path in _packages()}))
 
 
 def _packages() -> Iterator[Path]:
-    """The folders and modules of numpy, pandas and their dependencies."""
+    """Yield the folders and modules of numpy, pandas and their dependencies."""
     wanted, seen = list(_OFFERED), set[str]()
     while wanted:
         name = wanted.pop()
@@ -144,7 +144,7 @@ def _packages() -> Iterator[Path]:
 
 
 def _time_zones() -> Iterator[Path]:
-    """The time zones of the tzdata package: there is no /usr/share/zoneinfo inside."""
+    """Yield the time zones of the tzdata package, because there is no /usr/share/zoneinfo inside."""
     try:
         yield Path(str(distribution("tzdata").locate_file("tzdata")))
     except PackageNotFoundError:

@@ -30,10 +30,10 @@ _TRIES = 3
 
 
 class WorkerPool:
-    """Keeps `spares` workers of each kind ready, and starts the next when one is taken.
+    """Keeps `spares` workers of each kind ready. When one is taken, starts the next.
 
-    At most `at_once` programs run and at most `starts_at_once` workers start at the same time. An asynchronous context
-    manager; leaving it ends every worker.
+    At most `at_once` programs run, and at most `starts_at_once` workers start, at the same time. An asynchronous
+    context manager; leaving it ends every worker.
     """
 
     def __init__(self, launch: Launch, *, spares: Mapping[Kind, int], at_once: int, starts_at_once: int) -> None:
@@ -66,7 +66,7 @@ class WorkerPool:
 
     @contextlib.asynccontextmanager
     async def worker(self, kind: Kind) -> AsyncGenerator[WorkerProcess]:
-        """A ready worker for one program. It is ended on exit, with everything in its sandbox."""
+        """Yield a ready worker for one program. On exit, end it with everything in its sandbox."""
         async with self._slots:
             worker = await self._take(kind)
             try:
@@ -75,7 +75,7 @@ class WorkerPool:
                 self._end(worker)
 
     async def full(self) -> None:
-        """Wait until every spare is ready: for measuring, and for tests."""
+        """Wait until every spare is ready. For benchmarks and tests."""
         while any(len(self._ready[kind]) < count for kind, count in self._spares.items()):
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
@@ -138,13 +138,13 @@ class WorkerPool:
                 turn.set_result(worker)
                 return
         ready = self._ready[worker.kind]
-        if self._is_closing or len(ready) >= self._spares[worker.kind]:  # its requester has given up
+        if self._is_closing or len(ready) >= self._spares[worker.kind]:  # the task that wanted it has given up
             self._end(worker)
         else:
             ready.append(worker)
 
     def _note_failure(self, kind: Kind, error: SandboxLostError) -> None:
-        """After some failures in a row, fail those who wait; the next request tries again."""
+        """After several failures in a row, fail all waiting requests. The next request tries again."""
         self._failures[kind] += 1
         if not self._is_closing:
             _logger.warning("%s", error)
@@ -174,7 +174,7 @@ _ONLY_THESE = "Only the standard library, numpy and pandas are installed."
 class Sandbox:
     """Runs each program in a new process. An asynchronous context manager.
 
-    `spares` workers of each kind are kept ready; by default as many as the machine has processors.
+    `spares` workers of each kind are kept ready. The default is the number of processors.
     """
 
     def __init__(self, launch: Launch, *, spares: int | None = None) -> None:
@@ -185,7 +185,7 @@ class Sandbox:
             launch,
             spares=dict.fromkeys(Kind, count),
             at_once=max(4, 2 * processors),
-            starts_at_once=2 * processors,  # a start also waits for the kernel
+            starts_at_once=2 * processors,  # more than the processors, because a start also waits for the kernel
         )
 
     async def __aenter__(self) -> Sandbox:
@@ -196,7 +196,7 @@ class Sandbox:
         await self.pool.__aexit__()
 
     async def run(self, program: Program) -> Outcome:
-        """Run a program. Raises SandboxLostError if the sandbox failed in a way that no program can cause."""
+        """Run a program. Raises SandboxLostError if the sandbox fails in a way that no program can cause."""
         kind = Kind.PANDAS if any(_USES_PANDAS.search(step.code) for step in program.steps) else Kind.PLAIN
         message = marshal.dumps(
             {
@@ -231,7 +231,7 @@ class Sandbox:
 
 
 def limit_message(kind: FailureKind, limits: Limits) -> str:
-    """Which limit was broken, for the policy to read."""
+    """Name the limit that was exceeded, for the policy to read."""
     mib = 1024 * 1024
     return {
         FailureKind.CPU: f"The code took more than {limits.cpu_s} s of processor time and was ended.",
@@ -244,7 +244,7 @@ def limit_message(kind: FailureKind, limits: Limits) -> str:
 
 
 def outcome_of_report(report: Any, program: Program, limits: Limits, *, stdout: str, stderr: str) -> Outcome | None:
-    """Read a report, which the code may have forged; None if it is malformed."""
+    """Parse a report, which the code may have forged. Return None if it is malformed."""
     if not isinstance(report, dict):
         return None
     fields = cast("dict[str, Any]", report)
@@ -256,7 +256,7 @@ def outcome_of_report(report: Any, program: Program, limits: Limits, *, stdout: 
         return Ran(value=None, shown=None, stdout=stdout, stderr=stderr)
     shown = fields.get("shown")
     written = json.dumps(fields["value"], ensure_ascii=False)
-    value = json.loads(written, parse_constant=lambda _: None)  # no NaN, which is not JSON
+    value = json.loads(written, parse_constant=lambda _: None)  # drops NaN, which is not JSON
     return Ran(value=value, shown=shown if isinstance(shown, str) else written, stdout=stdout, stderr=stderr)
 
 
@@ -286,7 +286,7 @@ def _line(step: Step, number: int) -> str:
 
 
 def _ended_early(status: int | None, limits: Limits, stdout: str) -> Failed:
-    """No report: the code ended the interpreter, or a limit of the kernel did."""
+    """Describe an end without a report: the code ended the interpreter, or a limit of the kernel did."""
     assert status is not None, "without a report or a broken limit, the worker has ended"
     number = -status if status < 0 else status - _SIGNALLED
     if number == signal.SIGXCPU:

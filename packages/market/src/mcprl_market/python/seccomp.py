@@ -1,29 +1,35 @@
 """The seccomp filter of the sandbox: the system calls that code may make. All others are denied.
 
-The code is one process: it can start threads but no processes or programs, open no sockets, and trace, signal or
-inspect no other process. Denied calls fail with EPERM, so an honest program gets a `PermissionError`. The worker
-installs the filter as its last step before it takes a program, so not even `execve` need be allowed.
+The code runs in one process. It can start threads but no processes or programs, cannot open sockets, and cannot trace,
+signal or inspect other processes. Denied calls fail with EPERM, so an honest program gets a `PermissionError`. The
+worker installs the filter as its last step before it accepts a program, so even `execve` can be denied.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
-import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["KILLED_STATUS", "MACHINES", "SYSTEM_CALLS", "make_filter"]
+from mcprl.processes.seccomp import (
+    ALLOW,
+    DENY,
+    ERRNO,
+    MACHINES,
+    Instruction,
+    Operation,
+    assembled,
+    filter_head,
+    numbers,
+)
+
+__all__ = ["KILLED_STATUS", "SYSTEM_CALLS", "make_filter"]
 
 
 KILLED_STATUS: Final = 137
-"""bubblewrap's exit status if SIGKILL ended the code: from the out-of-memory killer, or from the kernel to code that
-ignores SIGXCPU. The code itself can neither send that signal nor exit with this status."""
-
-MACHINES: Final[tuple[str, ...]] = ("x86_64", "aarch64")
-_AUDIT_ARCHITECTURE: Final[Mapping[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_X32_BIT: Final = 0x40000000
+"""bubblewrap's exit status if SIGKILL ended the code. It comes from the out-of-memory killer, or from the kernel if the
+code ignores SIGXCPU. The code itself can neither send that signal nor exit with this status."""
 
 # Name, number on x86_64, number on aarch64. A dash: that machine has no such call.
 _ALLOWED: Final = """
@@ -48,146 +54,122 @@ eventfd2 290 19, epoll_create1 291 20, dup3 292 24, pipe2 293 59, preadv 295 69,
 renameat2 316 276, getrandom 318 278, statx 332 291, rseq 334 293, close_range 436 436, faccessat2 439 439
 """
 
-# Callers fall back to an older call, or continue without, if there is none.
+# These calls report that they do not exist. Callers then use an older call, or continue without it.
 _ABSENT: Final = "clone3 435 435, openat2 437 437"
 _UNSUPPORTED: Final = "listxattr 194 11, llistxattr 195 12, flistxattr 196 13"
-# Reports success without effect, for `shutil.copy2` and others. All programs share /dev/null and could leave each other
-# messages in its times.
+# This call reports success but does nothing, for `shutil.copy2` and others. All programs share /dev/null, and could
+# leave each other messages in its timestamps.
 _IGNORED: Final = "utimensat 280 88"
 
-# Allowed with some arguments only: see `_conditional`.
+# Allowed only with some arguments; see `_conditional`.
 _CHECKED: Final = """
 ioctl 16 29, sendto 44 206, socketpair 53 199, clone 56 220, exit 60 93, fcntl 72 25, prctl 157 167, exit_group 231 94,
 tgkill 234 131, prlimit64 302 261
 """
 
 
-def _numbers(table: str, machine: str) -> dict[str, int]:
-    column = 1 + MACHINES.index(machine)
-    rows = (entry.split() for entry in table.replace("\n", " ").split(","))
-    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
-
-
 SYSTEM_CALLS: Final[Mapping[str, Mapping[str, int]]] = {
     machine: {
         name: number
         for table in (_ALLOWED, _ABSENT, _UNSUPPORTED, _IGNORED, _CHECKED)
-        for name, number in _numbers(table, machine).items()
+        for name, number in numbers(table, machine).items()
     }
     for machine in MACHINES
 }
-"""Number of each system call that the filter knows, by machine and name."""
+"""Machine → name → number of each system call that the filter knows."""
 
-# Classic BPF: the codes of <linux/filter.h>, and the offsets of `struct seccomp_data`.
-_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
-_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
-_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
-
-_KILL_PROCESS: Final = 0x80000000
-_ALLOW: Final = 0x7FFF0000
-_ERRNO: Final = 0x00050000
-_DENY: Final = _ERRNO | errno.EPERM
+_ARGUMENTS_OFFSET: Final = 16  # in `struct seccomp_data`
 
 _CLONE_THREAD: Final = 0x00010000
 # CLONE_NEWTIME, _PTRACE, _NEWNS, and cgroup, uts, ipc, user, pid, net.
 _CLONE_FORBIDDEN: Final = 0x00000080 | 0x00002000 | 0x00020000 | 0x7E000000
 # TCGETS TIOCGWINSZ FIONREAD FIONBIO FI[ON]CLEX
 _IOCTL_REQUESTS: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-# F_DUPFD F_GETFD F_SETFD F_GETFL F_GETLK F_SETLK F_SETLKW F_DUPFD_CLOEXEC. The others send signals of any number
-# (F_SETSIG, F_NOTIFY), delay other openers of a file (F_SETLEASE), or take memory that the kernel counts per user.
+# F_DUPFD F_GETFD F_SETFD F_GETFL F_GETLK F_SETLK F_SETLKW F_DUPFD_CLOEXEC. The others can send arbitrary signals
+# (F_SETSIG, F_NOTIFY), delay other openers of a file (F_SETLEASE), or use memory that the kernel counts per user.
 _FCNTL_COMMANDS: Final = (0, 1, 2, 3, 5, 6, 7, 1030)
 _F_SETFL: Final = 4
 _O_ASYNC: Final = 0x2000
-_PRCTL_NAMES: Final = (15, 16)  # the name of a thread
+_PRCTL_NAMES: Final = (15, 16)  # set and get the name of a thread
 _AF_UNIX: Final = 1
 _SIGKILL: Final = 9
-
-
-@dataclass(frozen=True, slots=True)
-class _Instruction:
-    """One instruction of the filter. A jump has the number of instructions to skip if its condition holds, or not.
-
-    _Instruction(_EQUAL, 39, 0, 1)     # if it is 39, continue; else skip the next instruction
-    """
-
-    code: int
-    value: int
-    if_true: int = 0
-    if_false: int = 0
 
 
 @functools.cache
 def make_filter(machine: str) -> bytes:
     """The filter for one of `MACHINES`, as the array of `struct sock_filter` that the kernel takes."""
-    program = [
-        _Instruction(_LOAD, _ARCHITECTURE_OFFSET),
-        _Instruction(_EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0),
-        _Instruction(_RETURN, _KILL_PROCESS),
-        _Instruction(_LOAD, _NUMBER_OFFSET),
-        _Instruction(_AT_LEAST, _X32_BIT, 0, 1),
-        _Instruction(_RETURN, _DENY),
-    ]
+    program = filter_head(machine)
     for table, verdict in (
-        (_ALLOWED, _ALLOW),
-        (_ABSENT, _ERRNO | errno.ENOSYS),
-        (_UNSUPPORTED, _ERRNO | errno.ENOTSUP),
-        (_IGNORED, _ERRNO),
+        (_ALLOWED, ALLOW),
+        (_ABSENT, ERRNO | errno.ENOSYS),
+        (_UNSUPPORTED, ERRNO | errno.ENOTSUP),
+        (_IGNORED, ERRNO),
     ):
-        for number in _numbers(table, machine).values():
-            program += [_Instruction(_EQUAL, number, 0, 1), _Instruction(_RETURN, verdict)]
-    for name, number in _numbers(_CHECKED, machine).items():
+        for number in numbers(table, machine).values():
+            program += [Instruction(Operation.EQUAL, number, 0, 1), Instruction(Operation.RETURN, verdict)]
+    for name, number in numbers(_CHECKED, machine).items():
         checks = _conditional(name)
-        program += [_Instruction(_EQUAL, number, 0, len(checks)), *checks]
-    program.append(_Instruction(_RETURN, _DENY))
-    return b"".join(struct.pack("=HBBI", i.code, i.if_true, i.if_false, i.value) for i in program)
+        program += [Instruction(Operation.EQUAL, number, 0, len(checks)), *checks]
+    program.append(Instruction(Operation.RETURN, DENY))
+    return assembled(program)
 
 
-def _conditional(name: str) -> list[_Instruction]:
+def _conditional(name: str) -> list[Instruction]:
     """The instructions that check the arguments of a call. Every path ends in a verdict."""
-    allow, deny = _Instruction(_RETURN, _ALLOW), _Instruction(_RETURN, _DENY)
+    allow, deny = Instruction(Operation.RETURN, ALLOW), Instruction(Operation.RETURN, DENY)
     if name == "clone":  # a thread of this process, in this process's namespaces
         return [
             _argument(0),
-            _Instruction(_ANY_BIT, _CLONE_FORBIDDEN, 2, 0),
-            _Instruction(_ANY_BIT, _CLONE_THREAD, 0, 1),
+            Instruction(Operation.ANY_BIT, _CLONE_FORBIDDEN, 2, 0),
+            Instruction(Operation.ANY_BIT, _CLONE_THREAD, 0, 1),
             allow,
             deny,
         ]
     if name in ("exit", "exit_group"):
-        return [_argument(0), _Instruction(_AND, 0xFF), _Instruction(_EQUAL, KILLED_STATUS, 1, 0), allow, deny]
+        return [
+            _argument(0),
+            Instruction(Operation.AND, 0xFF),
+            Instruction(Operation.EQUAL, KILLED_STATUS, 1, 0),
+            allow,
+            deny,
+        ]
     if name == "tgkill":
-        return [_argument(2), _Instruction(_EQUAL, _SIGKILL, 1, 0), allow, deny]
+        return [_argument(2), Instruction(Operation.EQUAL, _SIGKILL, 1, 0), allow, deny]
     if name == "fcntl":
         return [
             _argument(1),
             *_one_of(_FCNTL_COMMANDS),
-            _Instruction(_EQUAL, _F_SETFL, 0, 3),
+            Instruction(Operation.EQUAL, _F_SETFL, 0, 3),
             _argument(2),
-            _Instruction(_ANY_BIT, _O_ASYNC, 1, 0),
+            Instruction(Operation.ANY_BIT, _O_ASYNC, 1, 0),
             allow,
             deny,
         ]
-    if name == "prlimit64":  # reading limits, not setting them
+    if name == "prlimit64":  # only reading limits, not setting them
         return [*_null_pointer(2), deny]
-    if name == "sendto":  # to the other end of a pair, not to an address
+    if name == "sendto":  # only to the other end of a socket pair, not to an address
         return [*_null_pointer(4), deny]
     index, values = {"ioctl": (1, _IOCTL_REQUESTS), "prctl": (0, _PRCTL_NAMES), "socketpair": (0, (_AF_UNIX,))}[name]
     return [_argument(index), *_one_of(values), deny]
 
 
-def _argument(index: int, *, high: bool = False) -> _Instruction:
-    return _Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * index + (4 if high else 0))
+def _argument(index: int, *, high: bool = False) -> Instruction:
+    return Instruction(Operation.LOAD, _ARGUMENTS_OFFSET + 8 * index + (4 if high else 0))
 
 
-def _one_of(values: Sequence[int]) -> list[_Instruction]:
-    return [step for value in values for step in (_Instruction(_EQUAL, value, 0, 1), _Instruction(_RETURN, _ALLOW))]
+def _one_of(values: Sequence[int]) -> list[Instruction]:
+    return [
+        step
+        for value in values
+        for step in (Instruction(Operation.EQUAL, value, 0, 1), Instruction(Operation.RETURN, ALLOW))
+    ]
 
 
-def _null_pointer(index: int) -> list[_Instruction]:
+def _null_pointer(index: int) -> list[Instruction]:
     return [
         _argument(index),
-        _Instruction(_EQUAL, 0, 0, 3),
+        Instruction(Operation.EQUAL, 0, 0, 3),
         _argument(index, high=True),
-        _Instruction(_EQUAL, 0, 0, 1),
-        _Instruction(_RETURN, _ALLOW),
+        Instruction(Operation.EQUAL, 0, 0, 1),
+        Instruction(Operation.RETURN, ALLOW),
     ]

@@ -1,4 +1,4 @@
-"""The Python server: six tools that run code, run analyses, and keep results for the rest of an episode."""
+"""The Python server: six tools that run code, run analyses, and store results for the rest of an episode."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Stored:
 
 
 class EpisodeContext:
-    """The values that one episode stored."""
+    """The values that one episode has stored."""
 
     def __init__(self) -> None:
         self._stored: dict[str, Stored] = {}
@@ -67,7 +67,7 @@ class EpisodeContext:
         return self._stored.get(key)
 
     def store(self, key: str, value: Any, description: str) -> None:
-        """Store a value, replacing any value of that key. Raises ToolError if it does not fit."""
+        """Store a value. It replaces any value with the same key. Raises ToolError if it is too large."""
         size = len(json.dumps(value))
         others = [stored.num_bytes for name, stored in self._stored.items() if name != key]
         if len(others) >= MAX_KEYS:
@@ -81,10 +81,10 @@ MAX_STEPS = 50
 
 
 def steps_of(pipeline: Any) -> tuple[Step, ...]:
-    """Steps with different names, from a list of codes or of objects, or from one code.
+    """Make uniquely named steps from a list of code strings or objects, or from one code string.
 
-    >>> steps_of(["data * 2", {"name": "half", "code": "data / 2"}])
-    (Step(name='step 1', code='data * 2'), Step(name='half', code='data / 2'))
+    >>> [(step.name, step.code) for step in steps_of(["data * 2", {"name": "half", "code": "data / 2"}])]
+    [('step 1', 'data * 2'), ('half', 'data / 2')]
     """
     entries = cast("list[Any]", pipeline) if isinstance(pipeline, list) else [pipeline]
     if not 1 <= len(entries) <= MAX_STEPS:
@@ -129,7 +129,7 @@ class StoredResult(TypedDict):
 
 
 class PythonTools:
-    """The tools. They share the states of the episodes; the engine comes with each call."""
+    """The tools. They share the states of the episodes; each call brings its engine."""
 
     def __init__(self) -> None:
         self._states = EpisodeStates(EpisodeContext)
@@ -206,9 +206,9 @@ class PythonTools:
 
 
 def make_server(*, world: int | None, engine: EngineName = "sandbox", allow_unsafe: bool = False) -> MCPServer:
-    """The Python server, not yet running. `world` is the seed in its version and has no other effect.
+    """Create the Python server without starting it. `world` only sets the seed in its version.
 
-    Raises SandboxMissingError if this machine cannot confine the code. With `allow_unsafe` it then runs without a
+    Raises SandboxMissingError if this machine cannot confine the code. With `allow_unsafe`, it then runs without a
     sandbox, for code that you trust.
     """
     limits = Limits()

@@ -1,4 +1,4 @@
-"""JSON that a policy or its code wrote, read so that the result can always be sent on."""
+"""Parses JSON that the policy or its code wrote, so that the result can always be serialized again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mcprl_market.python.worker import MAX_DEPTH
 __all__ = ["json_value", "read_json"]
 
 
-# Without a loop over the values: a report may have half a million, and other calls wait meanwhile.
+# Measured without a loop over the values, because a report may have half a million, and other calls would wait.
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _ROUND = bytes.maketrans(b"[]{}", b"()()")
@@ -19,7 +19,7 @@ _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value, with ? for each half of a surrogate pair: JSON's escapes can write one alone, UTF-8 cannot.
+    """Parse JSON. Lone surrogates become "?": JSON's escapes can express them, UTF-8 cannot.
 
     Raises ValueError if the text is not JSON, or is nested more than MAX_DEPTH levels deep.
 
@@ -34,9 +34,9 @@ def read_json(text: str | bytes) -> Any:
 
 
 def json_value(data: Any) -> Any:
-    """The value of an argument: policies send JSON as it is, or as a text.
+    """Return the value of an argument. Policies send JSON either as a value or as a text.
 
-    Raises ValueError if a value is nested too deep; a text like that stays a text.
+    Raises ValueError if a value is nested too deeply. A text that is nested too deeply stays a text.
 
     >>> json_value('{"pe": 55.79}'), json_value([1, 2]), json_value("plain text")
     ({'pe': 55.79}, [1, 2], 'plain text')
@@ -56,7 +56,7 @@ def _sendable(value: Any) -> Any:
         raise ValueError(_TOO_DEEP) from None
     brackets = _TEXTS.sub(b"", written).translate(_ROUND, _OTHERS)
     for _ in range(MAX_DEPTH):
-        brackets = brackets.replace(b"()", b"")  # the innermost of all that are left
+        brackets = brackets.replace(b"()", b"")  # removes the innermost pairs that are left
     if brackets:
         raise ValueError(_TOO_DEEP)
     return json.loads(written)

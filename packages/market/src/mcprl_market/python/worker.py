@@ -1,8 +1,8 @@
 """Runs inside the sandbox: confines itself, waits for one program, runs it, reports, and ends.
 
-Imports only a little of the standard library, because it is started for every program. It reads two messages from its
-standard input (its limits, then the program) and writes two to a result pipe ("ready", then the report). The program
-can write to that pipe too, so it can forge its own report, and nothing else.
+It imports only a little of the standard library, because it is started for every program. It reads two messages from
+its standard input (its limits, then the program) and writes two to a result pipe ("ready", then the report). The
+program can write to that pipe too, so it can forge its own report, but nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 
-TYPE_CHECKING = False  # importing typing would take half as long as everything else here
+TYPE_CHECKING = False  # importing typing would take half as long as all other imports
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_DEPTH", "main", "report_of_value"]
 
 MAX_DEPTH = 64
-"""Most levels of nesting in a report, far below the limits of JSON libraries."""
+"""The maximum nesting in a report, far below the limits of JSON libraries."""
 
 _HEADER_BYTES = 4
 _SOURCE_CHARS = 160
@@ -32,7 +32,7 @@ _SET_NO_NEW_PRIVILEGES = 38
 _SECCOMP_FILTER_ALL_THREADS = (1, 1)
 _SECCOMP_NUMBER = {"x86_64": 317, "aarch64": 277}
 _TOO_LARGE = '{"limit": "result"}'
-_SPARE = bytearray(1 << 20)  # given up when memory has run out, to be able to say so
+_SPARE = bytearray(1 << 20)  # freed when memory runs out, so that the worker can report that
 _ESCAPES = {code: f"\\u{code:04x}" for code in range(32)} | {ord('"'): '\\"', ord("\\"): "\\\\", ord("\n"): "\\n"}
 
 
@@ -49,7 +49,7 @@ def main(result_pipe: int) -> None:
             stream.flush()
     message = report.encode(errors="replace")
     _send(result_pipe, message if len(message) <= setup["result_bytes"] else _TOO_LARGE.encode())
-    # Skips the program's threads and exit handlers, which might never end.
+    # Skips the program's threads and exit handlers, because they might never end.
     os._exit(0)
 
 
@@ -76,10 +76,10 @@ def _send(pipe: int, message: bytes) -> None:
 
 
 def _confine(setup: dict[str, Any]) -> None:
-    """Limits first, then the user, then the filter: each step needs rights that the next one removes."""
+    """Apply the limits, then the user, then the filter: each step needs privileges that the next one removes."""
     for name, bound in setup["limits"].items():
         kind = getattr(resource, name)
-        # At the limit of processor time the code gets SIGXCPU, which says why, and SIGKILL a second later.
+        # At the limit of processor time the code gets SIGXCPU, which names the reason, and SIGKILL a second later.
         resource.setrlimit(kind, (bound, bound + 1 if name == "RLIMIT_CPU" else bound))
     if setup["user"] is not None:
         os.setgroups([])
@@ -88,7 +88,7 @@ def _confine(setup: dict[str, Any]) -> None:
     if setup["filter"] is not None:
         _install_filter(setup["filter"])
     elif sys.platform == "linux":
-        # Without a sandbox, at least this process ends with its parent.
+        # Without a sandbox, this at least ends the process with its parent.
         _call_libc("prctl", _SET_DEATH_SIGNAL, 9, 0, 0, 0)
 
 
@@ -107,7 +107,7 @@ def _install_filter(instructions: bytes) -> None:
 
 
 def _call_libc(function: str, *arguments: int | bytes) -> int:
-    """Call a function of the C library like ctypes, without the time to import all of ctypes."""
+    """Call a function of the C library like ctypes, but without importing all of ctypes."""
     import _ctypes
 
     libc = _ctypes.dlopen(None, os.RTLD_NOW)  # pyright: ignore[reportArgumentType] - None: this very process
@@ -115,7 +115,7 @@ def _call_libc(function: str, *arguments: int | bytes) -> int:
 
 
 class _Attempt:
-    """Turns any exception of the program into a report. None of them is the worker's fault."""
+    """Converts any exception of the program to a report. None of them is the worker's fault."""
 
     report: str | None = None
 
@@ -133,7 +133,7 @@ class _Attempt:
 
 
 def _run(steps: list[dict[str, str]], names: dict[str, Any], bound: int) -> str:
-    """Run the steps in order, each on the value of the one before. Returns the report as JSON."""
+    """Run the steps in order, each on the value of the previous one. Return the report as JSON."""
     value: Any = None
     for index, step in enumerate(steps):
         module = type(sys)("__main__")
@@ -148,13 +148,13 @@ def _run(steps: list[dict[str, str]], names: dict[str, Any], bound: int) -> str:
         if attempt.report is not None:
             return attempt.report
     with _Attempt() as attempt:
-        # A text is measured before it is encoded, because encoding a huge one takes long.
+        # Check the length of a text before encoding it, because encoding a huge text takes long.
         return _TOO_LARGE if isinstance(value, str) and len(value) > bound else report_of_value(value)
     return attempt.report or "{}"
 
 
 def _value_of(code: str, file: str, namespace: dict[str, Any]) -> Any:
-    """The value of the last expression, or of the variable `result` if that is None or missing."""
+    """Return the value of the last expression, or of the variable `result` if that value is None or missing."""
     tree: Any = compile(code, file, "exec", _ONLY_AST, dont_inherit=True)
     value = None
     if tree.body and isinstance(tree.body[-1], _ast.Expr):
@@ -167,7 +167,7 @@ def _value_of(code: str, file: str, namespace: dict[str, Any]) -> Any:
 
 
 def _described(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
-    """What the policy needs to fix its code: the exception, and its line."""
+    """Return what the policy needs to fix its code: the exception and its line."""
     file, line = "", 0
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
@@ -182,7 +182,7 @@ def _described(error: BaseException, trace: TracebackType | None) -> dict[str, A
 
 
 def report_of_value(value: Any) -> str:
-    """The report of a program that ended normally: its value as JSON, and its text if that differs."""
+    """Return the report of a program that ended normally: its value as JSON, and its text if that differs."""
     if value is None:
         return "{}"
     if isinstance(value, (bool, int, float, dict, list, tuple, set, frozenset)):
@@ -191,7 +191,7 @@ def report_of_value(value: Any) -> str:
 
 
 def _json(value: Any, within: frozenset[int] | None) -> str:
-    """Any value as JSON. A value that JSON does not have becomes the nearest that it has, or its text."""
+    """Convert any value to JSON. A value that JSON cannot express becomes the closest JSON value, or its text."""
     if value is None or value is True or value is False:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -214,7 +214,7 @@ def _json(value: Any, within: frozenset[int] | None) -> str:
 
 
 def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """`isinstance` without narrowing to a container of unknown types."""
+    """Like `isinstance`, but the type checker does not narrow to a container of unknown types."""
     return isinstance(value, kinds)
 
 
@@ -223,7 +223,7 @@ def _key(key: Any) -> str:
 
 
 def _nearest(value: Any) -> Any:
-    """The JSON form of sets, dates, numpy numbers and pandas tables."""
+    """Convert sets, dates, numpy numbers and pandas tables to their JSON form."""
     if _is(value, (set, frozenset)):
         return sorted(value, key=repr)
     if hasattr(value, "isoformat"):

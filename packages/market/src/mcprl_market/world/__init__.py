@@ -1,6 +1,6 @@
-"""The offline world: a seeded market and chat workspace. Any two of its answers that state the same fact agree.
+"""The offline world: a seeded market and chat workspace. All answers that state the same fact agree.
 
-Importing this package builds nothing; a world is built when it is first opened.
+Importing this package builds nothing. A world is built when it is first opened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The companies of a world: their profiles, and the size of the business behind prices and statements."""
+"""The companies of a world: their profiles, and the business figures from which prices and statements follow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# An onset with an r or l is followed by a coda without one: "Skand…" can be said, "Krerl…" cannot.
+# An onset with an r or l is followed by a coda without one: "Skand…" is pronounceable, "Krerl…" is not.
 _PLAIN_ONSETS = _words("B C D F G H J K L M N P Qu R S T V W Z Sk St Sw Th")
 _LIQUID_ONSETS = _words("Br Cr Dr Fr Gl Gr Kl Kr Pl Pr Sl Tr")
 _LIQUID_CODAS = _words("l lk ld lm lv r rb rd rk rm rn rv")
@@ -27,7 +27,7 @@ _TAILS = _words(
 )
 
 _VOWELS = "AEIOUY"
-# Well-known tickers and abbreviations in prose or code. Only those without vowels: our tickers have none.
+# Well-known tickers, and abbreviations in prose or code. Only those without vowels, because our tickers have none.
 _TAKEN = frozenset(
     _words(
         "MSFT JPM WMT CVX MRK CRM KHC NFLX PLTR TGT CVS MDT LRCX SNPS CDNS FTNT CRWD TXN BLK SCHW TMUS NKE DKNG RBLX "
@@ -57,7 +57,7 @@ _LAST_NAMES = _words(
 
 
 def invent_ticker(stem: str, length: int) -> str:
-    """The first consonants of a name. Without vowels it is not an English word, so prose never contains it by chance.
+    """Return the first consonants of a name. Without vowels it is not an English word, so prose never contains it.
 
     >>> invent_ticker("Valdixen", 4)
     'VLDX'
@@ -72,8 +72,8 @@ def _invent_stem(draws: Draws) -> str:
 
 
 def invent_stems(draws: Draws, count: int) -> list[tuple[str, str]]:
-    """`count` names with their tickers, such as ("Valdixen", "VLDX"). No two tickers start with the same three letters,
-    so none is a prefix of another, and a typo rarely turns one into another.
+    """Return `count` names with their tickers, such as ("Valdixen", "VLDX"). No two tickers start with the same three
+    letters, so none is a prefix of another, and a typo rarely turns one into another.
     """
     found: dict[str, tuple[str, str]] = {}
     while len(found) < count:
@@ -86,15 +86,18 @@ def invent_stems(draws: Draws, count: int) -> list[tuple[str, str]]:
 
 
 def invent_people(draws: Draws, count: int) -> list[str]:
-    """`count` full names, all of them different."""
+    """Return `count` different full names."""
     firsts, lasts = draws.shuffled(_FIRST_NAMES), draws.shuffled(_LAST_NAMES)
-    # The lists have 47 and 46 names, so cycling through both repeats no pair for a long time.
+    # The lists have 47 and 46 names, so cycling through both does not repeat a pair for a long time.
     return [f"{firsts[i % len(firsts)]} {lasts[i % len(lasts)]}" for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class Industry:
-    """Industry("Semiconductors", ("Semiconductor", "Devices"), ("power chips", "image sensors"), "car makers")"""
+    """An industry, with the second words of its companies' names, its products and its customers.
+
+    Industry("Semiconductors", ("Semiconductor", "Devices"), ("power chips", "image sensors"), "car makers")
+    """
 
     name: str
     surnames: tuple[str, ...]
@@ -104,7 +107,7 @@ class Industry:
 
 @dataclass(frozen=True, slots=True)
 class Sector:
-    """A sector; `revenue_per_employee` is in thousands of dollars, `volatility` is that of a day's return."""
+    """A sector. `revenue_per_employee` is in thousands of dollars; `volatility` is that of a daily return."""
 
     name: str
     revenue_per_employee: int
@@ -199,19 +202,19 @@ _CITIES = (
     *(("Gothenburg", "SE"), ("Osaka", "JP"), ("Singapore", "SG"), ("Curitiba", "BR"), ("Pune", "IN")),
 )
 _ENDINGS = ("Inc.", "Inc.", "Corp.", "Corp.", "Group", "Holdings", "Co.")
-# Dollars; a business is 0.6 to 1.8 times one of these.
+# In dollars. The revenue of a business is 0.6 to 1.8 times one of these.
 _REVENUES = (400_000_000, 1_000_000_000, 1_000_000_000, 3_000_000_000, 3_000_000_000, 10_000_000_000, 30_000_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Business:
-    """A company and the inputs of its prices, statements and news.
+    """A company and the inputs for its prices, statements and news.
 
     Business(company=Company(symbol="VLDX", …), stem="Valdixen", short_name="Valdixen Systems", products=("cranes",),
     customers="factories", sector=…, revenue=3_100_000_000, operating_margin=0.14, growth=0.06, fiscal_month=3,
     first_price=8125, volatility=0.018, beta=1.1)
 
-    `revenue` is that of the last fiscal year, which ended with `fiscal_month`; `first_price` is in cents.
+    `revenue` is that of the last fiscal year, which ended in `fiscal_month`; `first_price` is in cents.
     """
 
     company: Company
@@ -230,12 +233,12 @@ class Business:
 
     @property
     def named(self) -> str:
-        """Name and ticker: "Valdixen Systems Inc. (VLDX)"."""
+        """The name and ticker: "Valdixen Systems Inc. (VLDX)"."""
         return f"{self.company.name} ({self.company.symbol})"
 
 
 def make_businesses(seed: int) -> tuple[Business, ...]:
-    """The companies of the world of `seed`, by symbol."""
+    """Return the companies of the world of `seed`, sorted by symbol."""
     draws = Draws(seed, "companies")
     stems = invent_stems(draws, NUM_COMPANIES)
     people = invent_people(draws, NUM_COMPANIES)
@@ -255,7 +258,7 @@ def _make_business(draws: Draws, stem: str, symbol: str, sector: Sector, ceo: st
     profitable = draws.chance(0.85)
     operating_margin = draws.between(0.08, 0.55 * sector.gross_margin) if profitable else draws.between(-0.25, -0.04)
     value = revenue * (operating_margin * 0.79 * draws.between(12, 34) if profitable else draws.between(1.2, 4.0))
-    # Between about twenty million and three billion shares; whole hundreds make price × shares whole dollars.
+    # Between about twenty million and three billion shares. With whole hundreds, price × shares is in whole dollars.
     lowest, highest = max(900, value * 100 / 3_000_000_000), min(38_000, value * 100 / 20_000_000)
     first_price = int(draws.between(lowest, max(lowest + 600, highest)))
     shares = round(value * 100 / first_price / 10_000) * 10_000

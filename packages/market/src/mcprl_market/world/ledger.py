@@ -1,4 +1,4 @@
-"""The numbers of a world: companies, prices and statements. News, web pages and chat are made from them."""
+"""The numbers of a world: companies, prices and statements. News, web pages and chat are derived from them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _UNIT = 100_000
 
 
 def earnings_per_share(net_income: int, shares: int) -> float:
-    """Net income over shares, in dollars rounded to cents."""
+    """Return net income divided by shares, in dollars rounded to cents."""
     return round(net_income * 100 / shares) / 100
 
 
 def make_statements(seed: int, business: Business) -> list[tuple[Period, Statement]]:
-    """All statements of a company, oldest first, each year after its four quarters."""
+    """Return all statements of a company, oldest first. Each year comes after its four quarters."""
     draws = Draws(seed, "statements", business.company.symbol)
     made: list[tuple[Period, Statement]] = []
     revenues = [float(business.revenue)]
@@ -54,7 +54,7 @@ def _quarter(draws: Draws, business: Business, usual_revenue: float, year: int, 
     revenue = round(usual_revenue * (0.94 + 0.024 * number + 0.02 * draws.bell()) / _UNIT)
     gross = round(revenue * (business.sector.gross_margin + 0.012 * draws.bell()))
     operating = min(gross, round(revenue * (business.operating_margin + 0.012 * draws.bell())))
-    # Taxes are paid on a profit only.
+    # Only a profit is taxed.
     net = round(operating * draws.between(0.74, 0.84)) if operating > 0 else round(operating * draws.between(1.0, 1.1))
     return Statement(
         symbol=business.company.symbol,
@@ -69,7 +69,7 @@ def _quarter(draws: Draws, business: Business, usual_revenue: float, year: int, 
 
 
 def _quarter_end(fiscal_month: int, fiscal_year: int, number: int) -> date:
-    """The last day of a quarter. A fiscal year ends with `fiscal_month` of the calendar year it is named after."""
+    """Return the last day of a quarter. A fiscal year ends in `fiscal_month` of the calendar year it is named after."""
     months = fiscal_year * 12 + fiscal_month - 1 - 3 * (4 - number)
     after = months + 1
     return date(after // 12, after % 12 + 1, 1) - timedelta(days=1)
@@ -93,7 +93,7 @@ _MINUTES_A_BAR = {Frequency.HOURLY: 60, Frequency.MINUTE: 1}
 
 
 class Ledger:
-    """The counted facts of the world of a seed. Symbols may be in any case."""
+    """All numeric facts of the world of a seed. Symbols may be in any case."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -112,15 +112,16 @@ class Ledger:
         return self._companies.get(symbol.strip().upper())
 
     def daily(self, symbol: str, start: date, end: date) -> list[tuple[date, Prices]]:
-        """The daily prices of a known company in cents, oldest first."""
+        """Return the daily prices of a known company in cents, oldest first."""
         return [(day, prices) for day, prices in self._prices[symbol] if start <= day <= end]
 
     def bars(
         self, symbol: str, start: date, end: date, frequency: Frequency = Frequency.DAILY
     ) -> tuple[Bar, ...] | None:
-        """Bars of the trading days from `start` to `end`, both included, oldest first; None for an unknown symbol.
+        """Return the bars of the trading days from `start` to `end`, both included, oldest first; None for an unknown
+        symbol.
 
-        A daily bar starts at midnight, a shorter one when its trading starts; the hours of a day count from 9:30.
+        A daily bar starts at midnight, a shorter one when its trading starts. The hours of a day are counted from 9:30.
         """
         company = self.company(symbol)
         if company is None:
@@ -136,34 +137,34 @@ class Ledger:
         )
 
     def previous_close(self, symbol: str) -> Bar | None:
-        """The daily bar of the last full trading day."""
+        """Return the daily bar of the last full trading day."""
         bars = self.bars(symbol, TRADING_DAYS[-2], TRADING_DAYS[-2])
         return None if bars is None else bars[0]
 
     def reports(self, symbol: str, period: Period = Period.ANNUAL) -> list[Statement]:
-        """All statements of a known company, newest first."""
+        """Return all statements of a known company, newest first."""
         return self._reports[symbol, period]
 
     def statements(self, symbol: str, period: Period = Period.ANNUAL, limit: int = 2) -> tuple[Statement, ...] | None:
-        """The last statements, newest first; None for an unknown symbol."""
+        """Return the last statements, newest first; None for an unknown symbol."""
         company = self.company(symbol)
         return None if company is None else tuple(self.reports(company.symbol, period)[: max(0, limit)])
 
     @cached_property
     def quotes(self) -> Mapping[str, Quote]:
-        """The state of each stock now, by its symbol."""
+        """The current quote of each stock, by symbol."""
         return {company.symbol: self._make_quote(company) for company in self.companies}
 
     def quote(self, symbol: str) -> Quote | None:
-        """The state now: the bar of today so far, against the previous close."""
+        """Return the current quote: today's bar so far, compared with the previous close."""
         return self.quotes.get(symbol.strip().upper())
 
     def gainers(self, limit: int) -> tuple[Quote, ...]:
-        """The stocks that are up today, the largest gain in per cent first; ties by symbol."""
+        """Return the stocks that are up today, largest gain in percent first; ties by symbol."""
         return self._movers(lambda quote: -quote.change_percent, limit)
 
     def losers(self, limit: int) -> tuple[Quote, ...]:
-        """The stocks that are down today, the largest loss in per cent first; ties by symbol."""
+        """Return the stocks that are down today, largest loss in percent first; ties by symbol."""
         return self._movers(lambda quote: quote.change_percent, limit)
 
     def _movers(self, rank: Callable[[Quote], float], limit: int) -> tuple[Quote, ...]:
@@ -189,7 +190,7 @@ class Ledger:
 
 
 def _price_to_earnings(price: int, quarters: Sequence[Statement]) -> float | None:
-    """Price over the earnings per share of the last four quarters, to two decimals; None for a loss."""
+    """Return price / earnings per share over the last four quarters, to two decimals; None for a loss."""
     earnings = sum(round(quarter.eps * 100) for quarter in quarters)
     return round(price / earnings, 2) if earnings > 0 else None
 

@@ -1,4 +1,4 @@
-"""The offline market of a seed: the source of every answer of the tools for market data and web search."""
+"""The offline market of a seed: the source of all answers of the market data and web search tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Market", "open_market"]
 
 
 _MAX_COMPANIES = 3
-# Prices at any time but now are not answered.
+# Questions about prices at a time other than now get no answer.
 _OTHER_TIME = re.compile(
     r"\d{4}-\d\d-\d\d|\bon \w+ \d|yesterday|\blast\b|\bclos(e|ed|ing)\b|\bopen|\bhigh|\blow|average|target|\bwas\b"
 )
@@ -48,7 +48,7 @@ def _ratio(ledger: Ledger, business: Business, _: str) -> str:
 
 
 def _revenue(ledger: Ledger, business: Business, question: str) -> str:
-    """Of the period that the question names, by default the newest; "" if there is no such period."""
+    """Answer for the period that the question names, by default the newest; "" if there is no such period."""
     period = Period.QUARTERLY if re.search(r"\bq[1-4]\b|\bquarter", question) else Period.ANNUAL
     named = re.findall(r"\bq[1-4]\b|20\d\d", question)
     for statement in ledger.reports(business.company.symbol, period):
@@ -58,7 +58,7 @@ def _revenue(ledger: Ledger, business: Business, question: str) -> str:
 
 
 def _profile(wording: str) -> Callable[[Ledger, Business, str], str]:
-    """A sentence with the fields of the company in it."""
+    """Return a function that fills the company's fields into a sentence."""
 
     def sentence(_ledger: Ledger, business: Business, _question: str) -> str:
         return wording.format(named=business.named, in_country=COUNTRIES[business.company.country], of=business.company)
@@ -66,7 +66,7 @@ def _profile(wording: str) -> Callable[[Ledger, Business, str], str]:
     return sentence
 
 
-# Patterns in questions about a company, and the sentences that answer them. Several may match.
+# Patterns in questions about a company → functions that answer them. Several may match.
 _ABOUT_A_COMPANY: Mapping[str, Callable[[Ledger, Business, str], str]] = {
     r"\bceo\b|chief executive|\bwho (runs|leads|heads)\b": _profile("The CEO of {named} is {of.ceo}."),
     r"\bfound(ed|ing)\b|\bestablished\b": _profile("{named} was founded in {of.founded}."),
@@ -87,7 +87,7 @@ _ABOUT_A_COMPANY: Mapping[str, Callable[[Ledger, Business, str], str]] = {
 
 
 def answer_question(ledger: Ledger, query: str) -> str:
-    """One sentence per fact that the question asks for; "" if the world knows none of them."""
+    """Return one sentence per fact that the question asks for; "" if the world knows none of them."""
     question = query.lower()
     names = {
         name.lower(): business for business in ledger.businesses for name in (business.company.symbol, business.stem)
@@ -133,8 +133,8 @@ _building = threading.Lock()
 class Market(Ledger):
     """The world of a seed: its numbers, and the texts about them.
 
-    Market(7) has companies, prices up to `now` (a fixed Friday afternoon in New York), statements, news and web pages,
-    and is the same on every machine. Any two of its answers that state the same fact agree.
+    Market(7) has companies, prices up to `now` (a fixed Friday afternoon in New York), statements, news and web pages.
+    It is the same on every machine. All answers that state the same fact agree.
     """
 
     def __init__(self, seed: int) -> None:
@@ -144,12 +144,12 @@ class Market(Ledger):
 
     @property
     def pages(self) -> tuple[Document, ...]:
-        """What web search can find."""
+        """The pages that web search can find."""
         return self._index.pages
 
     @property
     def name(self) -> str:
-        """Such as "market-7": what a task names its world by."""
+        """The name of the world in tasks, such as "market-7"."""
         return f"market-{self.seed}"
 
     @property
@@ -161,7 +161,7 @@ class Market(Ledger):
         return TODAY
 
     def search(self, query: str, limit: int) -> tuple[Company, ...]:
-        """Companies whose symbol or name has a word that starts with each word of the query, the closest first."""
+        """Return companies, best match first. Each word of the query must start a word of the symbol or name."""
         words = re.findall(r"[^\W_]+", query.lower())
         if not words:
             return ()
@@ -173,7 +173,7 @@ class Market(Ledger):
         return tuple(company for _, _, company in sorted(found, key=lambda match: match[:2]))[: max(0, limit)]
 
     def news(self, symbols: Sequence[str] | None, limit: int) -> tuple[Article, ...]:
-        """Articles that name any of the symbols, or all articles for None; newest first."""
+        """Return the articles that name any of the symbols, or all articles for None; newest first."""
         known = None if symbols is None else {symbol.strip().upper() for symbol in symbols}
         found = [made for made in self.articles if known is None or not known.isdisjoint(made.symbols)]
         return tuple(found[: max(0, limit)])
@@ -182,11 +182,11 @@ class Market(Ledger):
         return MarketStatus(now=NOW, session="open", exchanges=(("NASDAQ", "open"), ("NYSE", "open")))
 
     def documents(self, query: str, limit: int) -> tuple[Document, ...]:
-        """The web pages that fit a query best, the best first."""
+        """Return the web pages that match a query best, best first."""
         return self._index.find(query, limit)
 
     def answer(self, query: str) -> str:
-        """A short answer to a question, or "" if the world has none."""
+        """Return a short answer to a question, or "" if the world has none."""
         return answer_question(self, query)
 
 
@@ -209,7 +209,7 @@ def _kept_market(seed: int) -> Market:
 
 
 def open_market(seed: int) -> Market:
-    """The market of a seed, built at the first call in this process."""
-    # Two threads that ask at once share one market instead of building two.
+    """Return the market of a seed. It is built at the first call in this process."""
+    # Two threads that call this at the same time share one market instead of building two.
     with _building:
         return _kept_market(seed)

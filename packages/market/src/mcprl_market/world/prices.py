@@ -1,7 +1,7 @@
-"""Prices: daily bars by a random walk, and the minutes within a day, which add up to its bar exactly.
+"""Prices: daily bars from a random walk, and the minutes of a day, which add up exactly to its daily bar.
 
-The one rounding rule of the world: prices and changes are whole cents, and a change in per cent is rounded to two
-decimals once, from the cents, by `percent_change`.
+The rounding rule of the world: prices and changes are whole cents. A change in percent is rounded once to two decimals,
+from the cents, by `percent_change`.
 """
 
 from __future__ import annotations
@@ -61,34 +61,34 @@ def _last_trading_days(count: int) -> tuple[date, ...]:
     return tuple(reversed(days))
 
 
-# Oldest first; the last one is today.
+# Oldest first. The last one is today.
 TRADING_DAYS = _last_trading_days(NUM_TRADING_DAYS)
 
 
 def trading_days(start: date, end: date) -> tuple[date, ...]:
-    """The trading days from `start` to `end`, both included."""
+    """Return the trading days from `start` to `end`, both included."""
     return tuple(day for day in TRADING_DAYS if start <= day <= end)
 
 
 def minutes_traded(day: date) -> int:
-    """How many minutes of a trading day have passed: all, except today."""
+    """Return how many minutes of a trading day have passed: all, except for today."""
     if day != TODAY:
         return _MINUTES_A_DAY
     return (NOW.hour - OPENING.hour) * 60 + NOW.minute - OPENING.minute
 
 
 def moment(day: date, clock: time = time(0)) -> datetime:
-    """A time of day in New York."""
+    """Return a time of day in New York."""
     return datetime.combine(day, clock, tzinfo=NEW_YORK)
 
 
 def day_in_words(day: date) -> str:
-    """Such as "June 3, 2025", in any locale."""
+    """Format a day as "June 3, 2025", in any locale."""
     return f"{_MONTHS[day.month - 1]} {day.day}, {day.year}"
 
 
 class Prices(NamedTuple):
-    """A bar, in cents: Prices(open=8125, high=8210, low=8101, close=8177, volume=1_204_330)"""
+    """A bar in cents: Prices(open=8125, high=8210, low=8101, close=8177, volume=1_204_330)"""
 
     open: int
     high: int
@@ -98,7 +98,7 @@ class Prices(NamedTuple):
 
 
 def percent_change(new: int, old: int) -> float:
-    """By how many per cent a price in cents changed, to two decimals.
+    """Return the change of a price (in cents) in percent, rounded to two decimals.
 
     >>> percent_change(10_150, 10_000), percent_change(9_999, 30_001)
     (1.5, -66.67)
@@ -107,10 +107,10 @@ def percent_change(new: int, old: int) -> float:
 
 
 def daily_prices(seed: int, businesses: Sequence[Business]) -> Iterator[tuple[str, date, Prices]]:
-    """The daily bars of all companies. Each moves with the market, with its sector and by its own random walk."""
+    """Yield the daily bars of all companies. Each moves with the market, its sector and its own random walk."""
     market_draws = Draws(seed, "market returns")
     market = [0.0003 + 0.007 * market_draws.bell() for _ in TRADING_DAYS]
-    # Today the market as a whole does not move, so there are always enough gainers and losers to list.
+    # Today the market as a whole does not move, so that there are always enough gainers and losers to list.
     market[-1] = 0.0
     parts_of_day = [minutes_traded(day) / minutes_traded(TRADING_DAYS[0]) for day in TRADING_DAYS]
     sectors: Mapping[str, list[float]] = {
@@ -135,7 +135,7 @@ def daily_prices(seed: int, businesses: Sequence[Business]) -> Iterator[tuple[st
 
 
 def _day(draws: Draws, previous: int, change: float, volatility: float, usual_volume: float) -> Prices:
-    # A stock never falls below a dollar, so a cent stays a small part of its price.
+    # A stock never falls below a dollar, so a cent is always a small part of its price.
     close = max(100, round(previous * (1 + change)))
     opening = max(100, round(previous * (1 + 0.3 * change + 0.2 * volatility * draws.bell())))
     reach = previous * volatility * 0.7
@@ -145,10 +145,10 @@ def _day(draws: Draws, previous: int, change: float, volatility: float, usual_vo
 
 
 def minute_prices(seed: int, symbol: str, day: date, of_day: Prices) -> list[Prices]:
-    """The minutes of a day, from its opening on.
+    """Return the minute bars of a day, from its opening on.
 
-    The first opens and the last closes as the day does, the highest high and the lowest low are the day's, and the
-    volumes add up to the day's.
+    The first minute opens at the day's open and the last closes at its close. The highest high and the lowest low are
+    the day's, and the volumes add up to the day's.
     """
     draws = Draws(seed, "minutes", symbol, day.isoformat())
     count = minutes_traded(day)
@@ -163,7 +163,7 @@ def minute_prices(seed: int, symbol: str, day: date, of_day: Prices) -> list[Pri
 
 
 def _path(draws: Draws, of_day: Prices, count: int) -> list[int]:
-    """The price at the end of each minute, with the opening in front: a bridge from the opening to the close."""
+    """Return the price at the end of each minute, preceded by the opening: a bridge from the opening to the close."""
     walk = [0.0]
     for _ in range(count):
         walk.append(walk[-1] + draws.fraction() - 0.5)
@@ -175,21 +175,21 @@ def _path(draws: Draws, of_day: Prices, count: int) -> list[int]:
 
 
 def _busyness(minute: int) -> float:
-    """More is traded near the opening and the close than at noon."""
+    """Return the relative volume of a minute: higher near the opening and the close than at noon."""
     from_noon = (minute - 195) / 195
     return 1.0 + 1.6 * from_noon * from_noon
 
 
 def _split(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers in proportion to the weights, with exactly this sum."""
-    # Not sum(): its rounding of floats differs between versions of Python.
+    """Return integers in proportion to the weights, with exactly this sum."""
+    # Not sum(), because its rounding of floats differs between versions of Python.
     heights = list(accumulate(weights))
     bounds = [0, *(int(total * (height / heights[-1])) for height in heights)]
     return [after - before for before, after in pairwise(bounds)]
 
 
 def in_chunks(minutes: Sequence[Prices], size: int) -> list[Prices]:
-    """Longer bars out of consecutive minutes; the last one may be shorter."""
+    """Combine consecutive minutes into longer bars. The last bar may be shorter."""
     chunks = [minutes[i : i + size] for i in range(0, len(minutes), size)]
     return [
         Prices(

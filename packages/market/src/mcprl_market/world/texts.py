@@ -1,4 +1,4 @@
-"""The web of a world: a page for each company, each sector and each article, and pages about other things."""
+"""The web pages of a world: one for each company, sector and article, and pages about other topics."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = [
 
 
 def dollars(amount: float) -> str:
-    """A price: dollars(1234.5) is "$1,234.50"."""
+    """Format a price: dollars(1234.5) is "$1,234.50"."""
     return f"${amount:,.2f}"
 
 
 def millions(amount: int) -> str:
-    """An amount of a statement: millions(4_213_400_000) is "$4,213.4 million". A loss is written without its sign."""
+    """Format an amount of a statement: millions(4_213_400_000) is "$4,213.4 million". A loss has no sign."""
     return f"${abs(amount) // 100_000 / 10:,.1f} million"
 
 
@@ -46,12 +46,12 @@ def up_or_down(percent: float, up: str, down: str) -> str:
 
 
 def slug(text: str) -> str:
-    """For addresses: slug("Valdixen Systems Inc.") is "valdixen-systems-inc"."""
+    """Format a text for URLs: slug("Valdixen Systems Inc.") is "valdixen-systems-inc"."""
     return "-".join("".join(letter if letter.isalnum() else " " for letter in text.lower()).split())
 
 
 def _read_pages(text: str) -> tuple[tuple[str, str], ...]:
-    """Title and content of each page. The lines of a content are indented."""
+    """Return the title and content of each page. Content lines are indented."""
     pages = re.split(r"\n(?! )", text.strip())
     return tuple((title, " ".join(content.split())) for title, content in (page.split("\n", 1) for page in pages))
 
@@ -142,7 +142,7 @@ _HOPES = (
 
 
 def make_articles(ledger: Ledger) -> list[Article]:
-    """All articles of the last sixty days, newest first."""
+    """Return all articles of the last sixty days, newest first."""
     articles = list(_market_wraps(ledger))
     for number, business in enumerate(ledger.businesses):
         draws = Draws(ledger.seed, "news", business.company.symbol)
@@ -173,7 +173,7 @@ def _article(draws: Draws, title: str, text: str, published: datetime, *symbols:
 
 
 def _some_time(draws: Draws) -> datetime:
-    """Any time of the news, before now."""
+    """Return a random time of the news period, before now."""
     day = draws.choice(_NEWS_DAYS)
     return moment(day, time(draws.integer(7, NOW.hour - 1 if day == TODAY else 18), draws.integer(0, 59)))
 
@@ -255,7 +255,7 @@ def _agreement(draws: Draws, business: Business, other: Business) -> Article:
 
 
 def _market_wraps(ledger: Ledger) -> Iterator[Article]:
-    """After each of the last full trading days: which stock rose most and which fell most."""
+    """Yield an article for each of the last full trading days: which stock rose most and which fell most."""
     draws = Draws(ledger.seed, "news", "market")
     names = {company.symbol: f"{company.name} ({company.symbol})" for company in ledger.companies}
     first = TRADING_DAYS[-2 - _NUM_WRAPS]
@@ -277,9 +277,9 @@ def _market_wraps(ledger: Ledger) -> Iterator[Article]:
 
 
 _MAX_WORDS = 32
-# A relevance of this size gets the score one half.
+# A relevance of this size gets a score of one half.
 _HALF = 5.0
-# Words of questions that say nothing about their subject.
+# Words in questions that say nothing about the subject.
 _EMPTY_WORDS = (
     "a an and are as at be by did do does for from has have how in is it its me of on or s so than that the their they "
     "this to was were what when where which who whom why will with you your"
@@ -287,7 +287,7 @@ _EMPTY_WORDS = (
 
 
 def largest_first(ledger: Ledger, sector: str) -> list[tuple[Company, int]]:
-    """The companies of a sector with their market capitalizations, the largest first; ties by symbol."""
+    """Return the companies of a sector with their market capitalizations, largest first; ties by symbol."""
     sizes = [
         (company, ledger.quotes[company.symbol].market_cap or 0)
         for company in ledger.companies
@@ -353,7 +353,7 @@ class PageIndex:
 
     def __init__(self, pages: Iterable[Document]) -> None:
         self.pages = tuple(pages)
-        # Tools run in threads; the lock makes one connection safe for all of them, however SQLite was compiled.
+        # Tools run in threads. The lock makes one connection safe for all threads, however SQLite was compiled.
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         weakref.finalize(self, self._connection.close)
@@ -365,16 +365,16 @@ class PageIndex:
         )
 
     def find(self, query: str, limit: int) -> tuple[Document, ...]:
-        """The pages that fit a query best; a page must contain one of its words.
+        """Return the pages that match a query best. A page must contain one of its words.
 
-        Sorted by score, then in the order of the pages. Scores are rounded before they are compared, so that the last
-        digit of a machine's logarithm never decides.
+        Sorted by score, then in the order of the pages. Scores are rounded before they are compared, so that the order
+        does not depend on the last digit of a machine's logarithm.
         """
         skipped = _EMPTY_WORDS.split()
         words = [word for word in dict.fromkeys(re.findall(r"[^\W_]+", query.lower())) if word not in skipped]
         if not words or limit <= 0:
             return ()
-        # In quotes a word is never an operator of the query language.
+        # In quotes, a word is never an operator of the query language.
         match = " OR ".join(f'"{word}"' for word in words[:_MAX_WORDS])
         with self._lock:
             rows: list[tuple[int, float]] = self._connection.execute(

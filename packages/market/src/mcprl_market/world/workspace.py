@@ -1,4 +1,4 @@
-"""The chat workspace of a world: channels with a history, and the posts of one episode."""
+"""The chat workspace of a world: channels with a history, plus the posts of one episode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHANNELS = (
     ("portfolio", "Positions, risk and rebalancing"),
     ("engineering", "Data feeds, tools and outages"),
 )
-# Channels without market talk; no message is twice in one.
+# Channels without market topics. No message occurs twice in a channel.
 _SMALL_TALK = {
     "general": (
         "Please fill in the travel form before the end of the month.",
@@ -79,7 +79,7 @@ _NUM_DAYS = 5
 
 
 def _make_id(prefix: str, draws: Draws) -> str:
-    """Such as "U7K2M0Q9ZT1"."""
+    """Return an id such as "U7K2M0Q9ZT1"."""
     return prefix + "".join(draws.choice(_ID_LETTERS) for _ in range(10))
 
 
@@ -91,7 +91,7 @@ def make_channels(seed: int) -> tuple[Channel, ...]:
 
 
 def make_history(ledger: Ledger, channels: Sequence[Channel]) -> Mapping[str, tuple[ChatMessage, ...]]:
-    """Messages of each channel by its id, oldest first, all of them before the world's now."""
+    """Return the messages of each channel by its id, oldest first, all before the world's current time."""
     people = [name.lower().replace(" ", ".") for name in invent_people(Draws(ledger.seed, "people"), _NUM_PEOPLE)]
     return {channel.id: tuple(_messages(ledger, channel, people)) for channel in channels}
 
@@ -110,7 +110,7 @@ def _messages(ledger: Ledger, channel: Channel, people: Sequence[str]) -> list[C
             channel_id=channel.id,
             user=draws.choice(people),
             text=text,
-            # The serial number grows, so two messages of the same second stay in order.
+            # The serial number increases, so two messages of the same second stay in order.
             timestamp=f"{int(at.timestamp())}.{number * 1000 + draws.integer(1, 9) * 100:06d}",
         )
         for number, (at, text) in enumerate(zip(times, texts, strict=True))
@@ -124,7 +124,7 @@ def _working_time(draws: Draws) -> datetime:
 
 
 def _market_talk(ledger: Ledger, draws: Draws, channel: str, at: datetime) -> str:
-    """A remark on a company that is true at that time."""
+    """Return a remark on a company that is true at that time."""
     company = draws.choice(ledger.companies)
     symbol = company.symbol
     if channel == "earnings-watch":
@@ -153,7 +153,7 @@ _NOW_S = int(NOW.timestamp())
 
 @dataclass(frozen=True, slots=True)
 class _Seeded:
-    """The start of every workspace of a seed; never written to."""
+    """The initial state of every workspace of a seed. It is never changed."""
 
     channels: tuple[Channel, ...]
     history: Mapping[str, tuple[ChatMessage, ...]]
@@ -171,7 +171,7 @@ def _seeded(seed: int) -> _Seeded:
 
 
 class Workspace:
-    """The chat of one episode: the history of its seed, which all share, and its posts, which no other episode sees.
+    """The chat of one episode: the history of its seed, shared by all, plus its own posts, which no other episode sees.
 
     >>> workspace = open_workspace(7)
     >>> general = workspace.channels()[0]
@@ -186,7 +186,7 @@ class Workspace:
 
     @property
     def posts(self) -> tuple[ChatMessage, ...]:
-        """The posts of this episode, oldest first."""
+        """Return the posts of this episode, oldest first."""
         return tuple(self._posts)
 
     def channels(self) -> tuple[Channel, ...]:
@@ -206,11 +206,11 @@ class Workspace:
         return message
 
     def history(self, channel_id: str, limit: int) -> tuple[ChatMessage, ...]:
-        """The newest messages of a channel, newest first. Raises KeyError for an unknown id."""
+        """Return the latest messages of a channel, newest first. Raises KeyError for an unknown id."""
         own = tuple(message for message in self._posts if message.channel_id == channel_id)
         return tuple(reversed(self._seeded.history[channel_id] + own))[: max(0, limit)]
 
 
 def open_workspace(seed: int) -> Workspace:
-    """A fresh workspace for one episode."""
+    """Return a new workspace for one episode."""
     return Workspace(seed)

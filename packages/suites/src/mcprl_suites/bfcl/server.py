@@ -1,8 +1,8 @@
 """The MCP server `bfcl`: the simulators of one BFCL task for one episode.
 
-All documented functions are listed, because a server lists its tools before it knows its task. Two more are for the
-runtime and never offered: `bfcl_begin` sets the task and its world, and `bfcl_state` shows that world. Calls before
-`bfcl_begin`, and of simulators that the task does not involve, are rejected.
+It lists all documented functions, because a server lists its tools before it knows its task. Two more tools are only
+for the runtime and never offered to the policy: `bfcl_begin` sets the task and its world, and `bfcl_state` shows that
+world. Calls before `bfcl_begin`, and calls of simulators that the task does not use, are rejected.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _ACTS = ToolAnnotations(read_only_hint=False, idempotent_hint=False, open_world_
 
 
 class _World:
-    """The state of an episode: nothing until its task is known."""
+    """The state of an episode. It is empty until the task is known."""
 
     def __init__(self) -> None:
         self.simulators: Simulators | None = None
 
 
 class _SimulatorTool(Tool):
-    """A documented function. Its arguments reach the simulator unchanged, not converted to Python types."""
+    """A documented function. Its arguments are passed to the simulator unchanged, not converted to Python types."""
 
     async def run(self, arguments: dict[str, Any], context: CallContext, convert_result: bool = False) -> Any:
         return self.fn(arguments, context)
 
 
 class _Server:
-    """The tools, each acting on the world of the call's episode."""
+    """The tools. Each one works on the world of the call's episode."""
 
     def __init__(self) -> None:
         self._worlds = EpisodeStates(_World)
@@ -101,7 +101,7 @@ class _Server:
 
 
 def make_server() -> MCPServer:
-    """The server, not yet running. Raises MissingExtraError if the wheel is not installed."""
+    """Create the server without starting it. Raises MissingExtraError if the wheel is not installed."""
     served = _Server()
     server = MCPServer(
         "bfcl",

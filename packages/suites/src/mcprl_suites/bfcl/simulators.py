@@ -1,8 +1,8 @@
-"""The world of one task: its simulators, called by name with keyword arguments.
+"""The world of one task: its simulators. Their methods are called by name with keyword arguments.
 
 The official executor builds a line of Python from the model's text and evaluates it. Here a call is looked up in a
-fixed table of documented methods, so nothing else can be reached. Results have the official wording, because the
-checker compares those texts.
+fixed table of documented methods, so nothing else can be called. Results have the official wording, because the checker
+compares those texts.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 
-# The documents use the type names of Python and BFCL.
+# The documents use type names of Python and of BFCL.
 _TYPES: Final = {"dict": "object", "float": "number", "tuple": "array"}
-# Types that official answers pass although the documents name another.
+# Types that official answers use although the documents name another type.
 _ALSO_TAKEN: Final = {("close_ticket", "ticket_id"): "string"}
 
 
@@ -53,7 +53,7 @@ class DocumentedTool:
 
 @cache
 def all_tools() -> Mapping[str, DocumentedTool]:
-    """The tools of all simulators by name, in the order of the documents. No two of them share a name."""
+    """Return the tools of all simulators by name, in the order of the documents. Names are unique."""
     tools = [
         DocumentedTool(
             name=document["name"],
@@ -70,7 +70,7 @@ def all_tools() -> Mapping[str, DocumentedTool]:
 
 
 def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
-    # Python rejects an argument that a method does not have.
+    # Python rejects unknown arguments, so the schema does too.
     schema: dict[str, Any] = {**json_schema(document["parameters"]), "additionalProperties": False}
     for name, part in schema["properties"].items():
         if also := _ALSO_TAKEN.get((document["name"], name)):
@@ -79,7 +79,7 @@ def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_schema(described: Mapping[str, Any]) -> dict[str, Any]:
-    """A type of the documents as a JSON schema: json_schema({"type": "float"}) is {"type": "number"}."""
+    """Convert a type of the documents to a JSON schema: json_schema({"type": "float"}) is {"type": "number"}."""
     schema = dict(described)
     kind = schema.get("type")
     if kind == "any":
@@ -94,7 +94,7 @@ def json_schema(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _STATELESS: Final = frozenset({"MathAPI"})
-# Larger numbers keep a processor busy for hours: 10 ** 1e9 has a billion digits.
+# Limits, because larger numbers keep a processor busy for hours: 10 ** 1e9 has a billion digits.
 _MOST: Final[Mapping[tuple[str, str], float]] = {
     ("power", "base"): 1e15,
     ("power", "exponent"): 1e4,
@@ -105,14 +105,14 @@ _MOST: Final[Mapping[tuple[str, str], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a call: Outcome('{"current_working_directory": "temp"}'), or a text that says why it failed."""
+    """The result of a call, such as Outcome('{"current_working_directory": "temp"}'), or the reason why it failed."""
 
     text: str
     is_error: bool = False
 
 
 class Simulators:
-    """The simulators that a task involves, in the state before its first call. Used for one episode."""
+    """The simulators of a task, in the state before its first call. Used for one episode."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
@@ -124,11 +124,11 @@ class Simulators:
         }
 
     def knows(self, tool: str) -> bool:
-        """Whether one of the simulators has that tool."""
+        """Return True if one of the simulators has this tool."""
         return tool in self._methods
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> Outcome:
-        """Call a documented method. Never raises, whatever the arguments."""
+        """Call a documented method. It never raises, whatever the arguments."""
         method = self._methods.get(tool)
         if method is None:
             return Outcome(f"Error during execution: name '{tool}' is not defined", is_error=True)
@@ -136,30 +136,30 @@ class Simulators:
         if too_large is not None:
             return Outcome(json.dumps({"error": too_large}), is_error=True)
         try:
-            # Copied: a simulator may keep an argument and change it later.
+            # Copied, because a simulator may keep an argument and change it later.
             result = method(**copy.deepcopy(dict(arguments)))
         except _FAILURES as error:
             return Outcome(f"Error during execution: {error}", is_error=True)
         return Outcome(_worded(result), is_error=_is_refusal(result))
 
     def state(self) -> dict[str, Any]:
-        """The state that the checker compares, as JSON: the public attributes of each simulator."""
+        """Return the state that the checker compares, as JSON: the public attributes of each simulator."""
         return {name: public_state(instance) for name, instance in self.instances.items()}
 
 
-# Errors that simulators raise on unexpected arguments. Any other is a fault of ours.
+# Errors that simulators raise for unexpected arguments. Any other error is a bug of ours.
 _FAILURES: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @cache
 def parameter_names(tool: str) -> tuple[str, ...]:
-    """The parameters of a tool in order, for answers with positional arguments."""
+    """Return the parameters of a tool in order, for answers with positional arguments."""
     method = getattr(simulator_class(all_tools()[tool].simulator), tool)
     return tuple(name for name in inspect.signature(method).parameters if name != "self")
 
 
 def public_state(value: Any) -> Any:
-    """Any value of a simulator as JSON; objects by their public attributes."""
+    """Convert any value of a simulator to JSON. Objects are converted by their public attributes."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -173,7 +173,7 @@ def public_state(value: Any) -> Any:
         case Set():
             return sorted((public_state(entry) for entry in cast("Set[Any]", value)), key=canonical_json)
         case _ if hasattr(value, "__dict__"):
-            # A folder and its parent refer to each other.
+            # A folder and its parent refer to each other, so skip the parent.
             held = cast("dict[str, Any]", vars(value))
             return {
                 name: public_state(part) for name, part in held.items() if not name.startswith("_") and name != "parent"
@@ -183,7 +183,7 @@ def public_state(value: Any) -> Any:
 
 
 def state_digest(state: Mapping[str, Any]) -> str:
-    """A digest that only equal states share."""
+    """Return a digest of the state. Only equal states have equal digests."""
     return hashlib.sha256(canonical_json(state).encode()).hexdigest()
 
 
@@ -206,7 +206,7 @@ def _too_large(tool: str, arguments: Mapping[str, Any]) -> str | None:
 def _worded(result: Any) -> str:
     try:
         return json.dumps(result) if isinstance(result, dict) else str(result)
-    except TypeError:  # a decimal number, or an object of the simulator
+    except TypeError:  # a Decimal, or an object of the simulator
         return str(cast("object", result))
 
 

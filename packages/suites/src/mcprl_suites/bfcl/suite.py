@@ -1,7 +1,7 @@
 """The suite `bfcl-multi-turn`: its tasks, the configuration they need, its judge, and scripted episodes.
 
-Functions are listed in the prompt like any tools. Those that a task holds back are rejected until the user announces
-them in a message with their documents, because a prompt is never changed once it was shown.
+Functions are listed in the prompt like any tools. A function that a task holds back is rejected until a user message
+announces it with its document: a prompt is never changed after the model has seen it.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ __all__ = [
 ]
 
 
-# Tasks are judged in threads, and Python 3.11 counts the depth of a syntax tree once for all threads: if two parse at
-# the same time, one may fail with "AST constructor recursion depth mismatch".
+# Tasks are judged in threads. Python 3.11 counts the depth of syntax trees globally: if two threads parse at the same
+# time, one may fail with "AST constructor recursion depth mismatch".
 _parsing = threading.Lock()
 
 
 def gold_calls(entry: Entry) -> tuple[tuple[ToolCall, ...], ...]:
-    """The calls that solve a task, a tuple per message of the user."""
+    """Return the calls that solve a task, one tuple per user message."""
     return tuple(tuple(map(read_call, calls)) for calls in gold_answers(entry.category)[entry.id])
 
 
 def read_call(text: str) -> ToolCall:
-    """One call of an answer: read_call("sort('a.txt')") is the call of `sort` with file_name a.txt.
+    """Parse one call of an answer: read_call("sort('a.txt')") is the call of `sort` with file_name a.txt.
 
     Raises ValueError unless the text is one call with literal arguments.
     """
@@ -88,7 +88,7 @@ def read_call(text: str) -> ToolCall:
 
 
 def calls_before_offer(entry: Entry, gold: Sequence[Sequence[ToolCall]]) -> frozenset[str]:
-    """Functions that the official answer calls before they are announced: one, in multi_turn_miss_func_49."""
+    """Return the functions that the official answer calls too early: one, in multi_turn_miss_func_49."""
     return frozenset(
         call.name
         for announced, names in entry.held_back.items()
@@ -112,7 +112,7 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeCall:
-    """A call of the policy. `refusal` is the text it got if the call never reached a simulator.
+    """A call of the policy. If it never reached a simulator, `refusal` is the text that the policy got.
 
     MadeCall(call=ToolCall(name="cd", arguments={"folder": "document"}))
     """
@@ -122,11 +122,11 @@ class MadeCall:
 
 
 Steps = Sequence[Sequence[MadeCall]]
-"""The calls after one message of the user: a sequence per turn of the policy that made any."""
+"""The calls after one user message: one sequence per turn of the policy that made calls."""
 
 
 def check(entry: Entry, made: Sequence[Steps]) -> Failure | None:
-    """What is wrong with the calls after each message of the user; None if nothing is."""
+    """Return why the checker rejects the calls after the user messages; None if it accepts them."""
     gold = gold_calls(entry)
     if len(made) != len(gold):
         return Failure.UNFINISHED
@@ -137,7 +137,7 @@ def check(entry: Entry, made: Sequence[Steps]) -> Failure | None:
         results += [_result(ours, call) for step in steps for call in step]
         wanted_results = [official.call(call.name, call.arguments).text for call in wanted]
         if not wanted:
-            continue  # the policy should have asked here; if it made calls instead, the next state shows them
+            continue  # the policy should have asked; if it made calls instead, the next state shows them
         if not any(steps):
             return Failure.NO_CALL
         if not checker.state_checker(ours.instances, official.instances)["valid"]:
@@ -148,7 +148,7 @@ def check(entry: Entry, made: Sequence[Steps]) -> Failure | None:
 
 
 def made_calls(turns: Sequence[Turn]) -> list[Steps]:
-    """The calls after each message of the user. Unreadable calls do not count, as in the official checker."""
+    """Return the calls after each user message. Calls that cannot be parsed are ignored, as in the official checker."""
     return [
         [
             [_made(call, seen) for call, seen in zip(turn.calls, turn.observations, strict=True) if not call.problem]
@@ -171,15 +171,15 @@ def _result(simulators: Simulators, made: MadeCall) -> str:
 
 @cache
 def _argument_check(tool: str) -> ArgumentCheck:
-    """The check of a call before it is sent: a call that fails it never reached the server."""
+    """Return the check that a call must pass before it is sent. A call that fails it never reached the server."""
     return ArgumentCheck(tool, "bfcl", all_tools()[tool].parameters)
 
 
 MAX_TURNS: Final = 21
-"""Per message of the user: twenty turns with calls, and one more, whose call is too many."""
+"""Limit per user message: twenty turns with calls, plus one turn whose calls exceed the limit."""
 
 _SERVERS: Final = Path(__file__).with_name("servers.json")
-# A conversation has up to seven messages of twenty turns each.
+# A conversation has up to seven user messages with twenty turns each.
 _DEADLINE_S: Final = 3600.0
 _SCRIPT_S: Final = 600.0
 _LIMITS: Final = {
@@ -190,7 +190,7 @@ _LIMITS: Final = {
 
 
 def server_settings() -> ServerSettings:
-    """A server per episode. Crowded worlds give long results, and a task needs all of a result."""
+    """Return the settings: one server per episode, and a high size limit, because large worlds give long results."""
     return ServerSettings(isolation="per_episode", max_result_bytes=2**20)
 
 
@@ -200,9 +200,10 @@ class BfclMultiTurn:
     name = "bfcl-multi-turn"
 
     def adapt(self, config: RunConfig) -> RunConfig:
-        """The configuration with the suite's server and without injected errors, which the checker would not expect.
+        """Return the configuration with the suite's server and without injected errors, which the checker does not
+        expect.
 
-        Raises BadValueError if turns are constrained by a grammar, which could not change when functions are announced.
+        Raises BadValueError if a grammar constrains turns, because it could not change when functions are announced.
         """
         if config.sampling.constrain != "off":
             raise BadValueError(
@@ -226,13 +227,13 @@ class BfclMultiTurn:
 
 
 def make_suite() -> BfclMultiTurn:
-    """The suite. Raises MissingExtraError if the wheel is not installed, before anything is started."""
+    """Create the suite. Raises MissingExtraError, before anything starts, if the wheel is not installed."""
     entries(CATEGORIES[0])
     return BfclMultiTurn()
 
 
 def _task(entry: Entry) -> Task:
-    """A task of the wheel as one of ours. Its goal is the world after the official answer."""
+    """Convert a task of the wheel to a Task. Its goal is the world after the official answer."""
     gold = gold_calls(entry)
     solved = Simulators(entry)
     for call in (call for calls in gold for call in calls):
@@ -273,14 +274,14 @@ def _tasks() -> tuple[Task, ...]:
 
 
 def _announcement(names: Sequence[str]) -> Message:
-    """The user's message with the documents of new functions, in the words of the official prompt."""
+    """Return the user message with the documents of new functions, in the wording of the official prompt."""
     wording = str(wheel_module("constants.default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING)
     documents = json.dumps(tool_specs(all_tools()[name] for name in names), ensure_ascii=False)
     return {"role": "user", "content": wording.replace("{functions}", documents)}
 
 
 def judge_turns(entry: Entry, stop: StopReason, turns: Sequence[Turn]) -> Judged:
-    """Judge an episode by its turns and the reason for its end."""
+    """Judge an episode by its turns and its stop reason."""
     if (limit := _LIMITS.get(stop)) is not None:
         return Judged(success=False, failure=limit)
     failure = check(entry, made_calls(turns))
@@ -290,7 +291,7 @@ def judge_turns(entry: Entry, stop: StopReason, turns: Sequence[Turn]) -> Judged
 
 
 async def play_calls(task: Task, leases: Leases, calls: Sequence[Sequence[ToolCall]]) -> Environment:
-    """An episode without a model: the calls after each message of the user in one turn, then a turn without calls."""
+    """Run an episode without a model. After each user message: one turn with all its calls, then one without calls."""
     stop: StopReason | None = None
     async with lease_for(task, leases, lives_s=_SCRIPT_S) as access:
         environment = Environment(task, access, preamble=(), max_turns=MAX_TURNS, rewards=RewardsConfig())

@@ -1,7 +1,7 @@
-"""The parts of the `bfcl-eval` wheel that are used: tasks, answers, function documents and simulators of multi-turn.
+"""Loads parts of the `bfcl-eval` wheel: tasks, answers, function documents and simulators of multi-turn.
 
-The rest of the wheel (model handlers, search and memory back ends) needs libraries that nothing here uses, so it is
-installed without dependencies.
+The rest of the wheel (model handlers, search and memory back ends) needs libraries that are not used here, so the wheel
+is installed without dependencies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 VERSION: Final = "2026.3.23"
 CATEGORIES: Final = ("base", "miss_func", "miss_param", "long_context")
-"""Kinds of tasks, 200 each: plain, functions announced late, parameters given late, crowded worlds."""
+"""Categories of tasks, 200 each: plain, functions announced late, parameters given late, large worlds."""
 
 SIMULATORS: Final[Mapping[str, str]] = {
     "GorillaFileSystem": "gorilla_file_system",
@@ -46,7 +46,7 @@ SIMULATORS: Final[Mapping[str, str]] = {
     "TravelAPI": "travel_booking",
     "VehicleControlAPI": "vehicle_control",
 }
-"""Simulator classes, each with the name of its module and its documents file."""
+"""Simulator class → the name of its module and of its documents file."""
 
 _FIX: Final = f"pip install --no-deps bfcl-eval=={VERSION} mpmath"
 _SOURCES: Final = "eval_checker.multi_turn_eval.func_source_code"
@@ -57,7 +57,7 @@ _PREFIX: Final = "multi_turn_"
 class Entry:
     """One task of the wheel.
 
-    `messages[i]` is the user's i-th message, empty if it only announces functions; `held_back[i]` are these functions.
+    `messages[i]` is the user's i-th message; it is empty if it only announces functions, which are `held_back[i]`.
     `config` is the initial state of each simulator.
 
     Entry(id="multi_turn_miss_func_0", category="miss_func", simulators=("TwitterAPI", "GorillaFileSystem"),
@@ -73,19 +73,19 @@ class Entry:
 
     @property
     def is_long(self) -> bool:
-        """Whether simulators fill their world with things that the task does not need."""
+        """Whether simulators fill their world with objects that the task does not need."""
         return self.category == "long_context"
 
 
 @cache
 def entries(category: str) -> Mapping[str, Entry]:
-    """All tasks of a category by id, in the order of the wheel."""
+    """Return all tasks of a category by id, in the order of the wheel."""
     rows = _lines(f"BFCL_v4_{_PREFIX}{category}.json")
     return {row["id"]: _entry(row, category) for row in rows}
 
 
 def entry_of(task_id: str) -> Entry:
-    """The task of that id. Raises BadValueError if there is none."""
+    """Return the task with this id. Raises BadValueError if there is none."""
     category = task_id.removeprefix(_PREFIX).rpartition("_")[0]
     found = entries(category).get(task_id) if category in CATEGORIES else None
     if found is None:
@@ -97,25 +97,25 @@ def entry_of(task_id: str) -> Entry:
 
 @cache
 def gold_answers(category: str) -> Mapping[str, tuple[tuple[str, ...], ...]]:
-    """The calls that solve each task, as Python texts, a tuple per message of the user."""
+    """Return the calls that solve each task as Python expressions, one tuple per user message."""
     rows = _lines(f"possible_answer/BFCL_v4_{_PREFIX}{category}.json")
     return {row["id"]: tuple(tuple(calls) for calls in row["ground_truth"]) for row in rows}
 
 
 @cache
 def function_documents(simulator: str) -> tuple[Mapping[str, Any], ...]:
-    """The document of each public method of a simulator."""
+    """Return the document of each public method of a simulator."""
     return tuple(_lines(f"multi_turn_func_doc/{SIMULATORS[simulator]}.json"))
 
 
 @cache
 def simulator_class(name: str) -> type[Any]:
-    """The class of a simulator. Raises MissingExtraError if the wheel or mpmath is missing."""
+    """Return the class of a simulator. Raises MissingExtraError if the wheel or mpmath is missing."""
     return getattr(wheel_module(f"{_SOURCES}.{SIMULATORS[name]}"), name)
 
 
 def wheel_module(name: str) -> Any:
-    """A module of the wheel, by its name below `bfcl_eval`."""
+    """Import a module of the wheel by its name below `bfcl_eval`."""
     _data_folder()
     try:
         return import_module(f"bfcl_eval.{name}")
@@ -130,7 +130,7 @@ def _data_folder() -> Path:
     except PackageNotFoundError as error:
         raise MissingExtraError("BFCL needs the wheel bfcl-eval, which is not installed", fix=_FIX) from error
     if installed != VERSION:
-        # Other versions have other tasks and answers: their scores could not be compared.
+        # Other versions have other tasks and answers, so scores could not be compared.
         raise MissingExtraError(f"BFCL needs bfcl-eval {VERSION}, but {installed} is installed", fix=_FIX)
     found = find_spec("bfcl_eval")
     assert found is not None

@@ -1,0 +1,28 @@
+"""What every program in bubblewrap shares: finding `bwrap`, its namespaces, and the fix if the kernel refuses them."""
+
+from __future__ import annotations
+
+import shutil
+
+from mcprl.errors import SandboxMissingError
+
+__all__ = ["ALLOW_NAMESPACES", "NAMESPACES", "NO_NETWORK", "find_bubblewrap"]
+
+NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox")
+NO_NETWORK = "--unshare-net"
+ALLOW_NAMESPACES = (
+    "let bubblewrap make namespaces (kernel.unprivileged_userns_clone=1, "
+    "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined "
+    "--security-opt apparmor=unconfined --security-opt systempaths=unconfined)"
+)
+
+
+def find_bubblewrap(sandbox: str, otherwise: str) -> str:
+    """The path of `bwrap`. Raises SandboxMissingError, in which `otherwise` is what to do instead of installing it."""
+    path = shutil.which("bwrap")
+    if path is None:
+        raise SandboxMissingError(
+            f"bubblewrap is not installed (no bwrap on PATH), and {sandbox} is built with it",
+            fix=f"apt-get install bubblewrap, or {otherwise}",
+        )
+    return path

@@ -1,0 +1,93 @@
+"""Seccomp filters: the instructions that they consist of, and the filter of programs that are not ours."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = [
+    "ALLOW",
+    "DENY",
+    "ERRNO",
+    "MACHINES",
+    "Instruction",
+    "Operation",
+    "assembled",
+    "denying_filter",
+    "filter_head",
+    "numbers",
+]
+
+MACHINES: Final[tuple[str, ...]] = ("x86_64", "aarch64")
+_AUDIT_ARCHITECTURE: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT: Final = 0x40000000
+
+
+class Operation:
+    """Classic BPF: the codes of <linux/filter.h>."""
+
+    LOAD, AND, RETURN = 0x20, 0x54, 0x06
+    EQUAL, AT_LEAST, ANY_BIT = 0x15, 0x35, 0x45
+
+
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET = 0, 4  # in `struct seccomp_data`
+
+_KILL_PROCESS: Final = 0x80000000
+ALLOW: Final = 0x7FFF0000
+ERRNO: Final = 0x00050000
+DENY: Final = ERRNO | errno.EPERM
+
+# Name, number on x86_64, number on aarch64. Keyrings are inherited, and shared by all processes of a user. The others
+# are where most holes in the kernel were; programs do without them if they fail.
+_DENIED: Final = """
+add_key 248 217, request_key 249 218, keyctl 250 219, perf_event_open 298 241, bpf 321 280, userfaultfd 323 282,
+io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction of a filter. A jump has the number of instructions to skip if its condition holds, or not.
+
+    Instruction(Operation.EQUAL, 39, 0, 1)     # if it is 39, continue; else skip the next instruction
+    """
+
+    code: int
+    value: int
+    if_true: int = 0
+    if_false: int = 0
+
+
+def numbers(table: str, machine: str) -> dict[str, int]:
+    """The numbers of system calls on a machine, from a table of name, number on each of MACHINES (or a dash)."""
+    column = 1 + MACHINES.index(machine)
+    rows = (entry.split() for entry in table.replace("\n", " ").split(","))
+    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
+
+
+def filter_head(machine: str) -> list[Instruction]:
+    """Reject other machines' system calls, then load the number of the call."""
+    return [
+        Instruction(Operation.LOAD, _ARCHITECTURE_OFFSET),
+        Instruction(Operation.EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0),
+        Instruction(Operation.RETURN, _KILL_PROCESS),
+        Instruction(Operation.LOAD, _NUMBER_OFFSET),
+        Instruction(Operation.AT_LEAST, _X32_BIT, 0, 1),
+        Instruction(Operation.RETURN, DENY),
+    ]
+
+
+def assembled(program: Sequence[Instruction]) -> bytes:
+    """The array of `struct sock_filter` that the kernel takes."""
+    return b"".join(struct.pack("=HBBI", i.code, i.if_true, i.if_false, i.value) for i in program)
+
+
+def denying_filter(machine: str) -> bytes:
+    """The filter of a program that is not ours: everything is allowed except a few calls that no server needs."""
+    program = filter_head(machine)
+    for number in numbers(_DENIED, machine).values():
+        program += [Instruction(Operation.EQUAL, number, 0, 1), Instruction(Operation.RETURN, DENY)]
+    return assembled([*program, Instruction(Operation.RETURN, ALLOW)])

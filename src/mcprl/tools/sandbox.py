@@ -1,0 +1,211 @@
+"""The bubblewrap sandbox of a third-party server: which files it sees, and the command that starts it.
+
+A server sees its own program, the interpreter and packages that the program needs, the system's programs and libraries,
+the folders that the recipe declares, and a /tmp of its own. It runs as our user without capabilities, and with no
+variable of our environment except PATH. See `installation` for how the program's files are found.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mcprl.config import SandboxSettings
+from mcprl.errors import SandboxMissingError, ServerFileError
+from mcprl.processes import CHILD_MARK, OWNER_MARK
+from mcprl.processes.bubblewrap import ALLOW_NAMESPACES, NAMESPACES, NO_NETWORK, find_bubblewrap
+from mcprl.processes.seccomp import MACHINES, denying_filter
+
+__all__ = ["filter_file", "installation", "sandbox_command"]
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
+# Not all of /etc: root can read its passwords and private keys.
+_ETC = (
+    *("alternatives", "ca-certificates", "crypto-policies", "group", "hosts", "ld.so.cache", "ld.so.conf"),
+    *("ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf", "os-release", "passwd", "pki/ca-trust"),
+    *("pki/tls/certs", "pki/tls/cert.pem", "protocols", "resolv.conf", "services", "ssl/cert.pem", "ssl/certs"),
+    *("ssl/openssl.cnf", "timezone"),
+)
+# What an installation keeps beside its `bin`. Not `share`: ~/.local/share has keyrings.
+_BESIDE_BIN = ("bin", "lib", "lib64", "libexec", "ssl", "pyvenv.cfg")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_TMP_BYTES = 256 * 1024 * 1024
+_PROBE_S = 30.0
+_OTHERWISE = "remove `sandbox` for a server that you trust"
+_SHEBANG_BYTES = 4096
+# For root, who owns the devices and could change their modes for the whole machine; bubblewrap can bind them only
+# writable or unusable. A read-only device can still be written to.
+_READ_ONLY_DEVICES = """
+for device in "$@"; do
+    [ "$device" = -- ] && break
+    mount --bind "$device" "$device" && mount -o remount,bind,ro "$device" || exit 1
+done
+while [ "$1" != -- ]; do shift; done
+shift
+exec "$@"
+"""
+
+
+def sandbox_command(
+    server: str, settings: SandboxSettings, argv: Sequence[str], *, path: str, cwd: str | None, filter_fd: int
+) -> list[str]:
+    """The command that runs `argv` in the sandbox of a server. It has to inherit `filter_fd`, an open `filter_file`.
+
+    `path` is the PATH of the server. Raises SandboxMissingError if there is no sandbox here, and
+    ServerFileError if a declared folder is missing, or if the server could write to its own program.
+    """
+    _probe()
+    command = [*_bubblewrap_command(filter_fd), *([] if settings.network else [NO_NETWORK]), *_system_files()]
+    command += ["--perms", "1777", "--size", str(_TMP_BYTES), "--tmpfs", "/tmp"]
+    modes = dict.fromkeys(map(str, installation(Path(argv[0]), path)), "--ro-bind")
+    modes |= dict.fromkeys(map(str, settings.read), "--ro-bind")
+    for folder in settings.write:
+        # Otherwise it could put a link there, and the next start would show it what the link points to.
+        if (inside := next((each for each in modes if Path(each).is_relative_to(folder)), None)) is not None:
+            raise ServerFileError(
+                f"server {server!r} may write to {folder}, which contains {inside}: its own program, or a folder that "
+                "it should only read",
+                fix=f"name a smaller folder in servers.settings.{server}.sandbox.write",
+            )
+    modes |= dict.fromkeys(map(str, settings.write), "--bind")
+    for shown in sorted(modes, key=lambda each: len(Path(each).parts)):  # a folder before what is inside it
+        if not os.path.exists(shown):
+            raise ServerFileError(
+                f"server {server!r} has {shown} in its sandbox, which does not exist",
+                fix=f"create it, or correct servers.settings.{server}.sandbox",
+            )
+        command += [modes[shown], shown, shown]
+    folder = "/tmp" if cwd is None else os.path.abspath(cwd)
+    return [*command, "--remount-ro", "/", "--chdir", folder, "--", *argv]
+
+
+def installation(program: Path, path: str) -> set[Path]:
+    """The files and folders outside the system's that a program needs.
+
+    Every link on the way to the program is followed, and the interpreter in its first line, and the Python of its
+    virtual environment. What is in a `bin` is shown with the folders beside that (`lib` and so on), what is in
+    `node_modules` with all of that folder, and anything else alone: an executable script beside a recipe does not show
+    the recipe's .env.
+    """
+    shown: set[Path] = set()
+    seen: set[Path] = set()
+    left = [program]
+    while left:
+        file = left.pop()
+        if file in seen or not file.exists():
+            continue
+        seen.add(file)
+        left.append(Path(os.path.realpath(file)))
+        if file.is_symlink():
+            left.append(Path(os.path.normpath(file.parent / os.readlink(file))))
+        if (interpreter := _interpreter(file, path)) is not None:
+            left.append(interpreter)
+        if any(file.is_relative_to(folder) for folder in _SYSTEM):
+            continue
+        prefix = file.parent.parent
+        if "node_modules" in file.parts:
+            shown.add(Path(*file.parts[: file.parts.index("node_modules") + 1]))
+        elif file.parent.name == "bin":
+            shown |= {prefix / name for name in _BESIDE_BIN if (prefix / name).exists()}
+            if (prefix / "pyvenv.cfg").exists():
+                left.append(prefix / "bin" / "python")
+        else:
+            shown.add(file)
+    return shown
+
+
+def _interpreter(file: Path, path: str) -> Path | None:
+    """The program in the first line of a script; None if it is not one."""
+    with file.open("rb") as script:
+        first = script.readline(_SHEBANG_BYTES)
+    words = os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
+    if words and os.path.basename(words[0]) == "env":
+        words = [found for word in words[1:] if (found := shutil.which(word, path=path)) is not None]
+    return Path(words[0]) if words else None
+
+
+def _system_files() -> Iterator[str]:
+    """Options that show the system's programs, libraries and public settings, processes and devices."""
+    for name in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC)):
+        file = Path(name)
+        if file.is_symlink() and file.resolve().is_relative_to("/usr"):
+            yield from ("--symlink", os.readlink(file), name)
+        elif file.exists():
+            yield from ("--ro-bind", name, name)
+    yield from ("--proc", "/proc", "--remount-ro", "/proc", "--perms", "0755", "--dir", "/dev")
+    for device in _DEVICES:
+        yield from ("--dev-bind", f"/dev/{device}", f"/dev/{device}")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        yield from ("--symlink", f"/proc/self/fd/{number}", f"/dev/{name}")
+    yield from ("--symlink", "/proc/self/fd", "/dev/fd")
+    yield from ("--perms", "1777", "--size", str(_TMP_BYTES), "--tmpfs", "/dev/shm")
+
+
+@contextmanager
+def filter_file() -> Generator[int]:
+    """An open file with the seccomp filter of one sandbox: bubblewrap reads it to its end."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in MACHINES:
+        raise SandboxMissingError(
+            f"servers are sandboxed on Linux on {' and '.join(MACHINES)}, not on {sys.platform} {machine}",
+            fix=f"run them on such a machine, or {_OTHERWISE}",
+        )
+    fd = os.memfd_create("filter")
+    try:
+        os.write(fd, denying_filter(machine))
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _bubblewrap_command(filter_fd: int) -> list[str]:
+    """The beginning of the command of every sandbox.
+
+    Not --new-session: we start each child in a session of its own, and the sandbox's first process has to stay in the
+    child's group, which is killed with the child. With --die-with-parent the kernel ends it even if that fails.
+    """
+    bubblewrap = find_bubblewrap("the sandbox of a server", _OTHERWISE)
+    command = [bubblewrap, *NAMESPACES, "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent"]
+    command += ["--seccomp", str(filter_fd), "--unsetenv", OWNER_MARK, "--unsetenv", CHILD_MARK]
+    if os.geteuid() != 0:
+        return command
+    devices = [f"/dev/{device}" for device in _DEVICES]
+    return [
+        shutil.which("unshare") or "unshare",
+        "--map-root-user",
+        "--mount",
+        "/bin/sh",
+        "-c",
+        _READ_ONLY_DEVICES,
+        "sh",
+        *devices,
+        "--",
+        *command,
+    ]
+
+
+@functools.cache
+def _probe() -> None:
+    """Build a sandbox once and run `true` in it. Raises SandboxMissingError if that fails."""
+    try:
+        with filter_file() as fd:
+            command = [*_bubblewrap_command(fd), NO_NETWORK, *_system_files(), "--remount-ro", "/", "--", "true"]
+            tried = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=_PROBE_S, cwd="/", pass_fds=(fd,)
+            )
+        problem = None if tried.returncode == 0 else (tried.stderr.strip().splitlines() or ["no message"])[-1]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if problem is not None:
+        raise SandboxMissingError(
+            f"the sandbox of a server cannot be built here: {problem}",
+            fix=f"{ALLOW_NAMESPACES}, or {_OTHERWISE}",
+        )
