@@ -22,19 +22,22 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 from mcprl.concurrency import run_all
-from mcprl.config import RewardFunctionConfig
+from mcprl.config import RewardFunctionConfig, RewardsConfig
 from mcprl.errors import InfrastructureError, RewardFunctionError, UserCodeError
 from mcprl.processes import ChildProcess
 from mcprl.records import Observation, StopReason, Task, ToolCall, Turn
 from mcprl.secrets import SECRETS, looks_secret
+from mcprl.tools import Catalog
+from mcprl.tools.keys import load_keys
 
-__all__ = ["EpisodeView", "RewardFunctions"]
+__all__ = ["EpisodeView", "RewardFunctions", "open_functions"]
 
 Probe = Callable[[ToolCall], Awaitable[Observation]]
 
@@ -251,6 +254,20 @@ class RewardFunctions:
         if self._child is not None:
             child, self._child = self._child, None
             await child.stop(grace_s=0.0)
+
+
+@asynccontextmanager
+async def open_functions(
+    rewards: RewardsConfig, catalog: Catalog, *, env_file: Path | None, logs: Path
+) -> AsyncGenerator[RewardFunctions | None]:
+    """Open the reward functions of a recipe; None if it has none. Raises if no server lists a tool that one may probe."""
+    functions = rewards.functions
+    if not functions:
+        yield None
+        return
+    catalog.require([tool for one in functions.values() for tool in one.probes], wanted_by="rewards.functions")
+    async with RewardFunctions(functions, environment=load_keys(env_file), log=logs / "rewards.log") as opened:
+        yield opened
 
 
 class _FunctionFailed(Exception):

@@ -22,7 +22,7 @@ from mcprl.episodes.demonstrations import Demonstrator
 from mcprl.episodes.environment import require_grammar, require_tools, require_worlds
 from mcprl.episodes.judge import Judge
 from mcprl.episodes.loop import EpisodeRunner
-from mcprl.episodes.reward_functions import RewardFunctions
+from mcprl.episodes.reward_functions import open_functions
 from mcprl.episodes.rewards import require_scorable
 from mcprl.errors import MissingExtraError
 from mcprl.grammar.masks import Grammars, TurnGrammars, load_grammars
@@ -78,17 +78,11 @@ async def open_kit(
             if tell is not None:
                 tell("compiling the grammar of the tools")
             grammars, turn_grammars = await asyncio.to_thread(_make_grammars, config, chat, tasks, toolbox.catalog)
-        judge, functions, keys = None, None, load_keys(config.servers.env_file)
+        judge = None
         if config.rewards.judge is not None:
-            judge = await stack.enter_async_context(Judge(config.rewards.judge, keys))
-        if config.rewards.functions:
-            toolbox.catalog.require(
-                [tool for function in config.rewards.functions.values() for tool in function.probes],
-                wanted_by="rewards.functions",
-            )
-            functions = await stack.enter_async_context(
-                RewardFunctions(config.rewards.functions, environment=keys, log=logs / "rewards.log")
-            )
+            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
+        opening = open_functions(config.rewards, toolbox.catalog, env_file=config.servers.env_file, logs=logs)
+        functions = await stack.enter_async_context(opening)
 
         def make_runner(sampler: Sampler) -> EpisodeRunner:
             return EpisodeRunner(
