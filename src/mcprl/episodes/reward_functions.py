@@ -260,7 +260,7 @@ class RewardFunctions:
 async def open_functions(
     rewards: RewardsConfig, catalog: Catalog, *, env_file: Path | None, logs: Path
 ) -> AsyncGenerator[RewardFunctions | None]:
-    """Open the reward functions of a recipe; None if it has none. Raises if no server lists a tool that one may probe."""
+    """Open the reward functions of a recipe, or None if it has none. Raises if no server lists a tool to probe."""
     functions = rewards.functions
     if not functions:
         yield None
