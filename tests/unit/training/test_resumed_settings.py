@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
 
 from crashing.small_runs import small_run
 from mcprl.config import RunConfig
-from mcprl.errors import OtherStateError
+from mcprl.errors import NoCheckpointError, NoRunError, OtherStateError, RunInUseError
 from mcprl.learning.optimizer import Optimisation
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.runs.checkpoints import RunState
@@ -362,6 +363,28 @@ class TestARealRun:
             True
         }
         assert "reward_part_own" in listener.metrics[-1]
+
+    def test_can_be_resumed_once_the_advice_of_its_errors_is_followed(self, run_folder):
+        run = run_folder / "outputs" / "critic"
+        with pytest.raises(NoRunError, match="give the folder of a run"):
+            RunFolder.open(run_folder)
+        with RunFolder.open(run) as folder:
+            with pytest.raises(RunInUseError, match="wait until that process has ended"):
+                RunFolder.open(run)
+            with pytest.raises(OtherStateError, match=r"leave learner\.lora_rank as before"):
+                find_resume_point(folder, ["learner.lora_rank=64"])
+            with pytest.raises(NoCheckpointError, match=r"no checkpoint of step 7, but of 1\. Fix: give one of these"):
+                find_resume_point(folder, from_step=7)
+        with RunFolder.open(run) as folder:
+            assert find_resume_point(folder, from_step=1).step == 1
+
+    async def test_takes_more_steps_once_all_are_done(self, run_folder):
+        await resumed(run_folder)
+        with RunFolder.open(run_folder / "outputs" / "critic") as folder:
+            with pytest.raises(NoRunError) as raised:
+                find_resume_point(folder)
+            (advised,) = re.findall(r"--set (\S+),", raised.value.fix)
+            assert find_resume_point(folder, [advised]).config.training.steps == 102
 
     async def test_continues_without_its_metrics(self, run_folder):
         run = run_folder / "outputs" / "critic"
