@@ -349,7 +349,8 @@ def require_scorable(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
                 raise TaskFileError(f"task {task.id}: {problem}", fix="correct the task's goal")
     require_judge(tasks, rewards)
     for task in tasks:
-        graded = dict.fromkeys([*rewards.functions, *(["rubric"] if rewards.judge is not None else [])], 0.0)
+        names = [*rewards.functions, "rubric"] if rewards.judge is not None else list(rewards.functions)
+        graded = dict.fromkeys(names, 0.0)
         try:
             weigh(score(task.goal, (), None, None, weights=rewards, graded=graded), rewards)
         except BadValueError as error:
