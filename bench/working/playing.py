@@ -79,7 +79,7 @@ def make_tasks(episodes: int, turns: int) -> list[Task]:
 @asynccontextmanager
 async def open_local(config: RunConfig, logs: Path) -> AsyncGenerator[RunsEpisodes]:
     """The same episodes, played by this process."""
-    async with open_toolbox(config.servers, log_dir=logs) as toolbox, open_kit(config, toolbox) as kit:
+    async with open_toolbox(config.servers, log_dir=logs) as toolbox, open_kit(config, toolbox, logs=logs) as kit:
         yield kit.runner(ScriptedSampler(_script(config)))
 
 

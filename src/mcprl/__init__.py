@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mcprl.api import evaluate, train
     from mcprl.config import RunConfig
+    from mcprl.episodes.reward_functions import EpisodeView
     from mcprl.errors import ConfigurationError, InfrastructureError, McprlError
     from mcprl.goals import Goal
     from mcprl.recipe import load_recipe
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "ConfigurationError",
+    "EpisodeView",
     "Goal",
     "Group",
     "InfrastructureError",
@@ -57,6 +59,7 @@ _MODULES = {
     **dict.fromkeys(("ConfigurationError", "InfrastructureError", "McprlError"), "errors"),
     **dict.fromkeys(("evaluate", "train"), "api"),
     **dict.fromkeys(("load_tasks", "write_tasks"), "tasks"),
+    "EpisodeView": "episodes.reward_functions",
     "Goal": "goals",
     "RunConfig": "config",
     "Toolbox": "tools",

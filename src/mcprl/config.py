@@ -261,6 +261,20 @@ class JudgeConfig(Section):
     )
 
 
+class RewardFunctionConfig(Section):
+    """A reward function in Python. It is one more part of the reward of every episode."""
+
+    function: OwnFunction = Field(description="The function, as rewards.py:name, relative to the recipe.")
+    weight: float = Field(ge=0, description="Weight of its value, from -1 to 1.")
+    deadline_s: float = Field(default=10.0, gt=0, le=3600, description="Seconds that one call may take.")
+    probes: tuple[str, ...] = Field(default=(), description="Tools that it may call on the episode's servers.")
+    on_error: Literal["stop", "lose_episode"] = Field(
+        default="stop",
+        description="If it raises, misses its deadline or returns no number. stop: the run ends; lose_episode: the "
+        "episode is played again, as after a fault of the infrastructure.",
+    )
+
+
 class RewardsConfig(Section):
     """Weights of the parts of a reward, which is the weighted mean of the parts that a task checks, minus penalties.
 
@@ -278,6 +292,23 @@ class RewardsConfig(Section):
         default=0.05, ge=0, description="Penalty if a limit of turns or tokens ends the episode without an answer."
     )
     judge: JudgeConfig | None = Field(default=None, description="Judge of the answers to tasks with a rubric.")
+    functions: dict[str, RewardFunctionConfig] = Field(
+        default_factory=dict[str, RewardFunctionConfig],
+        description="Reward functions in Python, by the name of their part.",
+    )
+
+    @model_validator(mode="after")
+    def _functions_have_names_of_their_own(self) -> RewardsConfig:
+        for name in self.functions:
+            if name in RewardsConfig.model_fields or not name.isidentifier():
+                raise ValueError(
+                    f"a reward function cannot be named {name!r}: choose a name in Python's form that is not a part"
+                )
+        return self
+
+    def weight_of(self, part: str) -> float:
+        function = self.functions.get(part)
+        return float(getattr(self, part)) if function is None else function.weight
 
 
 class LearnerConfig(Section):
@@ -821,7 +852,8 @@ class RunConfig(Section):
     @property
     def own_functions(self) -> list[str]:
         """The functions and classes of the user's own files, as file.py:name."""
-        return [name for name in (self.algorithm.loss, self.tracking.tracker) if name and ".py:" in name]
+        rewards = (function.function for function in self.rewards.functions.values())
+        return [name for name in (self.algorithm.loss, self.tracking.tracker, *rewards) if name and ".py:" in name]
 
     @model_validator(mode="after")
     def _minibatches_are_not_empty(self) -> RunConfig:

@@ -52,6 +52,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
         ├── EpisodeDeadlineError     E-EPIS-010   an episode took longer than its deadline
         ├── GroupIncompleteError     E-EPIS-011   an episode was lost too often
         ├── JudgeError               E-EPIS-012   the judge gave no grade
+        ├── RewardFunctionError      E-EPIS-013   a reward function failed, and the recipe says to lose the episode
         ├── LearnerLostError         E-LEARN-010  a process of the learner went away
         ├── EngineStartError         E-ENG-010    the engine's server did not become ready
         ├── EngineLostError          E-ENG-011    the engine's server went away or failed a request
@@ -107,6 +108,7 @@ __all__ = [
     "OtherWorldError",
     "ParityError",
     "ResourceLimitError",
+    "RewardFunctionError",
     "RunInUseError",
     "SamplerLostError",
     "SamplerStartError",
@@ -584,6 +586,16 @@ class JudgeError(InfrastructureError, code="E-EPIS-012"):
         """`retry_after_s` is how long it asked to wait."""
         super().__init__(what, fix=fix)
         self.retry_after_s = retry_after_s
+
+
+class RewardFunctionError(InfrastructureError, code="E-EPIS-013"):
+    """A reward function failed or missed its deadline, and the recipe says `on_error: lose_episode`.
+
+    Causes: a service that the function asks is down or slow; a mistake in the function that some episodes meet.
+    Fix: correct the code at the file and line in the message, or raise the function's deadline_s.
+    Example: /home/ana/rewards.py:9: TimeoutError: no answer, in /home/ana/rewards.py:graded (task meet-ana, 3 turns).
+    Fix: correct the code there.
+    """
 
 
 class LearnerLostError(InfrastructureError, code="E-LEARN-010"):

@@ -37,7 +37,7 @@ class UserCode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception) and not isinstance(error, McprlError):
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, McprlError):
             place = _place_of(error, trace, _file_of(self._reference))
             raise UserCodeError(
                 f"{place}: {type(error).__name__}: {error}, in {self._reference}", fix="correct the code at that place"
@@ -86,7 +86,7 @@ def _file_of(reference: str) -> Path:
     return Path(reference.rpartition(":")[0])
 
 
-def _place_of(error: Exception, trace: TracebackType | None, file: Path) -> str:
+def _place_of(error: Exception | SystemExit, trace: TracebackType | None, file: Path) -> str:
     """The innermost line in the folder of `file`."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
@@ -112,6 +112,7 @@ class Task:
         setup=(),                                  # or calls made before the first turn, to set up the world
         calls_in_order=False,                      # True: the calls of a turn are made one after another
         must_fit=True,                             # False: a prompt too long for the context fails the episode only
+        metadata={},                               # anything else, for reward functions
     )
     """
 
@@ -127,6 +128,7 @@ class Task:
     setup: tuple[ToolCall, ...] = ()
     calls_in_order: bool = False
     must_fit: bool = True
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Source(StrEnum):

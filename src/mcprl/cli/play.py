@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mcprl.config import RewardsConfig, ServersConfig
     from mcprl.episodes import Action, Environment
     from mcprl.episodes.environment import ToolAccess
+    from mcprl.episodes.reward_functions import RewardFunctions
     from mcprl.records import Task, ToolCall
     from mcprl.tools import Tool
 
@@ -146,8 +147,10 @@ def command(
     chosen = choose_task(tasks.train, task)
     preamble = load_preamble(tasks.preamble)
     max_turns = episodes.turn_limit(chosen)
-    with _open_lease(chosen, servers, lives_s=86400.0) as (portal, access, tools):
-        environment = Environment(chosen, access, preamble=preamble, max_turns=max_turns, rewards=rewards)
+    with _open_lease(chosen, servers, rewards, lives_s=86400.0) as (portal, access, tools, functions):
+        environment = Environment(
+            chosen, access, preamble=preamble, max_turns=max_turns, rewards=rewards, functions=functions
+        )
         game = _Game(chosen, tools, environment, portal)
         game.play(max_turns)
         game.print_reward(rewards)
@@ -155,13 +158,17 @@ def command(
 
 @contextmanager
 def _open_lease(
-    task: Task, servers: ServersConfig, *, lives_s: float
-) -> Generator[tuple[BlockingPortal, ToolAccess, tuple[Tool, ...]]]:
-    """Lease the task's tools on an event loop in another thread, because this thread waits for input."""
+    task: Task, servers: ServersConfig, rewards: RewardsConfig, *, lives_s: float
+) -> Generator[tuple[BlockingPortal, ToolAccess, tuple[Tool, ...], RewardFunctions | None]]:
+    """Lease the task's tools and open the reward functions on an event loop in another thread.
+
+    This thread waits for input.
+    """
     from anyio.from_thread import start_blocking_portal
 
     from mcprl.episodes import require_tools, require_worlds
     from mcprl.episodes.loop import lease_for
+    from mcprl.episodes.reward_functions import open_functions
     from mcprl.tools import open_toolbox
 
     with ExitStack() as stack:
@@ -172,9 +179,12 @@ def _open_lease(
             toolbox = stack.enter_context(portal.wrap_async_context_manager(opening))
             require_tools([task], toolbox.catalog)
             require_worlds([task], toolbox)
-            access = stack.enter_context(portal.wrap_async_context_manager(lease_for(task, toolbox, lives_s=lives_s)))
+            opening = open_functions(rewards, toolbox.catalog, env_file=servers.env_file, logs=logs)
+            functions = stack.enter_context(portal.wrap_async_context_manager(opening))
+            leasing = lease_for(task, toolbox, lives_s=lives_s, rewards=rewards)
+            access = stack.enter_context(portal.wrap_async_context_manager(leasing))
             tools = [toolbox.catalog[face.name] for face in access.tools]
-        yield portal, access, tuple(sorted(tools, key=lambda tool: tool.server))
+        yield portal, access, tuple(sorted(tools, key=lambda tool: tool.server)), functions
 
 
 class _Game:
@@ -205,13 +215,14 @@ class _Game:
     def print_reward(self, rewards: RewardsConfig) -> None:
         """Print each part of the reward: its value, its weight, and the product."""
         from mcprl.episodes import succeeded
-        from mcprl.episodes.rewards import PARTS, PENALTIES
+        from mcprl.episodes.rewards import PENALTIES
 
         parts = self._environment.parts
         table = plain_table("part", right=("value", "weight", "reward"))
-        total = sum(getattr(rewards, name) for name in PARTS if name in parts)
-        for name in (name for name in PARTS if name in parts):
-            share = getattr(rewards, name) / total
+        gained = [name for name in parts if name not in PENALTIES]
+        total = sum(map(rewards.weight_of, gained))
+        for name in gained:
+            share = rewards.weight_of(name) / total
             table.add_row(name, f"{parts[name]:.3f}", f"{share:.3f}", f"{share * parts[name]:+.3f}")
         for name in PENALTIES:
             weight = getattr(rewards, name)

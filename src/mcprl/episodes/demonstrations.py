@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mcprl.concurrency import run_all
 from mcprl.config import EpisodesConfig, RewardsConfig, RunConfig
 from mcprl.episodes.collector import lost_to, run_until_kept
-from mcprl.episodes.environment import Action, Environment, Grader, ToolAccess, tool_specs
+from mcprl.episodes.environment import Action, Environment, Functions, Grader, ToolAccess, tool_specs
 from mcprl.episodes.loop import EpisodeRunner, Leases, lease_for
 from mcprl.episodes.rewards import meets, succeeded, why_unusable
 from mcprl.errors import BadValueError, GrammarError, InadmissibleTokenError, InfrastructureError, TaskFileError
@@ -147,12 +147,15 @@ class Demonstrator:
         preamble: Sequence[Message],
         grammars: TurnGrammars | None,
         judge: Grader | None = None,
+        functions: Functions | None = None,
     ) -> None:
         from mcprl.chat.writing import TurnWriter  # imports a tokenizer library that the function `play` does not need
 
         self._episodes = config.episodes.model_copy(update={"injected_errors": 0.0})
         config = config.model_copy(update={"episodes": self._episodes})
-        self._make_runner = partial(EpisodeRunner, config, chat=chat, preamble=preamble, judge=judge, grammars=grammars)
+        self._make_runner = partial(
+            EpisodeRunner, config, chat=chat, preamble=preamble, judge=judge, functions=functions, grammars=grammars
+        )
         self._leases = leases
         self._writer = TurnWriter(chat, stop=config.sampling.stop)
         self._places = asyncio.Semaphore(self._episodes.max_concurrent)

@@ -23,6 +23,7 @@ from mcprl.records import FinishReason, Message, Observation, Source, StopReason
 from mcprl.seeds import derive_seed
 
 if TYPE_CHECKING:
+    from mcprl.episodes.reward_functions import EpisodeView
     from mcprl.grammar.masks import TurnGrammars
     from mcprl.tools import Catalog, Toolbox
 
@@ -114,6 +115,15 @@ class Grader(Protocol):
     async def grade(self, task: Task, answer: str) -> float: ...
 
 
+class Functions(Protocol):
+    """The reward functions of a recipe: each gives a part of the reward."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    async def grade(self, episode: EpisodeView) -> Mapping[str, float]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """One turn of the policy: the sampled tokens, and the text and calls parsed from them."""
@@ -141,7 +151,8 @@ class StepResult:
 
 
 class Environment:
-    """The environment of one episode. Use it once. Without a judge, a rubric is not scored.
+    """The environment of one episode. Use it once. A rubric is scored only with a judge, reward functions only with
+    `functions`.
 
     `max_turns` is the limit per user message.
     """
@@ -155,6 +166,7 @@ class Environment:
         max_turns: int,
         rewards: RewardsConfig,
         judge: Grader | None = None,
+        functions: Functions | None = None,
         injection: ErrorInjection | None = None,
     ) -> None:
         self._task = task
@@ -163,6 +175,7 @@ class Environment:
         self._max_turns = max_turns
         self._rewards = rewards
         self._judge = judge if task.goal.rubric is not None else None
+        self._functions = functions
         self._injection = injection
         self._follow_ups = list(task.follow_ups)
         self._answered_turns = 0  # number of turns before the user's latest message
@@ -196,8 +209,11 @@ class Environment:
         turn = _turn_of(action, await self._carry_out(action.calls))
         stop = self._stop_after(action)
         answer = action.prose if stop is StopReason.ANSWERED else None
-        state, grade = (None, 0.0) if stop is None else (await self._share_of_state(), await self._grade(answer))
-        result = self._append(turn, stop, answer, state=state, grade=grade)
+        state, graded = None, None
+        if stop is not None:
+            state = await self._share_of_state()
+            graded = await self._grade([*self.turns, turn], answer, stop, state)
+        result = self._append(turn, stop, answer, state=state, graded=graded)
         if action.calls or result.stop is not None:
             return result
         self._answered_turns = len(self.turns)
@@ -206,10 +222,11 @@ class Environment:
     async def end(self, stop: StopReason) -> None:
         """End the episode between two turns, for example at its deadline. The last turn gets the penalty."""
         state = await self._share_of_state()
-        # No await after this line: if `end` is cancelled above, the turns are unchanged.
+        graded = await self._grade(self.turns, None, stop, state)
+        # No await from here on: if a line above is cancelled, the turns are unchanged.
         last = self.turns.pop()
         self._parts = self._score(self.turns, None, None)
-        self._append(last, stop, None, state=state)
+        self._append(last, stop, None, state=state, graded=graded)
 
     def end_by_fault(self, action: Action, what: str) -> None:
         """End the episode with a turn that made a server fail. All reward parts become 0; penalties remain."""
@@ -241,10 +258,16 @@ class Environment:
         return {name for follow_up in self._follow_ups for name in follow_up.tools}
 
     def _append(
-        self, turn: Turn, stop: StopReason | None, answer: str | None, *, state: float | None, grade: float = 0.0
+        self,
+        turn: Turn,
+        stop: StopReason | None,
+        answer: str | None,
+        *,
+        state: float | None,
+        graded: Mapping[str, float] | None,
     ) -> StepResult:
         before = self.reward
-        self._parts = self._score([*self.turns, turn], answer, stop, state=state, grade=grade)
+        self._parts = self._score([*self.turns, turn], answer, stop, state=state, graded=graded)
         gained = weigh(self._parts, self._rewards) - before
         self.turns.append(replace(turn, reward=gained))
         return StepResult(observations=turn.observations, reward=gained, stop=stop, parts=self._parts)
@@ -256,10 +279,15 @@ class Environment:
         stop: StopReason | None,
         *,
         state: float | None = None,
-        grade: float = 0.0,
+        graded: Mapping[str, float] | None = None,
     ) -> Mapping[str, float]:
-        known_grade = None if self._judge is None else grade
-        return score(self._task.goal, turns, answer, stop, weights=self._rewards, state=state, grade=known_grade)
+        graded = dict.fromkeys(self._graded_parts(), 0.0) if graded is None else graded
+        return score(self._task.goal, turns, answer, stop, weights=self._rewards, state=state, graded=graded)
+
+    def _graded_parts(self) -> list[str]:
+        """Return the names of the parts that are known only at the end, and 0 until then."""
+        functions = () if self._functions is None else self._functions.names
+        return [*(() if self._judge is None else ("rubric",)), *functions]
 
     async def _share_of_state(self) -> float | None:
         wanted = self._task.goal.state
@@ -273,10 +301,28 @@ class Environment:
         # A failed call means that the object it asks for does not exist.
         return seen.worked and all(meets(text, seen.text) for text in wanted.texts)
 
-    async def _grade(self, answer: str | None) -> float:
-        if self._judge is None or answer is None or not answer.strip():
-            return 0.0
-        return await self._judge.grade(self._task, answer)
+    async def _grade(
+        self, turns: Sequence[Turn], answer: str | None, stop: StopReason, state: float | None
+    ) -> dict[str, float]:
+        """Return the parts that the judge and the reward functions give at the end of the episode."""
+        graded: dict[str, float] = {}
+        if self._judge is not None:
+            is_given = answer is not None and bool(answer.strip())
+            graded["rubric"] = await self._judge.grade(self._task, answer) if answer is not None and is_given else 0.0
+        if self._functions is not None:
+            from mcprl.episodes.reward_functions import EpisodeView
+
+            parts = score(self._task.goal, turns, answer, stop, weights=self._rewards, state=state, graded=graded)
+            view = EpisodeView(
+                task=self._task,
+                turns=tuple(turns),
+                answer=answer,
+                stop=stop,
+                parts=parts,
+                probing=self._access.probe,
+            )
+            graded |= await self._functions.grade(view)
+        return graded
 
 
 def _turn_of(action: Action, observations: tuple[Observation, ...]) -> Turn:

@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from mcprl.config import RunConfig
-from mcprl.episodes.environment import Action, Environment, ErrorInjection, Grader, ToolAccess
+from mcprl.config import RewardsConfig, RunConfig
+from mcprl.episodes.environment import Action, Environment, ErrorInjection, Functions, Grader, ToolAccess
 from mcprl.errors import (
     BadValueError,
     EpisodeDeadlineError,
@@ -199,9 +199,13 @@ class _Episode:
 
 
 @asynccontextmanager
-async def lease_for(task: Task, leases: Leases, *, lives_s: float) -> AsyncGenerator[ToolAccess]:
-    """Lease all tools of a task, including those of follow-ups and of goal checks, and make its setup calls."""
-    probes = tuple(dict.fromkeys([*(call.name for call in task.setup), *(state.tool for state in task.goal.state)]))
+async def lease_for(
+    task: Task, leases: Leases, *, lives_s: float, rewards: RewardsConfig | None = None
+) -> AsyncGenerator[ToolAccess]:
+    """Lease all tools of a task, including those of follow-ups and of reward checks, and make its setup calls."""
+    functions = () if rewards is None else rewards.functions.values()
+    asked = [*(call.name for call in task.setup), *(state.tool for state in task.goal.state)]
+    probes = tuple(dict.fromkeys([*asked, *(tool for function in functions for tool in function.probes)]))
     later = tuple(name for follow_up in task.follow_ups for name in follow_up.tools)
     offered = None if task.tools is None else tuple(dict.fromkeys((*task.tools, *later)))
     async with leases.lease(offered, probes=probes, lives_s=lives_s) as access:
@@ -227,18 +231,22 @@ class EpisodeRunner:
         leases: Leases,
         preamble: Sequence[Message],
         judge: Grader | None = None,
+        functions: Functions | None = None,
         grammars: TurnGrammars | None = None,
     ) -> None:
         if (grammars is None) != (config.sampling.constrain == "off"):
             raise ValueError("grammars are needed if, and only if, sampling.constrain is not off")
         if (judge is None) != (config.rewards.judge is None):
             raise ValueError("a judge is needed if, and only if, rewards.judge is set")
+        if (functions is None) != (not config.rewards.functions):
+            raise ValueError("functions are needed if, and only if, rewards.functions is set")
         self._config = config
         self._chat = chat
         self._sampler = sampler
         self._leases = leases
         self._preamble = tuple(preamble)
         self._judge = judge
+        self._functions = functions
         self._grammars = grammars
         self._reproduction = Reproduction(config.episodes.deadline_s)
 
@@ -305,14 +313,16 @@ class EpisodeRunner:
             injection = ErrorInjection(
                 rate=config.injected_errors, seed=self._config.seed, step=step, task_id=task_id, member=member
             )
-        async with lease_for(task, self._leases, lives_s=longest_life_s(config.deadline_s)) as access:
+        rewards, lives_s = self._config.rewards, longest_life_s(config.deadline_s)
+        async with lease_for(task, self._leases, lives_s=lives_s, rewards=rewards) as access:
             environment = Environment(
                 task,
                 access,
                 preamble=self._preamble,
                 max_turns=config.turn_limit(task),
-                rewards=self._config.rewards,
+                rewards=rewards,
                 judge=self._judge,
+                functions=self._functions,
                 injection=injection,
             )
             yield environment, access

@@ -217,7 +217,7 @@ async def open_runner(
         ) from error
     async with (
         open_toolbox(config.servers, log_dir=Path(log_dir), limits=client) as toolbox,
-        open_kit(config, toolbox) as kit,
+        open_kit(config, toolbox, logs=Path(log_dir)) as kit,
     ):
         yield kit.runner(client), lambda: WorkerStats(toolbox.stats(), toolbox.restarts)
 

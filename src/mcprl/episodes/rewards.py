@@ -58,16 +58,16 @@ def score(
     *,
     weights: RewardsConfig,
     state: float | None = None,
-    grade: float | None = None,
+    graded: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Return the unweighted reward parts of `turns`, and the counts of penalties.
 
     `answer` is the text of the final turn and `stop` the reason why the episode ended; both are None before that.
-    `state` is the fraction of the expected state that was reached, or None if it is not yet known. `grade` is the
-    judge's grade; None means that there is no judge, and no part `rubric`. `weights` only decide which pairing of calls
-    is best.
+    `state` is the fraction of the expected state that was reached, or None if it is not yet known. `graded` holds the
+    parts from the judge (`rubric`) and from reward functions. `weights` only decide which pairing of calls is best.
     """
-    # Injected failures are ignored: the policy did not cause them.
+    graded = graded or {}
+    # An injected failure counts neither for nor against the policy.
     made = [pair for turn in turns for pair in zip(turn.calls, turn.observations, strict=True)]
     made = [(call, seen) for call, seen in made if seen.source is not Source.INJECTED]
     worked = [(seen.tool, seen.arguments or call.arguments) for call, seen in made if seen.worked]
@@ -76,21 +76,22 @@ def score(
         parts["state"] = state or 0.0
     if goal.calls or goal.min_calls:
         parts |= _score_calls(goal, worked, len(made), weights)
-    if goal.rubric is not None and grade is not None:
-        parts["rubric"] = grade
+    if goal.rubric is not None and "rubric" in graded:
+        parts["rubric"] = graded["rubric"]
     if goal.answer is not None:
         parts["answer"] = _score_answer(goal, answer, parts)
     parts["invalid_call"] = float(len(made) - len(worked))
     parts["unanswered"] = float(stop is not None and stop is not StopReason.ANSWERED)
-    return {name: parts[name] for name in (*PARTS, *PENALTIES) if name in parts}
+    own = {name: value for name, value in graded.items() if name != "rubric"}
+    return {name: parts[name] for name in (*PARTS, *PENALTIES) if name in parts} | own
 
 
 def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
     """Return Σ weight · part / Σ weight over the parts present, minus Σ weight · penalty, clipped."""
-    present = [(float(getattr(weights, name)), parts[name]) for name in PARTS if name in parts]
+    present = [(weights.weight_of(name), value) for name, value in parts.items() if name not in PENALTIES]
     total = sum(weight for weight, _ in present)
     if not total > 0:
-        checked = ", ".join(name for name in PARTS if name in parts)
+        checked = ", ".join(name for name in parts if name not in PENALTIES)
         raise BadValueError(
             f"there is nothing to reward: the goal checks {checked or 'nothing'}"
             + (", and each of these has weight 0" if checked else ""),
@@ -102,10 +103,13 @@ def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
 
 
 def succeeded(parts: Mapping[str, float]) -> bool:
-    """Return True if the task is solved: by answer, state and rubric if the goal checks any, else by its calls."""
+    """Return True if the task is solved: by its outcome if the goal checks one, else by calls, else by functions."""
     outcomes = {"answer": 1.0, "state": 1.0, "rubric": _GOOD_GRADE}
     checked = [parts[name] >= least for name, least in outcomes.items() if name in parts]
-    return all(checked) if checked else parts.get("calls") == 1.0
+    if checked or "calls" in parts:
+        return all(checked) if checked else parts["calls"] == 1.0
+    own = [value for name, value in parts.items() if name not in PENALTIES]
+    return bool(own) and all(value >= _GOOD_GRADE for value in own)
 
 
 def _score_answer(goal: Goal, answer: str | None, others: Mapping[str, float]) -> float:
@@ -345,9 +349,10 @@ def require_scorable(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
                 raise TaskFileError(f"task {task.id}: {problem}", fix="correct the task's goal")
     require_judge(tasks, rewards)
     for task in tasks:
-        grade = 0.0 if rewards.judge is not None else None
+        names = [*rewards.functions, "rubric"] if rewards.judge is not None else list(rewards.functions)
+        graded = dict.fromkeys(names, 0.0)
         try:
-            weigh(score(task.goal, (), None, None, weights=rewards, grade=grade), rewards)
+            weigh(score(task.goal, (), None, None, weights=rewards, graded=graded), rewards)
         except BadValueError as error:
             raise BadValueError(f"task {task.id}: {error.what}", fix=error.fix) from error
 

@@ -22,6 +22,7 @@ from mcprl.episodes.demonstrations import Demonstrator
 from mcprl.episodes.environment import require_grammar, require_tools, require_worlds
 from mcprl.episodes.judge import Judge
 from mcprl.episodes.loop import EpisodeRunner
+from mcprl.episodes.reward_functions import open_functions
 from mcprl.episodes.rewards import require_scorable
 from mcprl.errors import MissingExtraError
 from mcprl.grammar.masks import Grammars, TurnGrammars, load_grammars
@@ -56,7 +57,12 @@ class PlayerKit:
 
 @asynccontextmanager
 async def open_kit(
-    config: RunConfig, toolbox: Toolbox, *, tasks: Sequence[Task] = (), tell: Callable[[str], None] | None = None
+    config: RunConfig,
+    toolbox: Toolbox,
+    *,
+    logs: Path,
+    tasks: Sequence[Task] = (),
+    tell: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[PlayerKit]:
     """Open the kit of `config` with an open toolbox. Raises if a tool that `tasks` offer has no grammar.
 
@@ -75,6 +81,8 @@ async def open_kit(
         judge = None
         if config.rewards.judge is not None:
             judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
+        opening = open_functions(config.rewards, toolbox.catalog, env_file=config.servers.env_file, logs=logs)
+        functions = await stack.enter_async_context(opening)
 
         def make_runner(sampler: Sampler) -> EpisodeRunner:
             return EpisodeRunner(
@@ -84,13 +92,20 @@ async def open_kit(
                 leases=toolbox,
                 preamble=preamble,
                 judge=judge,
+                functions=functions,
                 grammars=turn_grammars,
             )
 
         demonstrator = None
         if config.algorithm.warm_start.weight > 0:
             demonstrator = Demonstrator(
-                config, chat=chat, leases=toolbox, preamble=preamble, grammars=turn_grammars, judge=judge
+                config,
+                chat=chat,
+                leases=toolbox,
+                preamble=preamble,
+                grammars=turn_grammars,
+                judge=judge,
+                functions=functions,
             )
         yield PlayerKit(chat=chat, grammars=grammars, runner=make_runner, demonstrator=demonstrator)
 
@@ -206,7 +221,7 @@ async def open_stage(
         toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs, limits=limits))
         require_tools(tasks, toolbox.catalog)
         require_worlds(tasks, toolbox)
-        kit = await stack.enter_async_context(open_kit(config, toolbox, tasks=tasks, tell=watcher.stage))
+        kit = await stack.enter_async_context(open_kit(config, toolbox, logs=logs, tasks=tasks, tell=watcher.stage))
         engine = None
         if config.engine == "skyrl":
             watcher.stage(f"starting SkyRL ({config.skyrl.url or config.skyrl.backend})")

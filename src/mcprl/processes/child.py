@@ -261,6 +261,11 @@ class ChildProcess:
         """Our end of the child's stdout, if it was started with pipes. Unbuffered; `stop` closes it."""
         return self._process.stdout
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the child alone."""
+        if self._exit_code is None:
+            os.kill(self._process.pid, number)
+
     async def wait(self) -> int:
         await self._exited.wait()
         assert self._exit_code is not None

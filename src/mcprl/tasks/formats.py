@@ -344,6 +344,7 @@ class TaskLine(_Line):
     solution: SolutionLine | None = Field(
         default=None, description="A known solution, used to check the task and as an example to imitate."
     )
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], description="Anything that reward functions need.")
 
     @model_validator(mode="after")
     def _checks_something(self) -> TaskLine:
@@ -377,6 +378,7 @@ def task_of(value: object) -> Task:
         max_turns=line.max_turns,
         world=line.world,
         solution=None if line.solution is None else _solution_of(line.solution),
+        metadata=line.metadata,
     )
 
 
@@ -403,6 +405,7 @@ def line_of(task: Task) -> dict[str, Any]:
         "max_turns": task.max_turns,
         "world": task.world,
         "solution": None if task.solution is None else _solution_line(task.solution),
+        "metadata": dict(task.metadata),
     }
     # Add these fields so that validation rejects them; otherwise the task would be written without them.
     set_fields = {f.name: getattr(task, f.name) for f in fields(task) if getattr(task, f.name) != f.default}

@@ -36,6 +36,7 @@ def names(calls) -> list[str]:
         (Thinking.OPEN, "\n<think>Hm.</think>Lima.", "Hm.", "Lima."),
         (Thinking.OPEN, f"{CALL}?</think>{CALL}", f"{CALL}?", CALL),
         (Thinking.OPEN, f"Hm. {CALL} x", "Hm. ", f"{CALL} x"),
+        (Thinking.OPEN, CALL, "", CALL),
         (Thinking.OPEN, "Hm.", "Hm.", ""),
         (Thinking.OPEN, "a</think>b</think>c", "a", "b</think>c"),
         (Thinking.OPTIONAL, "Lima.", "", "Lima."),

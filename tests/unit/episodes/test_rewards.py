@@ -101,7 +101,7 @@ def test_only_what_the_goal_checks_is_a_part():
     assert set(parts(Goal(calls=TWO))) == {"calls", "arguments", "efficiency"} | counts
     assert set(parts(Goal(calls=(ExpectedCall(tool="a"),)))) == {"calls", "efficiency"} | counts
     assert set(parts(Goal(min_calls=2))) == {"calls", "efficiency"} | counts
-    assert set(parts(Goal(rubric="Polite."), grade=0.5)) == {"rubric"} | counts
+    assert set(parts(Goal(rubric="Polite."), graded={"rubric": 0.5})) == {"rubric"} | counts
     assert set(parts(Goal(rubric="Polite."))) == counts
 
 
@@ -226,7 +226,7 @@ def test_an_answer_that_anybody_could_give_is_worth_no_more_than_what_was_done()
     assert answer_of(worked(call("a")), goal={"calls": TWO}) == 0.5
     assert answer_of(worked(call("a"), call("b")), goal={"calls": TWO}) == 1.0
     assert answer_of(worked(call("a"), call("b")), goal={"calls": TWO, "state": STATE}, state=0.25) == 0.25
-    assert answer_of(goal={"rubric": "Polite."}, grade=0.3) == 0.3
+    assert answer_of(goal={"rubric": "Polite."}, graded={"rubric": 0.3}) == 0.3
 
 
 @pytest.mark.parametrize("stop", [None, *StopReason])
@@ -254,9 +254,17 @@ full_goals = st.builds(
 def test_a_perfect_episode_is_worth_exactly_one_and_an_idle_one_exactly_nothing(goal, weights):
     calls = [call(e.tool, **e.arguments) for e in goal.calls]
     perfect = parts(
-        goal, worked(*calls), answer="It is 42.", stop=StopReason.ANSWERED, state=1.0, grade=1.0, weights=weights
+        goal,
+        worked(*calls),
+        answer="It is 42.",
+        stop=StopReason.ANSWERED,
+        state=1.0,
+        graded={"rubric": 1.0},
+        weights=weights,
     )
-    idle = parts(goal, made_turn(), answer="", stop=StopReason.ANSWERED, state=0.0, grade=0.0, weights=weights)
+    idle = parts(
+        goal, made_turn(), answer="", stop=StopReason.ANSWERED, state=0.0, graded={"rubric": 0.0}, weights=weights
+    )
     assert weigh(perfect, weights) == 1.0
     assert weigh(idle, weights) == 0.0
     assert succeeded(perfect)
@@ -266,7 +274,15 @@ def test_a_perfect_episode_is_worth_exactly_one_and_an_idle_one_exactly_nothing(
 @given(full_goals, made_calls, st.floats(0, 1), st.floats(0, 1), weights_drawn)
 def test_no_reward_is_outside_the_bounds(goal, made, state, grade, weights):
     turn = made_turn(*((c, n % 2 == 0) for n, c in enumerate(made)))
-    found = parts(goal, turn, answer="42", stop=StopReason.ANSWERED, state=state, grade=grade, weights=weights)
+    found = parts(
+        goal,
+        turn,
+        answer="42",
+        stop=StopReason.ANSWERED,
+        state=state,
+        graded={} if grade is None else {"rubric": grade},
+        weights=weights,
+    )
     assert -1.0 <= weigh(found, weights) <= 1.0
     assert all(0.0 <= found[name] <= 1.0 for name in found if name not in ("invalid_call", "unanswered"))
 

@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "cli": BEFORE_TRAINING | {"servers", "training", "evaluation", "tracking", "scaffold"},
     "__main__": {"cli"},
     "api": BASE | {"training", "evaluation", "runs"},
-    "__init__": BASE | {"api", "tasks", "tools"},
+    "__init__": BASE | {"api", "episodes", "tasks", "tools"},
     "mcprl_market": BASE | {"tasks", "tools", "servers", "cli"},
     "mcprl_dashboard": BASE | {"tasks", "runs"},
     "mcprl_skyrl_gym": BEFORE_EPISODES | {"episodes"},

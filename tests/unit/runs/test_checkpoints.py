@@ -113,6 +113,13 @@ def test_a_step_done_again_replaces_its_checkpoint(checkpoints):
     assert names(checkpoints) == ["step-00001"]
 
 
+def test_a_step_done_again_replaces_a_damaged_checkpoint(checkpoints):
+    flip(save(checkpoints, 1, "first").path / "state.json", 0)
+    again = save(checkpoints, 1, "second")
+    assert checkpoints.newest() == (again, [])
+    assert names(checkpoints) == ["step-00001"]
+
+
 def test_a_replaced_checkpoint_is_found_if_the_new_one_is_missing_or_damaged(checkpoints):
     old = save(checkpoints, 1, "first")
     aside = old.path.rename(checkpoints.folder / "step-00001.replaced")

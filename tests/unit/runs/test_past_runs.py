@@ -280,7 +280,7 @@ def test_every_checkpoint_is_read_and_a_flipped_bit_is_found_in_the_newest_and_i
         ("step-00003", Checkpoint),
         ("step-00004", Damaged),
     ]
-    assert {"step-00001", "step-00002"} <= {path.name for path in heard}
+    assert {"checkpoints", "step-00001", "step-00002"} <= {path.name for path in heard}
 
 
 def test_an_unfinished_checkpoint_is_damage_only_if_nobody_is_writing_it(config):

@@ -55,8 +55,10 @@ def test_learning_is_summarised_by_the_first_and_the_last_step():
 
 
 def test_correctness_is_summarised_by_the_worst_step():
-    found = summary_of({"kl": 0.3, "parity_logprob_max_abs_error": 0.2}, {"alignment": 0.99}, {})
-    assert (found["alignment"], found["kl_max"], found["parity_logprob_max_abs_error"]) == (0.99, 0.3, 0.2)
+    parity = {"parity_logprob_max_abs_error": 0.2, "parity_ratio_mean_abs_error": 0.1}
+    found = summary_of({"kl": 0.3, **parity}, {"alignment": 0.99}, {})
+    assert (found["alignment"], found["kl_max"]) == (0.99, 0.3)
+    assert {name: found[name] for name in parity} == parity
 
 
 def test_restarts_are_counted_by_the_servers_and_not_added_up_again():

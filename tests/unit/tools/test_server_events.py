@@ -54,6 +54,16 @@ def test_no_bytes_make_it_fail_and_no_cut_changes_what_is_read(raw, cuts):
     assert split(raw, cuts) == split(raw)
 
 
+def test_a_return_and_a_line_feed_end_one_line_wherever_the_bytes_are_cut():
+    raw = b"data: a\r\ndata: b\r\n\r\n"
+    for cut in range(len(raw)):
+        assert [event.data for event in split(raw, [cut])] == [b"a\nb"]
+
+
+def test_a_byte_order_mark_is_dropped_before_the_first_line_only():
+    assert [event.data for event in split("\ufeffdata: a\n\ufeffdata: b\n\n".encode())] == [b"a"]
+
+
 def test_what_no_empty_line_ended_is_no_event():
     assert split(b"data: one\n\ndata: two\n") == split(b"data: one\n\n")
 

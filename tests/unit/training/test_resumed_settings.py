@@ -55,6 +55,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "algorithm.loss": {"algorithm.loss": "gspo"},
     "algorithm.ratio_gate": {"algorithm.ratio_gate": [0.5, 2.0]},
     "episodes.max_turns": {"episodes.max_turns": {"easy": 2, "medium": 3, "hard": 4}},
+    "rewards.functions": {"rewards.functions": {"own": {"function": "rewards.py:own", "weight": 1.0}}},
     "servers.cassette_mode": {"servers.cassette_mode": "replay", "servers.cassette": "c.sqlite"},
     "servers.settings": {"servers.settings": {"bells": {"replicas": 2}}},
     "skyrl.backend_config": {"skyrl.backend_config": {"max_lora_adapters": 3}},
@@ -355,6 +356,19 @@ class TestARealRun:
         _, listener, _ = await resumed(run_folder)
         assert len(listener.metrics) == 1
         assert (run / "summary.json").exists()
+
+    async def test_scores_with_a_reward_function_and_plays_again_what_older_code_scored(self, run_folder):
+        code = run_folder / "code" / "rewards.py"
+        code.parent.mkdir()
+        code.write_text("def own(episode):\n    return len(episode.calls) / 10\n")
+        function = f"rewards.functions={{own: {{function: '{code}:own', weight: 1.0}}}}"
+        _, listener, episodes = await resumed(run_folder, function)
+        assert episodes.used == 0
+        played = read_trajectories(run_folder / "outputs" / "critic" / "trajectories" / "step-00001.parquet")
+        assert {t.reward_parts["own"] == len([c for turn in t.turns for c in turn.calls]) / 10 for t in played} == {
+            True
+        }
+        assert "reward_part_own" in listener.metrics[-1]
 
     def test_can_be_resumed_once_the_advice_of_its_errors_is_followed(self, run_folder):
         run = run_folder / "outputs" / "critic"

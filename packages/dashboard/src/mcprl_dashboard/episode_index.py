@@ -44,17 +44,17 @@ TURN_SHAPE = (
 
 # The same as `mcprl.episodes.succeeded`, but without importing all modules that run episodes. A test compares them.
 SOLVED = """
-    CASE WHEN parts.answer IS NULL AND parts.state IS NULL AND parts.rubric IS NULL
-    THEN coalesce(parts.calls = 1, false)
-    ELSE coalesce(parts.answer >= 1, true) AND coalesce(parts.state >= 1, true) AND coalesce(parts.rubric >= 0.5, true)
+    CASE WHEN coalesce(parts['answer'], parts['state'], parts['rubric']) IS NOT NULL
+    THEN coalesce(parts['answer'] >= 1, true) AND coalesce(parts['state'] >= 1, true)
+        AND coalesce(parts['rubric'] >= 0.5, true)
+    WHEN parts['calls'] IS NOT NULL THEN parts['calls'] = 1
+    ELSE coalesce(list_bool_and([part.value >= 0.5 FOR part IN map_entries(parts)
+        IF part.key NOT IN ('invalid_call', 'unanswered')]), false)
     END
 """
 
 _PARTS = """
-    coalesce(
-        try(json_transform(reward_parts, '{"answer":"DOUBLE","state":"DOUBLE","rubric":"DOUBLE","calls":"DOUBLE"}')),
-        {answer: NULL::DOUBLE, state: NULL::DOUBLE, rubric: NULL::DOUBLE, calls: NULL::DOUBLE}
-    ) AS parts
+    coalesce(try(json_transform(reward_parts, '"MAP(VARCHAR, DOUBLE)"')), MAP {}::MAP(VARCHAR, DOUBLE)) AS parts
 """
 # The number in step-00012.parquet. A file belongs to the step in its name, even if its rows say otherwise.
 _FILE = r"regexp_extract(filename, 'step-(\d+)\.parquet$', 1)::BIGINT AS file"
@@ -214,7 +214,10 @@ def _succeeded(parts: Mapping[str, float]) -> bool:
     """The same as SOLVED, for episodes that are not recorded yet."""
     least = {"answer": 1.0, "state": 1.0, "rubric": 0.5}
     checked = [parts[name] >= bar for name, bar in least.items() if name in parts]
-    return all(checked) if checked else parts.get("calls") == 1.0
+    if checked or "calls" in parts:
+        return all(checked) if checked else parts["calls"] == 1.0
+    own = [value >= 0.5 for name, value in parts.items() if name not in ("invalid_call", "unanswered")]
+    return bool(own) and all(own)
 
 
 def _compact(arguments: Mapping[str, Any]) -> str:

@@ -24,8 +24,9 @@ from mcprl.chat.parsing import JSON_FAMILIES, read_text
 from mcprl.chat.rendering import ControlText
 from mcprl.config import RunConfig
 from mcprl.episodes import Judge, require_scorable, require_tools, require_worlds
-from mcprl.episodes.environment import Action, Environment, Grader, StepResult, ToolAccess, tool_specs
+from mcprl.episodes.environment import Action, Environment, Functions, Grader, StepResult, ToolAccess, tool_specs
 from mcprl.episodes.loop import Leases, end_at_deadline, lease_for, longest_life_s
+from mcprl.episodes.reward_functions import open_functions
 from mcprl.errors import BadValueError, EpisodeDeadlineError
 from mcprl.files import canonical_json
 from mcprl.recipe import load_recipe
@@ -186,13 +187,21 @@ class LiveEpisode:
     """An episode on one event loop, from leasing its tools to returning them."""
 
     def __init__(
-        self, task: Task, config: RunConfig, *, leases: Leases, preamble: Sequence[Message], judge: Grader | None
+        self,
+        task: Task,
+        config: RunConfig,
+        *,
+        leases: Leases,
+        preamble: Sequence[Message],
+        judge: Grader | None,
+        functions: Functions | None,
     ) -> None:
         self._task = task
         self._config = config
         self._leases = leases
         self._preamble = preamble
         self._judge = judge
+        self._functions = functions
         self._held: Held[ToolAccess] | None = None
         self._end_of_life: asyncio.TimerHandle | None = None
         self._environment: Environment | None = None
@@ -209,7 +218,7 @@ class LiveEpisode:
         """Lease the task's tools. They are returned automatically at the end of the episode's longest possible time."""
         self._started = time.monotonic()
         lives_s = longest_life_s(self._config.episodes.deadline_s)
-        self._held = Held(lease_for(self._task, self._leases, lives_s=lives_s))
+        self._held = Held(lease_for(self._task, self._leases, lives_s=lives_s, rewards=self._config.rewards))
         try:
             async with asyncio.timeout(self._config.episodes.deadline_s):
                 access = await self._held.enter()
@@ -223,6 +232,7 @@ class LiveEpisode:
             max_turns=self._config.episodes.turn_limit(self._task),
             rewards=self._config.rewards,
             judge=self._judge,
+            functions=self._functions,
         )
 
     async def step(self, text: str, prose: str, calls: tuple[ToolCall, ...]) -> StepResult:
@@ -282,13 +292,21 @@ class Stage:
     """The open tools and chat format of a recipe, for concurrent episodes. They run in the event loop of `portal`."""
 
     def __init__(
-        self, config: RunConfig, portal: BlockingPortal, *, toolbox: Toolbox, wording: Wording, judge: Judge | None
+        self,
+        config: RunConfig,
+        portal: BlockingPortal,
+        *,
+        toolbox: Toolbox,
+        wording: Wording,
+        judge: Judge | None,
+        functions: Functions | None,
     ) -> None:
         self.config = config
         self.portal = portal
         self.toolbox = toolbox
         self.wording = wording
         self._judge = judge
+        self._functions = functions
         self._preamble = load_preamble(config.tasks.preamble)
         self._conversations: dict[str, tuple[Message, ...]] = {}
 
@@ -309,7 +327,14 @@ class Stage:
 
     def episode(self, task: Task) -> LiveEpisode:
         """Create an episode. It is not open yet."""
-        return LiveEpisode(task, self.config, leases=self.toolbox, preamble=self._preamble, judge=self._judge)
+        return LiveEpisode(
+            task,
+            self.config,
+            leases=self.toolbox,
+            preamble=self._preamble,
+            judge=self._judge,
+            functions=self._functions,
+        )
 
     def _opening(self, task: Task) -> tuple[list[Message], list[dict[str, Any]]]:
         tools = tool_specs(self.toolbox.catalog.select(task.tools))
@@ -342,7 +367,10 @@ async def _open_stage(config: RunConfig, portal: BlockingPortal) -> AsyncGenerat
         judge = None
         if config.rewards.judge is not None:
             judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
-        yield Stage(config, portal, toolbox=toolbox, wording=wording, judge=judge)
+        env_file = config.servers.env_file
+        opening = open_functions(config.rewards, toolbox.catalog, env_file=env_file, logs=Path(logs))
+        functions = await stack.enter_async_context(opening)
+        yield Stage(config, portal, toolbox=toolbox, wording=wording, judge=judge, functions=functions)
 
 
 class _Stages:

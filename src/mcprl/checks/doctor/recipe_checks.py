@@ -132,6 +132,8 @@ async def check_code(examination: Examination) -> AsyncIterator[Finding]:
     try:
         if tracker is not None:
             await asyncio.to_thread(load_function, tracker, "tracking.tracker")
+        for name, own in config.rewards.functions.items():
+            await asyncio.to_thread(load_function, own.function, f"rewards.functions.{name}.function")
         if algorithm.has_own_loss and importlib.util.find_spec("torch") is not None:
             from mcprl.learning.algorithms.objective import require_sound_loss
 

@@ -1,0 +1,520 @@
+"""Which small faults in the core no test notices, of those tests that start no process, and which tests notice them.
+
+    python bench/mutants.py FOLDER contexts [TEST …]   run the tests once: which lines each runs, and how long it takes
+    python bench/mutants.py FOLDER sample SEED COUNT   draw mutants evenly over the parts of the core
+    python bench/mutants.py FOLDER run [--tests N] [--seconds S] [--failures F]
+    python bench/mutants.py FOLDER confirm [COUNT]     survivors and COUNT others again, from a changed copy of src
+    python bench/mutants.py FOLDER report
+
+A mutant is one change in the body of one function. `run` collects the tests once and forks for each mutant; the child
+exchanges the code of the function and runs the quickest tests that cover the line, until N tests, S seconds of
+processor time or F failures: with two, the report knows which tests are the only ones to kill something. Run again, it
+gives the survivors the tests that are left. Each step continues where it was stopped. Docstrings, annotations,
+defaults, messages, logging and assertions are not changed.
+
+  killed, timeouts, survived   of the mutants on lines that a test covers; a timeout counts as killed in `share`
+  uncovered                    mutants that were drawn besides, on lines that no such test covers
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import gc
+import importlib
+import itertools
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import coverage
+import pytest
+from hypothesis import Phase, settings
+
+from servers.harness import say
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src/mcprl"
+CORE = ("records.py", "tools", "chat", "grammar", "episodes", "learning", "runs")
+QUICK = "not process and not slow and not full and not alone"
+PYTEST = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=gate", "-m", QUICK)
+TIMEOUT_S = 40.0
+
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
+}  # fmt: skip
+BUILTINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+LOGGERS = {"log", "_log", "logger", "_logger", "logging", "warnings"}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in a function, and what changes it in the tree that it was found in."""
+
+    function: str
+    first_line: int
+    line: int
+    statement_line: int
+    operator: str
+    apply: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`Mutant("tools/breaker.py", 12, 57, "Lt to LtE", "Breaker.admit", ["tests/…::test_x"])`: site 12 of the file."""
+
+    file: str
+    number: int
+    line: int
+    operator: str
+    function: str
+    tests: list[str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}:{self.number}"
+
+    @property
+    def part(self) -> str:
+        return self.file.split("/")[0]
+
+
+def core_files() -> list[Path]:
+    places = [PACKAGE / name for name in CORE]
+    return sorted(file for place in places for file in ([place] if place.is_file() else place.rglob("*.py")))
+
+
+def relative(file: Path) -> str:
+    return file.relative_to(PACKAGE).as_posix()
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+# --- the sites of a file ---
+
+
+def sites(tree: ast.Module) -> Iterator[Site]:
+    """All sites of a file, in one order."""
+    for name, function in _functions(tree, ""):
+        first = min(node.lineno for node in (function, *function.decorator_list))
+        for statement, operator, apply, line in _changes(function, function.body[0]):
+            yield Site(name, first, line, statement.lineno, operator, apply)
+
+
+def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _functions(child, f"{prefix}{child.name}.")
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            if child.name not in {"__repr__", "__str__"}:
+                yield prefix + child.name, child
+        elif isinstance(child, ast.If | ast.Try):
+            yield from _functions(child, prefix)
+
+
+Change = tuple[ast.stmt, str, Callable[[], None], int]
+
+
+def _changes(parent: ast.AST, statement: ast.stmt) -> Iterator[Change]:
+    """What can be changed below a node; `statement` is the innermost around it."""
+    for field, value in ast.iter_fields(parent):
+        if field in {"annotation", "returns", "decorator_list", "args"} and not isinstance(parent, ast.Call):
+            continue
+        for place, node in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if not isinstance(node, ast.AST) or _is_skipped(node):
+                continue
+            around = node if isinstance(node, ast.stmt) else statement
+            line = getattr(node, "lineno", getattr(parent, "lineno", around.lineno))
+            for operator, new in _replacements(parent, field, node):
+
+                def apply(place: int | None = place, field: str = field, new: ast.AST = new) -> None:
+                    if place is None:
+                        setattr(parent, field, new)
+                    else:
+                        getattr(parent, field)[place] = new
+
+                yield around, operator, apply, line
+            if not isinstance(node, ast.Raise):
+                yield from _changes(node, around)
+
+
+def _is_skipped(node: ast.AST) -> bool:
+    if isinstance(node, ast.Expr):
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        owner = called.value if isinstance(called, ast.Attribute) else called
+        return isinstance(node.value, ast.Constant) or (isinstance(owner, ast.Name) and owner.id in LOGGERS)
+    return isinstance(node, ast.Assert | ast.JoinedStr)
+
+
+def _replacements(parent: ast.AST, field: str, node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    if field in {"test", "ifs"}:
+        for value in (False,) if isinstance(parent, ast.While) else (True, False):
+            yield f"condition to {value}", ast.Constant(value)
+    swap = SWAPS.get(type(node))
+    of_text = isinstance(parent, ast.BinOp) and (_is_text(parent.left) or _is_text(parent.right))
+    if swap is not None and not of_text:
+        yield f"{type(node).__name__} to {swap.__name__}", swap()
+    yield from _other_values(field, node)
+
+
+def _other_values(field: str, node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    match node:
+        case ast.Constant(value=bool() as value):
+            yield f"{value} to {not value}", ast.Constant(not value)
+        case ast.Constant(value=int() as value):
+            yield f"{value} to {value + 1}", ast.Constant(value + 1)
+            yield f"{value} to {value - 1}", ast.Constant(value - 1)
+        case ast.Constant(value=str() as value) if field in {"slice", "keys"}:
+            yield f"key {value!r}", ast.Constant(value + "?")
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            yield f"no {type(node.op).__name__}", operand
+        case ast.Name(id=name) if field == "func" and name in BUILTINS:
+            yield f"{name} to {BUILTINS[name]}", ast.Name(BUILTINS[name], ast.Load())
+        case ast.Return(value=value) if value is not None and not isinstance(value, ast.Constant):
+            yield "return None", ast.Return(ast.Constant(None))
+        case ast.Raise() | ast.AugAssign() | ast.Delete() | ast.Continue() | ast.Break():
+            yield f"no {type(node).__name__}", ast.Pass()
+        case ast.Expr(value=ast.Call() | ast.Await()):
+            yield "no call", ast.Pass()
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            yield "no assignment", ast.Pass()
+        case _:
+            pass
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def changed_tree(mutant: Mutant) -> tuple[ast.Module, Site]:
+    tree = ast.parse((PACKAGE / mutant.file).read_text())
+    site = next(itertools.islice(sites(tree), mutant.number, None))
+    site.apply()
+    return ast.fix_missing_locations(tree), site
+
+
+def changed_code(mutant: Mutant) -> tuple[tuple[str, str, int], CodeType]:
+    """The code of the changed function, and the key of the function that it is for."""
+    tree, site = changed_tree(mutant)
+    file = str(PACKAGE / mutant.file)
+    found = [compile(tree, file, "exec", dont_inherit=True)]
+    for code in found:
+        if (code.co_qualname, code.co_firstlineno) == (site.function, site.first_line):
+            return (file, site.function, site.first_line), code
+        found += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    raise LookupError(f"{mutant.name}: no code of {site.function}")
+
+
+# --- which tests run which lines ---
+
+
+class Tracer:
+    """Writes down each test that passes: its seconds of processor time, and the lines of the core that it runs."""
+
+    def __init__(self, store: Path, cases: int) -> None:
+        self.cases = cases
+        self.coverage = coverage.Coverage(data_file=None, config_file=False, include=[str(f) for f in core_files()])
+        self.done = {row["test"] for row in read_rows(store)}
+        self.store = store.open("a")
+        self.failed: set[str] = set()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        functions: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            functions[item.nodeid.partition("[")[0]].append(item)
+        first = [item for cases in functions.values() for item in cases[: self.cases]]
+        items[:] = [item for item in first if item.nodeid not in self.done]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        self.coverage.start()
+        started = time.process_time()
+        try:
+            return (yield)
+        finally:
+            seconds = time.process_time() - started
+            self.coverage.stop()
+            data = self.coverage.get_data()
+            lines = {relative(Path(file)): sorted(data.lines(file) or ()) for file in data.measured_files()}
+            self.coverage.erase()
+            if item.nodeid not in self.failed:
+                row = {"test": item.nodeid, "s": round(seconds, 4), "lines": lines}
+                self.store.write(json.dumps(row) + "\n")
+                self.store.flush()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.passed:
+            self.failed.add(report.nodeid)
+
+
+def contexts(folder: Path, tests: list[str], cases: int) -> None:
+    pytest.main([*PYTEST, f"--basetemp={folder}/tmp", *tests], plugins=[Tracer(folder / "contexts.jsonl", cases)])
+
+
+def covering(folder: Path) -> tuple[dict[tuple[str, int], list[str]], dict[str, float]]:
+    """The tests by file and line, the quickest first, and their seconds."""
+    lines: dict[tuple[str, int], list[str]] = defaultdict(list)
+    rows = sorted(read_rows(folder / "contexts.jsonl"), key=lambda row: row["s"])
+    for row in rows:
+        for file, own in row["lines"].items():
+            for line in own:
+                lines[file, line].append(row["test"])
+    return lines, {row["test"]: row["s"] for row in rows}
+
+
+def sample(folder: Path, seed: int, count: int) -> None:
+    lines, _ = covering(folder)
+    drawn: dict[str, list[Mutant]] = defaultdict(list)
+    for file in map(relative, core_files()):
+        for number, site in enumerate(sites(ast.parse((PACKAGE / file).read_text()))):
+            tests = lines.get((file, site.line)) or lines.get((file, site.statement_line)) or []
+            mutant = Mutant(file, number, site.line, site.operator, site.function, tests)
+            drawn[mutant.part].append(mutant)
+    chosen: dict[str, list[Mutant]] = {}
+    for part, mutants in drawn.items():
+        random.Random(f"{seed} {part}").shuffle(mutants)
+        covered = list(itertools.accumulate(bool(mutant.tests) for mutant in mutants))
+        chosen[part] = mutants[: next((i + 1 for i, n in enumerate(covered) if n >= count // len(CORE)), len(mutants))]
+        say(f"{part}: {len(chosen[part])} of {len(mutants)} mutants, {covered[-1]} on covered lines")
+    # In turns, so that what is stopped early is even, too.
+    turns = [mutant for row in itertools.zip_longest(*chosen.values()) for mutant in row if mutant is not None]
+    (folder / "mutants.jsonl").write_text("".join(json.dumps(asdict(mutant)) + "\n" for mutant in turns))
+
+
+# --- the mutants against the tests ---
+
+
+def read_mutants(folder: Path) -> list[Mutant]:
+    return [Mutant(**row) for row in read_rows(folder / "mutants.jsonl")]
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """The last of each mutant."""
+    return {row["mutant"]: row for row in read_rows(folder / "results.jsonl")}
+
+
+Functions = dict[tuple[str, str, int], list[FunctionType]]
+
+
+def functions_of_the_core() -> Functions:
+    """All functions of the core that are alive, by file, name and line."""
+    files = {str(file) for file in core_files()}
+    for file in core_files():
+        name = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+        importlib.import_module(name.removesuffix(".__init__"))
+    functions: Functions = defaultdict(list)
+    for one in gc.get_objects():
+        if isinstance(one, FunctionType) and (code := one.__code__).co_filename in files:
+            functions[code.co_filename, code.co_qualname, code.co_firstlineno].append(one)
+    return functions
+
+
+@dataclass(eq=False)
+class Runner:
+    """Takes the place of pytest's loop over the tests that it collected."""
+
+    folder: Path
+    tests: int
+    seconds: float
+    failures: int
+    times: dict[str, float]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """No test is imported yet. What a failing example shrinks to is of no interest here."""
+        settings.register_profile("mutants", settings.get_profile("gate"), phases=(Phase.explicit, Phase.generate))
+        settings.load_profile("mutants")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        functions, done = functions_of_the_core(), read_results(self.folder)
+        mutants = [mutant for mutant in read_mutants(self.folder) if mutant.tests]
+        with (self.folder / "results.jsonl").open("a") as results:
+            for count, mutant in enumerate(mutants, 1):
+                earlier = done.get(mutant.name, {"verdict": "survived", "ran": []})
+                tests = self.next_tests([test for test in mutant.tests if test in items], earlier["ran"])
+                if earlier["verdict"] == "survived" and tests:
+                    row = self.try_mutant(mutant, [items[test] for test in tests], functions)
+                    row |= {"mutant": mutant.name, "ran": earlier["ran"] + row["ran"], "of": len(mutant.tests)}
+                    results.write(json.dumps(row) + "\n")
+                    results.flush()
+                    say(f"{count}/{len(mutants)} {mutant.name} {mutant.operator}: {row['verdict']} in {row['s']} s")
+        return True
+
+    def next_tests(self, tests: list[str], ran: list[str]) -> list[str]:
+        left = [test for test in tests if test not in ran][: self.tests]
+        seconds = itertools.accumulate(self.times[test] for test in left)
+        return left[: max(1, sum(s < self.seconds for s in seconds))]
+
+    def try_mutant(self, mutant: Mutant, items: list[pytest.Item], functions: Functions) -> dict[str, Any]:
+        key, code = changed_code(mutant)
+        own, started = functions[key], time.monotonic()
+        if not own or any(function.__code__.co_freevars != code.co_freevars for function in own):
+            return {"verdict": "invalid", "killers": [], "ran": [], "s": 0}
+        readable, writable = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                for function in own:
+                    function.__code__ = code
+                self.play(items, writable)
+            finally:
+                os._exit(1)
+        os.close(writable)
+        ended, text = follow(child, readable, TIMEOUT_S + 5 * sum(self.times[item.nodeid] for item in items))
+        lines = [line.split(" ", 1) for line in text.splitlines()]
+        ran = [test for kind, test in lines if kind == "start"]
+        killers = list(dict.fromkeys(test for kind, test in lines if kind == "failed"))
+        verdict = "killed" if killers else "survived" if lines[-1][0] == "end" else "broken" if ended else "timeout"
+        if verdict == "timeout":
+            killers = ran[-1:]
+        return {"verdict": verdict, "killers": killers, "ran": ran, "s": round(time.monotonic() - started, 1)}
+
+    def play(self, items: list[pytest.Item], writable: int) -> None:
+        """In the child: run the tests, and end."""
+        plugins = items[0].config.pluginmanager
+        plugins.get_plugin(str(ROOT / "tests/conftest.py"))._started.clear()  # the fork itself
+        plugins.register(Failures(writable, self.failures))
+        for item, following in itertools.zip_longest(items, items[1:]):
+            os.write(writable, f"start {item.nodeid}\n".encode())
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        os.write(writable, b"end of all\n")
+
+
+@dataclass(eq=False)
+class Failures:
+    """In the child: tells the parent which tests fail."""
+
+    writable: int
+    left: int
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            os.write(self.writable, f"failed {report.nodeid}\n".encode())
+            self.left -= 1
+            if not self.left:
+                os._exit(0)
+
+
+def follow(child: int, readable: int, limit: float) -> tuple[bool, str]:
+    """Whether a child ended within `limit` seconds, without those of waiting for a processor, and what it wrote."""
+    started, text, ended = time.monotonic(), b"", False
+    while not ended:
+        waited = int(Path(f"/proc/{child}/schedstat").read_text().split()[1]) / 1e9
+        if time.monotonic() - started - waited > limit:
+            os.kill(child, signal.SIGKILL)
+            break
+        if select.select([readable], [], [], 1)[0]:
+            part = os.read(readable, 1 << 16)
+            text, ended = text + part, not part
+    os.close(readable)
+    os.waitpid(child, 0)
+    return ended, text.decode()
+
+
+def run(folder: Path, tests: int, seconds: float, failures: int) -> None:
+    files = {test.partition("::")[0] for mutant in read_mutants(folder) for test in mutant.tests}
+    runner = Runner(folder, tests, seconds, failures, covering(folder)[1])
+    # What is told of a failure is not read, and takes longer than most tests.
+    quiet = ("--tb=native", "--assert=plain", f"--basetemp={folder}/tmp")
+    pytest.main([*PYTEST, *quiet, *sorted(files)], plugins=[runner])
+
+
+def confirm(folder: Path, others: int) -> None:
+    """Survivors, and some that were killed, with the changed file in a copy of the sources and a new interpreter."""
+    results = read_results(folder)
+    rows = [(mutant, results[mutant.name]) for mutant in read_mutants(folder) if mutant.name in results]
+    chosen = [row for row in rows if row[1]["verdict"] == "killed"][:others]
+    chosen += [row for row in rows if row[1]["verdict"] == "survived"]
+    copy = folder / "src"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(PACKAGE.parent, copy)
+    environment = {**os.environ, "PYTHONPATH": f"{copy}:{os.environ.get('PYTHONPATH', '')}"}
+    wrong = 0
+    for mutant, row in chosen:
+        file = copy / "mcprl" / mutant.file
+        file.write_text(ast.unparse(changed_tree(mutant)[0]))
+        command = [sys.executable, "-m", "pytest", *PYTEST, "-x", *(row["killers"][:1] or row["ran"])]
+        status = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False).returncode
+        shutil.copy(PACKAGE / mutant.file, file)
+        right = status == (0 if row["verdict"] == "survived" else 1)
+        wrong += not right
+        say(f"{'right' if right else 'WRONG'}: {mutant.name} {mutant.operator}: {row['verdict']}")
+    print(json.dumps({"confirmed": len(chosen) - wrong, "wrong": wrong}))
+
+
+def report(folder: Path) -> None:
+    mutants, results, seconds = read_mutants(folder), read_results(folder), covering(folder)[1]
+    tally: dict[str, Counter[str]] = defaultdict(Counter)
+    for mutant in mutants:
+        row = results.get(mutant.name, {"verdict": "not run"})
+        verdict = row["verdict"] if mutant.tests else "uncovered"
+        tally[mutant.part][verdict] += 1
+        if verdict == "survived":
+            text = (PACKAGE / mutant.file).read_text().splitlines()[mutant.line - 1].strip()
+            say(f"{mutant.file}:{mutant.line} {mutant.operator}, {len(row['ran'])} of {row['of']} tests: {text}")
+    killers = [row["killers"] for row in results.values() if row["killers"]]
+    kills, alone = Counter(itertools.chain(*killers)), Counter(own[0] for own in killers if len(own) == 1)
+    files: dict[str, list[str]] = defaultdict(list)
+    for test in seconds:
+        files[test.partition("::")[0]].append(test)
+    for file, tests in files.items():
+        took, killed, only = (sum(of[test] for test in tests) for of in (seconds, kills, alone))
+        say(f"{file}: {len(tests)} tests, {took:.1f} s, {killed} kills, {only} alone")
+    total = sum(tally.values(), Counter[str]())
+    noticed = total["killed"] + total["timeout"]
+    print(json.dumps({"share": round(noticed / (noticed + total["survived"]), 3), **total, "parts": tally}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    steps = parser.add_subparsers(dest="step", required=True)
+    traced = steps.add_parser("contexts")
+    traced.add_argument("tests", nargs="*", default=["tests"])
+    traced.add_argument("--cases", type=int, default=4)
+    sampled = steps.add_parser("sample")
+    sampled.add_argument("seed", type=int)
+    sampled.add_argument("count", type=int)
+    ran = steps.add_parser("run")
+    ran.add_argument("--tests", type=int, default=60)
+    ran.add_argument("--seconds", type=float, default=10.0)
+    ran.add_argument("--failures", type=int, default=2)
+    steps.add_parser("confirm").add_argument("count", type=int, nargs="?", default=10)
+    steps.add_parser("report")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    match given.step:
+        case "contexts":
+            contexts(given.folder, given.tests, given.cases)
+        case "sample":
+            sample(given.folder, given.seed, given.count)
+        case "run":
+            run(given.folder, given.tests, given.seconds, given.failures)
+        case "confirm":
+            confirm(given.folder, given.count)
+        case _:
+            report(given.folder)
+
+
+if __name__ == "__main__":
+    main()
