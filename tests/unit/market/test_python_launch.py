@@ -55,7 +55,7 @@ def test_a_worker_that_never_gets_ready_stops_the_start(tmp_path, monkeypatch):
 def test_a_machine_without_a_filter_is_refused_by_name(system, machine, monkeypatch):
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    with pytest.raises(SandboxMissingError, match=f"not on {system} {machine}"):
+    with pytest.raises(SandboxMissingError, match=f"this machine is {system} {machine}"):
         launch.find_usable_bubblewrap()
 
 
