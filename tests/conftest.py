@@ -178,6 +178,21 @@ def taught_qwen3() -> Path:
 
 
 @pytest.fixture(scope="session")
+def small_qwen3(taught_qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with random weights, so that it may say anything."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("small-qwen3")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(taught_qwen3)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(taught_qwen3 / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def skyrl_python() -> Path:
     """The Python of the environment with SkyRL's server."""
     return _needed(ROOT / ".venv-skyrl" / "bin" / "python")
