@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from commands import run_here
+from typer.testing import CliRunner
 
+from mcprl.cli import app
 from mcprl.runs.trajectories import read_trajectories
 from mcprl.scaffold import write_project
 
@@ -81,9 +83,9 @@ def test_its_own_test_passes_without_validation_tasks_and_names_what_is_missing_
 
 def test_the_doctor_finds_nothing_wrong_without_a_model(project, monkeypatch):
     monkeypatch.chdir(project)
-    status, said = run_here("doctor", "recipe.yaml", "--fast", "--json")
-    assert status == 0, said
-    findings = json.loads(said)["findings"]
+    done = CliRunner().invoke(app, ["doctor", "recipe.yaml", "--fast", "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    findings = json.loads(done.stdout)["findings"]
     assert [f for f in findings if f["severity"] in ("warn", "bad") and "this machine" not in f["measured"]] == []
     measured = {finding["check"]: finding["measured"] for finding in findings}
     assert "lists 3 tools" in measured["server stock"]

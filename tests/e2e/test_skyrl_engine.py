@@ -1,4 +1,4 @@
-"""Both engines on one small Qwen3: SkyRL's real server with JAX against torch, and what the API would do unguarded.
+"""Both engines on one tiny Qwen3: SkyRL's real server with JAX against torch, and what the API would do unguarded.
 
 One run of events, for a server takes half a minute to start; the tests then look at what was seen.
 """
@@ -322,15 +322,15 @@ def largest_difference(ours: Columns, theirs: Columns) -> float:
 
 
 @pytest.fixture(scope="module")
-def seen(small_qwen3, skyrl_python, tmp_path_factory) -> Seen:
-    config = configured(small_qwen3, skyrl_python)
+def seen(tiny_qwen3, skyrl_python, tmp_path_factory) -> Seen:
+    config = configured(tiny_qwen3, skyrl_python)
     return asyncio.run(Script(config, tmp_path_factory.mktemp("engines"), lose=False).run())
 
 
 @pytest.fixture(scope="module")
-def seen_to_be_lost(small_qwen3, skyrl_python, tmp_path_factory) -> Seen:
+def seen_to_be_lost(tiny_qwen3, skyrl_python, tmp_path_factory) -> Seen:
     """With a server that is killed and a session that is forgotten: three minutes more."""
-    config = configured(small_qwen3, skyrl_python)
+    config = configured(tiny_qwen3, skyrl_python)
     return asyncio.run(Script(config, tmp_path_factory.mktemp("engines"), lose=True).run())
 
 
