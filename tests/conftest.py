@@ -30,35 +30,34 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 
 # About how many seconds the longest files take in the gate, with two processes on two cores.
 SECONDS = {
-    "e2e/test_killed_vllm.py": 160,
+    "e2e/test_skyrl_engine.py": 180,
     "e2e/test_wheel.py": 150,
-    "e2e/test_skyrl_engine.py": 145,
+    "e2e/test_killed_vllm.py": 110,
     "e2e/test_two_processes.py": 110,
-    "e2e/test_ray_workers.py": 110,
-    "e2e/test_killed_trainer.py": 100,
+    "e2e/test_exact_logprobs.py": 100,
     "e2e/test_doctor_run.py": 90,
-    "e2e/test_whole_weights.py": 75,
-    "e2e/test_exact_logprobs.py": 75,
-    "contract/tools/test_connection.py": 75,
+    "e2e/test_ray_workers.py": 75,
+    "e2e/test_dashboard_pages.py": 75,
+    "e2e/test_killed_trainer.py": 60,
+    "e2e/test_whole_weights.py": 60,
     "security/test_sandbox_escapes.py": 60,
-    "e2e/test_dashboard_pages.py": 55,
-    "e2e/test_shutdown_run.py": 55,
-    "unit/cli/test_tools_commands.py": 55,
-    "contract/tools/test_pool.py": 55,
-    "e2e/test_same_whatever_the_concurrency.py": 50,
+    "contract/tools/test_pool.py": 60,
+    "e2e/test_scaffolded_project.py": 60,
+    "contract/tools/test_connection.py": 55,
+    "unit/tracking/test_tracker_libraries.py": 55,
     "security/test_sandbox_episodes.py": 50,
-    "unit/training/test_resumed_settings.py": 50,
-    "e2e/test_skyrl_gym.py": 45,
-    "e2e/test_scaffolded_project.py": 40,
-    "contract/servers/test_generated_tasks.py": 40,
-    "unit/tracking/test_tracker_libraries.py": 40,
+    "e2e/test_skyrl_gym.py": 50,
+    "contract/servers/test_generated_tasks.py": 50,
+    "unit/cli/test_tools_commands.py": 45,
+    "contract/servers/test_slack_live.py": 45,
+    "e2e/test_shutdown_run.py": 40,
     "unit/chat/test_real_world_schemas.py": 35,
-    "e2e/test_eval_run.py": 35,
-    "e2e/test_tracked_run.py": 35,
-    "contract/servers/test_slack_live.py": 35,
-    "unit/cli/test_parity_command.py": 30,
-    "unit/training/test_open_run.py": 30,
-    "unit/episodes/test_faults_of_the_policy.py": 25,
+    "unit/training/test_resumed_settings.py": 30,
+    "unit/episodes/test_faults_of_the_policy.py": 30,
+    "unit/cli/test_parity_command.py": 25,
+    "e2e/test_same_whatever_the_concurrency.py": 20,
+    "e2e/test_eval_run.py": 20,
+    "e2e/test_tracked_run.py": 20,
 }
 # Files whose tests share one vLLM (tests/e2e/shared_vllm.py): one process runs them all.
 SHARED_VLLM = tuple(
@@ -175,6 +174,21 @@ def tiny_qwen3() -> Path:
 def taught_qwen3() -> Path:
     """A Qwen3 so small that it loads at once, with a vocabulary of its own, which knows how calls are written."""
     return _needed(ROOT / ".cache" / "models" / "taught-qwen3")
+
+
+@pytest.fixture(scope="session")
+def small_qwen3(taught_qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with random weights, so that it may say anything."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("small-qwen3")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(taught_qwen3)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(taught_qwen3 / name, folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def small_run(folder: Path, variant: str, *, engine: str = "transformers", **training: Any) -> RunConfig:
+def small_run(
+    folder: Path, variant: str, *, engine: str = "transformers", model: Path = TINY_QWEN3, **training: Any
+) -> RunConfig:
     """The configuration of a run below `folder`, with its tasks and its server written there."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tasks.jsonl").write_text("\n".join(json.dumps(task) for task in _tasks()))
@@ -40,7 +42,7 @@ def small_run(folder: Path, variant: str, *, engine: str = "transformers", **tra
             "name": variant,
             "seed": 11,
             "engine": engine,
-            "model": {"path": str(TINY_QWEN3), "renderer": "chatml", "dtype": "float32", "context_tokens": 512},
+            "model": {"path": str(model), "renderer": "chatml", "dtype": "float32", "context_tokens": 512},
             "tasks": {"train": str(folder / "tasks.jsonl"), "order": "curriculum"},
             "servers": {"file": str(folder / "servers.json")},
             # A turn ends at the letter e, if one comes up: some episodes answer and some are cut.

@@ -41,6 +41,7 @@ def make_config(
     tool_s: float,
     rate: tuple[int, float] | None = None,
     address: str | None = None,
+    model: Path = _MODEL,
 ) -> RunConfig:
     """A run below `folder`, with `at_once` episodes over all workers. `rate` is calls in seconds."""
     server = {"command": sys.executable, "args": [str(_HERE / "waiting_server.py"), str(tool_s), str(folder / "calls")]}
@@ -53,7 +54,7 @@ def make_config(
             "name": "workers",
             "seed": 5,
             "engine": "transformers",
-            "model": {"path": str(_MODEL), "renderer": "chatml", "dtype": "float32", "context_tokens": 4096},
+            "model": {"path": str(model), "renderer": "chatml", "dtype": "float32", "context_tokens": 4096},
             "tasks": {"train": str(folder / "tasks.jsonl")},
             "servers": {"file": str(folder / "servers.json"), "settings": {"waiting": settings}},
             "sampling": {"max_tokens": 64},

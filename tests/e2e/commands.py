@@ -1,4 +1,7 @@
-"""`mcprl` as a person starts it: a process of its own, waited for with a deadline that only a hang can reach."""
+"""`mcprl` as a person starts it: a process of its own, waited for with a deadline that only a hang can reach.
+
+What is not about a process is run in this one: that saves the ten seconds in which a process imports its libraries.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["ended", "has_an_episode", "start", "wait_for"]
+from typer.testing import CliRunner
+
+from mcprl.cli import app
+
+__all__ = ["ended", "has_an_episode", "run_here", "start", "wait_for"]
 
 _DEADLINE_S = 900.0
 _POLL_S = 0.02
@@ -24,6 +31,14 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit status and all that it said, without line breaks that only the width of a terminal made."""
     stdout, stderr = process.communicate(timeout=_DEADLINE_S)
     return process.returncode, re.sub(r"\s+", " ", stdout + stderr)
+
+
+def run_here(*arguments: object) -> tuple[int, str]:
+    """The same of a command in this process. An error of mcprl is raised."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, re.sub(r"\s+", " ", done.stdout + done.stderr)
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:

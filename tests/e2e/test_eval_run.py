@@ -18,15 +18,15 @@ EPISODES, TASKS = 2, 3
 
 
 @pytest.fixture
-def evaluated(root, tiny_qwen3, time_server, tmp_path, monkeypatch):
-    """Evaluates a tiny model on three tasks of the hello recipe; the folder, and what was printed."""
+def evaluated(root, small_qwen3, time_server, tmp_path, monkeypatch):
+    """Evaluates a small model on three tasks of the hello recipe; the folder, and what was printed."""
     monkeypatch.chdir(root)
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(command)
 
     def run(name: str, *options: str):
-        settings = ("engine=transformers", "sampling.max_tokens=4", "model.context_tokens=4096")
-        arguments = ["recipes/hello-cpu.yaml", "--tasks", "recipes/hello/tasks.jsonl", "--model", str(tiny_qwen3)]
+        settings = ("engine=transformers", "sampling.max_tokens=4", "model.context_tokens=1024", "tasks.preamble=null")
+        arguments = ["recipes/hello-cpu.yaml", "--tasks", "recipes/hello/tasks.jsonl", "--model", str(small_qwen3)]
         arguments += ["--episodes", str(EPISODES), "--sample", str(TASKS), "--out", str(tmp_path / name), "--json"]
         arguments += [part for setting in settings for part in ("--set", setting)]
         done = CliRunner().invoke(app, [*arguments, *options], catch_exceptions=False)

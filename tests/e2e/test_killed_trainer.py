@@ -1,4 +1,4 @@
-"""kill -9 of `mcprl train`, and what `mcprl resume` makes of it: the command line as a person types it."""
+"""kill -9 of `mcprl train`, and what `mcprl resume` makes of it: the commands as a person types them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
-from commands import ended, has_an_episode, start, wait_for
+from commands import ended, has_an_episode, run_here, start, wait_for
 
 from crashing.evidence import all_trajectories, differences, evidence
 from crashing.small_runs import small_run
+from mcprl.errors import RunInUseError
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 
@@ -37,10 +38,10 @@ def copy_of(run: Path, to: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recipe(tiny_qwen3, tmp_path_factory) -> Path:
+def recipe(small_qwen3, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("recipe")
     path = folder / "recipe.yaml"
-    path.write_text(small_run(folder, "critic", steps=STEPS).to_yaml())
+    path.write_text(small_run(folder, "critic", model=small_qwen3, steps=STEPS).to_yaml())
     return path
 
 
@@ -48,7 +49,7 @@ def recipe(tiny_qwen3, tmp_path_factory) -> Path:
 def whole_run(recipe, tmp_path_factory) -> Path:
     """A run that nothing happened to."""
     outputs = tmp_path_factory.mktemp("whole")
-    status, said = ended(start("train", recipe, "--set", f"training.outputs={outputs}"))
+    status, said = run_here("train", recipe, "--set", f"training.outputs={outputs}")
     assert status == 0, said
     return outputs / "critic"
 
@@ -69,7 +70,7 @@ def killed_run(recipe, tmp_path_factory) -> Path:
 
 def test_a_dry_run_says_where_a_killed_run_stands_and_changes_nothing(killed_run):
     before = digest_of(killed_run)
-    status, said = ended(start("resume", killed_run, "--dry-run"))
+    status, said = run_here("resume", killed_run, "--dry-run")
     assert status == 0, said
     assert f"1 of {STEPS} done" in said
     assert re.search(r"step-00001, [\d.]+ MB, checksums verified", said)
@@ -86,10 +87,8 @@ def test_a_killed_run_is_resumed_by_one_process_at_a_time_and_ends_like_one_that
     }
     first = start("resume", run)
     wait_for(lambda: (run / "lock").read_text() == f"{first.pid}\n", first)
-    status, said = ended(start("resume", run))
-    assert status != 0
-    assert "E-RUN-002" in said
-    assert f"in use by process {first.pid}" in said
+    with pytest.raises(RunInUseError, match=f"E-RUN-002 .* in use by process {first.pid}"):
+        run_here("resume", run)
     status, said = ended(first)
     assert status == 0, said
     assert (run / "summary.json").exists()
@@ -111,7 +110,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_is_told_and_the_one_before_it_le
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    status, said = ended(start("resume", run))
+    status, said = run_here("resume", run)
     assert status == 0, said
     assert f"step-{STEPS:05d}: learner-0-of-1.safetensors does not match its checksum" in said
     assert f"{STEPS - 1} of {STEPS} done" in said
@@ -120,7 +119,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_is_told_and_the_one_before_it_le
 
 def test_a_run_goes_back_to_an_earlier_checkpoint_when_told_to(whole_run, tmp_path):
     run = copy_of(whole_run, tmp_path)
-    status, said = ended(start("resume", run, "--from", 2, "--set", "training.steps=4"))
+    status, said = run_here("resume", run, "--from", 2, "--set", "training.steps=4")
     assert status == 0, said
     assert "2 of 4 done" in said
     assert "the checkpoints of later steps 3" in said

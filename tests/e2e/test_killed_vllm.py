@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 KILLS = int(os.environ.get("MCPRL_VLLM_KILLS", "1"))
 TURNS_AT_ONCE = 6
 REQUEST = SampleRequest(
-    prompt_ids=tuple(range(1000, 1060)), max_tokens=80, temperature=0.8, stop=(), stop_token_ids=(), seed=0
+    prompt_ids=tuple(range(100, 160)), max_tokens=40, temperature=0.8, stop=(), stop_token_ids=(), seed=0
 )
 
 
@@ -55,11 +55,11 @@ class Observed:
 
 
 @pytest.fixture(scope="module")
-def adapters(tiny_qwen3, tmp_path_factory) -> list[Weights]:
+def adapters(small_qwen3, tmp_path_factory) -> list[Weights]:
     """The base and, for each kill, an adapter with weights that matter."""
     folder = tmp_path_factory.mktemp("adapters")
     model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype="float32"),
+        AutoModelForCausalLM.from_pretrained(small_qwen3, dtype="float32"),
         LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"]),
     )
     weights = [Weights(version=0)]
@@ -93,8 +93,8 @@ class Noticed(logging.Handler):
 
 
 @pytest.fixture(scope="module")
-def observed(tiny_qwen3, adapters, tmp_path_factory) -> Observed:
-    return asyncio.run(observe(tiny_qwen3, adapters, tmp_path_factory.mktemp("logs") / "vllm.log"))
+def observed(small_qwen3, adapters, tmp_path_factory) -> Observed:
+    return asyncio.run(observe(small_qwen3, adapters, tmp_path_factory.mktemp("logs") / "vllm.log"))
 
 
 async def observe(model: Path, adapters: list[Weights], log: Path) -> Observed:
@@ -189,11 +189,11 @@ def test_no_turn_is_lost_and_each_is_of_a_version_that_was_in_force_meanwhile(ob
 
 
 @torch.no_grad()
-def test_turns_have_the_logprobs_of_the_version_they_are_stamped_with(observed, adapters, tiny_qwen3, record_property):
+def test_turns_have_the_logprobs_of_the_version_they_are_stamped_with(observed, adapters, small_qwen3, record_property):
     errors: list[float] = []
     for weights in adapters:
         of_it = [turn for turn in observed.turns if turn.done.weights_versions[0] == weights.version]
-        model = AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype="float32").eval()
+        model = AutoModelForCausalLM.from_pretrained(small_qwen3, dtype="float32").eval()
         if weights.adapter is not None:
             model = PeftModel.from_pretrained(model, weights.adapter).eval()
         errors += [max_error(model, turn) for turn in (*of_it[:1], *of_it[-2:])]

@@ -7,6 +7,7 @@ import bisect
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,13 @@ from working.playing import arrivals, by_name, make_config, make_tasks, open_loc
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 SERVER = Path(__file__).resolve().parents[2] / "bench" / "working" / "waiting_server.py"
+WORKERS = 2  # one on each node
 RATE = (40, 2.0)
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    with two_nodes() as address:
+    with two_nodes(cpus=1) as address:
         yield address
 
 
@@ -39,13 +41,15 @@ async def collect(runner, config, tasks):
 
 
 async def test_episodes_of_killed_workers_come_back_once_and_are_those_of_this_process_under_one_rate(
-    cluster, tiny_qwen3, tmp_path
+    cluster, small_qwen3, tmp_path
 ):
-    config = make_config(tmp_path, workers=4, at_once=24, tool_s=0.1, rate=RATE, address=cluster)
+    options: dict[str, Any] = {"workers": WORKERS, "at_once": 24, "tool_s": 0.1, "model": small_qwen3}
     tasks = make_tasks(48, 4)
-    async with open_local(config, tmp_path / "local") as runner:
-        expected, _ = await collect(runner, config, tasks)
+    alone = make_config(tmp_path, **options)  # without a rate, which would only take time
+    async with open_local(alone, tmp_path / "local") as runner:
+        expected, _ = await collect(runner, alone, tasks)
     (tmp_path / "calls").unlink()
+    config = make_config(tmp_path, **options, rate=RATE, address=cluster)
     async with open_workers(config, tmp_path / "logs") as workers:
         async with killed(workers, every_s=2.0, most=2) as dead:
             played, heard = await collect(workers, config, tasks)
@@ -61,11 +65,11 @@ async def test_episodes_of_killed_workers_come_back_once_and_are_those_of_this_p
     calls, per_s = RATE
     most = max(bisect.bisect_left(came, begin + per_s) - place for place, begin in enumerate(came))
     assert 0.9 * calls <= most <= calls
-    assert {path.name for path in (tmp_path / "logs").iterdir()} >= {f"worker-{number}" for number in range(4)}
+    assert {path.name for path in (tmp_path / "logs").iterdir()} >= {f"worker-{number}" for number in range(WORKERS)}
 
 
-async def test_a_cancelled_episode_ends_on_its_worker_while_a_tool_call_is_under_way(cluster, tiny_qwen3, tmp_path):
-    config = make_config(tmp_path, workers=1, at_once=1, tool_s=100.0, address=cluster)
+async def test_a_cancelled_episode_ends_on_its_worker_while_a_tool_call_is_under_way(cluster, small_qwen3, tmp_path):
+    config = make_config(tmp_path, workers=1, at_once=1, tool_s=100.0, address=cluster, model=small_qwen3)
     [task] = make_tasks(1, 1)
     async with open_workers(config, tmp_path / "logs") as workers:
         run = asyncio.ensure_future(workers.run(task, step=0, member=0, attempt=0))
@@ -78,8 +82,8 @@ async def test_a_cancelled_episode_ends_on_its_worker_while_a_tool_call_is_under
         assert len(workers.pids) == 1
 
 
-async def test_a_server_that_does_not_start_on_a_worker_is_named_by_its_own_error(cluster, tiny_qwen3, tmp_path):
-    config = make_config(tmp_path, workers=1, at_once=4, tool_s=0.1, address=cluster)
+async def test_a_server_that_does_not_start_on_a_worker_is_named_by_its_own_error(cluster, small_qwen3, tmp_path):
+    config = make_config(tmp_path, workers=1, at_once=4, tool_s=0.1, address=cluster, model=small_qwen3)
     # The run's own server starts, and the second one to be started fails: it finds the mark of the first.
     script = tmp_path / "once.py"
     mark = tmp_path / "mark"

@@ -42,9 +42,9 @@ def batch_of(batch) -> list[object]:
     return [names, *rest]
 
 
-async def play(folder: Path, at_once: int):
+async def play(folder: Path, model: Path, at_once: int):
     """A run with so many episodes at once: what it left, its batches, and the order in which its episodes finished."""
-    config = small_run(folder, "critic", steps=STEPS, tasks_per_step=4)
+    config = small_run(folder, "critic", model=model, steps=STEPS, tasks_per_step=4)
     config = config.model_copy(
         update={"episodes": config.episodes.model_copy(update={"max_concurrent": at_once})},
     )
@@ -62,8 +62,8 @@ async def play(folder: Path, at_once: int):
     return run.folder.path, batches, listener.arrivals
 
 
-async def test_trajectories_batches_and_weights_are_the_same_with_1_4_and_16_episodes_at_once(tiny_qwen3, tmp_path):
-    (path, batches, arrivals), *others = [await play(tmp_path / str(n), n) for n in (1, 4, 16)]
+async def test_trajectories_batches_and_weights_are_the_same_with_1_4_and_16_episodes_at_once(small_qwen3, tmp_path):
+    (path, batches, arrivals), *others = [await play(tmp_path / str(n), small_qwen3, n) for n in (1, 4, 16)]
     assert len(all_trajectories(path)) == len(set(arrivals)) == STEPS * 16
     # The tool was called, and the runs differed in what must not matter.
     assert any(turn.observations for t in all_trajectories(path) for turn in t.turns)

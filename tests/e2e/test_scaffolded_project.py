@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import run_here
+from typer.testing import CliRunner
 
+from mcprl.cli import app
 from mcprl.runs.trajectories import read_trajectories
 from mcprl.scaffold import write_project
 
@@ -33,16 +36,20 @@ SMALL = (
 
 
 @pytest.fixture
-def python(tmp_path, tiny_qwen3) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs Python with these arguments in the folder of a new project with a tiny model."""
+def project(tmp_path, tiny_qwen3) -> Path:
+    """The folder of a new project with a tiny model."""
     write_project(tmp_path / "shop", str(tiny_qwen3))
+    return tmp_path / "shop"
+
+
+@pytest.fixture
+def python(project) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python with these arguments in the folder of the project."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *arguments]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path / "shop", env=environment, timeout=DEADLINE_S
-        )
+        return subprocess.run(command, capture_output=True, text=True, cwd=project, env=environment, timeout=DEADLINE_S)
 
     return run
 
@@ -74,20 +81,21 @@ def test_its_own_test_passes_without_validation_tasks_and_names_what_is_missing_
     assert f"AssertionError: there is no task file in {tasks}" in done.stderr
 
 
-def test_the_doctor_finds_nothing_wrong_without_a_model(python):
-    done = python("-m", "mcprl", "doctor", "recipe.yaml", "--fast", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_doctor_finds_nothing_wrong_without_a_model(project, monkeypatch):
+    monkeypatch.chdir(project)
+    done = CliRunner().invoke(app, ["doctor", "recipe.yaml", "--fast", "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
     findings = json.loads(done.stdout)["findings"]
     assert [f for f in findings if f["severity"] in ("warn", "bad") and "this machine" not in f["measured"]] == []
     measured = {finding["check"]: finding["measured"] for finding in findings}
     assert "lists 3 tools" in measured["server stock"]
 
 
-def test_it_trains_an_adapter_where_it_said_that_it_would(python, tmp_path):
-    overrides = [part for setting in SMALL for part in ("--set", setting)]
-    done = python("-m", "mcprl", "train", "recipe.yaml", *overrides)
-    assert done.returncode == 0, done.stdout + done.stderr
-    run: Path = tmp_path / "shop" / "outputs" / "shop"
+def test_it_trains_an_adapter_where_it_said_that_it_would(project, monkeypatch):
+    monkeypatch.chdir(project)
+    status, said = run_here("train", "recipe.yaml", *(part for setting in SMALL for part in ("--set", setting)))
+    assert status == 0, said
+    run = project / "outputs" / "shop"
     assert (run / "adapter" / "adapter_model.safetensors").exists()
     assert json.loads((run / "summary.json").read_text())["updates"] == 1
     assert len(read_trajectories(run / "trajectories" / "step-00000.parquet")) == 4

@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 STEPS = 2
 
 
-def test_a_run_that_is_interrupted_says_how_to_go_on_and_goes_on(tiny_qwen3, tmp_path, record_property):
+def test_a_run_that_is_interrupted_says_how_to_go_on_and_goes_on(small_qwen3, tmp_path, record_property):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(small_run(tmp_path, "refill", steps=STEPS).to_yaml())
+    recipe.write_text(small_run(tmp_path, "refill", model=small_qwen3, steps=STEPS).to_yaml())
     run = tmp_path / "outputs" / "refill"
     journal = run / "journal" / "step-00000.jsonl"
 

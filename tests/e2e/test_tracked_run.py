@@ -27,7 +27,7 @@ STEPS = 2
 KEY = "fedcba9876543210fedcba9876543210fedcba98"
 
 
-def write_recipe(folder: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Path:
+def write_recipe(folder: Path, model: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Path:
     for name, value in (("WANDB_API_KEY", KEY), ("WANDB_BASE_URL", server.url), ("WF_TRACE_SERVER_URL", server.url)):
         monkeypatch.setenv(name, value)
     tracking = TrackingConfig.model_validate(
@@ -39,17 +39,18 @@ def write_recipe(folder: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch,
         }
         | settings
     )
-    config = small_run(folder, "refill", steps=STEPS, checkpoint_every=1).model_copy(update={"tracking": tracking})
+    config = small_run(folder, "refill", model=model, steps=STEPS, checkpoint_every=1)
+    config = config.model_copy(update={"tracking": tracking})
     recipe = folder / "recipe.yaml"
     recipe.write_text(config.to_yaml())
     return recipe
 
 
 def test_every_tracker_is_told_of_every_episode_and_nothing_is_said_of_it(
-    tiny_qwen3, tmp_path, monkeypatch, record_property
+    small_qwen3, tmp_path, monkeypatch, record_property
 ):
     with stand_in() as server:
-        recipe = write_recipe(tmp_path, server, monkeypatch)
+        recipe = write_recipe(tmp_path, small_qwen3, server, monkeypatch)
         with start("train", recipe) as process:
             status, said = ended(process)
     assert status == 0, said
@@ -74,9 +75,9 @@ def test_every_tracker_is_told_of_every_episode_and_nothing_is_said_of_it(
 
 
 @pytest.mark.full
-def test_a_run_whose_trackers_all_hang_makes_every_step_and_ends(tiny_qwen3, tmp_path, monkeypatch, record_property):
+def test_a_run_whose_trackers_all_hang_makes_every_step_and_ends(small_qwen3, tmp_path, monkeypatch, record_property):
     with stand_in("hang") as server:
-        recipe = write_recipe(tmp_path, server, monkeypatch)
+        recipe = write_recipe(tmp_path, small_qwen3, server, monkeypatch)
         run = tmp_path / "outputs" / "refill"
         with start("train", recipe) as process:
             wait_for((run / "summary.json").exists, process)

@@ -30,7 +30,7 @@ from mcprl.samplers.vllm import VllmSampler
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 REQUEST = SampleRequest(
-    prompt_ids=tuple(range(1000, 1100)), max_tokens=16, temperature=0.8, stop=(), stop_token_ids=(), seed=3
+    prompt_ids=tuple(range(100, 200)), max_tokens=16, temperature=0.8, stop=(), stop_token_ids=(), seed=3
 )
 NOISE = 0.02
 LACKING = ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.input_layernorm.weight")
@@ -48,12 +48,12 @@ class Observed:
 
 
 @pytest.fixture(scope="module")
-def versions(tiny_qwen3, tmp_path_factory) -> list[Path]:
+def versions(small_qwen3, tmp_path_factory) -> list[Path]:
     """Folders of the model and of three versions of it, each with noise on all weights."""
     folder = tmp_path_factory.mktemp("versions")
-    model = AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype="float32")
+    model = AutoModelForCausalLM.from_pretrained(small_qwen3, dtype="float32")
     assert model.config.tie_word_embeddings
-    folders = [tiny_qwen3]
+    folders = [small_qwen3]
     for version in (1, 2, 3):
         generator = torch.Generator().manual_seed(version)
         with torch.no_grad():
@@ -61,7 +61,7 @@ def versions(tiny_qwen3, tmp_path_factory) -> list[Path]:
                 parameter.add_(NOISE * torch.randn(parameter.shape, generator=generator))
         folders.append(folder / f"v{version}")
         # The last in several files.
-        model.save_pretrained(folders[-1], **({"max_shard_size": "1MB"} if version == 3 else {}))
+        model.save_pretrained(folders[-1], **({"max_shard_size": "200KB"} if version == 3 else {}))
     assert len(list(folders[3].glob("*.safetensors"))) > 1
     return folders
 
@@ -73,7 +73,7 @@ def broken(versions, tmp_path_factory) -> dict[str, Path]:
     folders = {name: shutil.copytree(versions[1], top / name) for name in ("empty", "cut", "other", "lacking")}
     (folders["empty"] / "model.safetensors").unlink()
     with (folders["cut"] / "model.safetensors").open("r+b") as file:
-        file.truncate(1_000_000)
+        file.truncate(300_000)
     settings = json.loads((folders["other"] / "config.json").read_text())
     (folders["other"] / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": False}))
     tensors = load_file(folders["lacking"] / "model.safetensors")

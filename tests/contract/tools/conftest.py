@@ -20,18 +20,18 @@ def patient_cancelling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mcprl.tools.transports.http._NOTIFY_S", 300.0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def stdio_spec() -> ServerSpec:
     return script_spec("faulty_server.py")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def http_spec() -> ServerSpec:
     start = (sys.executable, str(HERE / "faulty_server.py"), "--http", "{port}")
     return ServerSpec(name="faulty", url="http://127.0.0.1:{port}/mcp", settings=ServerSettings(start=start, **PATIENT))
 
 
-@pytest.fixture(params=["stdio", "http"])
+@pytest.fixture(scope="session", params=["stdio", "http"])
 def faulty_spec(request: pytest.FixtureRequest) -> ServerSpec:
     return request.getfixturevalue(f"{request.param}_spec")
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from live_servers import PATIENT, eventually, is_alive, script_spec
 
 from mcprl.config import ServerSettings
@@ -19,6 +20,7 @@ from mcprl.tools import ServerConnection, ServerSpec
 pytestmark = pytest.mark.process
 
 DEAF = "import time; time.sleep(600)"
+SHARED = pytest.mark.asyncio(loop_scope="module")
 DEADLINE_S = 60.0  # only what hangs takes so long, or a machine that does
 
 
@@ -32,45 +34,61 @@ async def hang_calls(connection, count, deadline_s=600.0):
     return calls
 
 
-async def test_an_open_connection_knows_the_tools_and_calls_them(faulty):
-    assert {"echo", "hang", "book"} <= {tool.name for tool in faulty.pins.definitions}
-    assert await text(faulty, "echo", {"text": "hé"}) == "hé"
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unharmed(faulty_spec, tmp_path_factory):
+    """One process for all tests of a transport that leave it as it was."""
+    log = tmp_path_factory.mktemp("unharmed") / "faulty.log"
+    async with ServerConnection(faulty_spec, log=log) as connection:
+        pid = connection.pid
+        yield connection
+        assert (connection.pid, connection.restarts) == (pid, 0)
 
 
-async def test_the_pid_is_that_of_the_server(faulty):
-    assert await text(faulty, "who") == str(faulty.pid)
+@SHARED
+async def test_an_open_connection_knows_the_tools_and_calls_them(unharmed):
+    assert {"echo", "hang", "book"} <= {tool.name for tool in unharmed.pins.definitions}
+    assert await text(unharmed, "echo", {"text": "hé"}) == "hé"
 
 
-async def test_many_calls_in_flight_each_get_their_own_answer(faulty):
-    answers = await asyncio.gather(*(text(faulty, "echo", {"text": str(number)}) for number in range(48)))
+@SHARED
+async def test_the_pid_is_that_of_the_server(unharmed):
+    assert await text(unharmed, "who") == str(unharmed.pid)
+
+
+@SHARED
+async def test_many_calls_in_flight_each_get_their_own_answer(unharmed):
+    answers = await asyncio.gather(*(text(unharmed, "echo", {"text": str(number)}) for number in range(48)))
     assert answers == [str(number) for number in range(48)]
 
 
-async def test_more_calls_may_hang_than_a_pool_of_sockets_usually_holds(faulty):
-    calls = await hang_calls(faulty, 120)
-    assert await text(faulty, "echo", {"text": "still here"}) == "still here"
+@SHARED
+async def test_more_calls_may_hang_than_a_pool_of_sockets_usually_holds(unharmed):
+    calls = await hang_calls(unharmed, 120)
+    assert await text(unharmed, "echo", {"text": "still here"}) == "still here"
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
-    await faulty.call("wait_for_hanging", {"count": 0}, DEADLINE_S)
+    await unharmed.call("wait_for_hanging", {"count": 0}, DEADLINE_S)
 
 
-async def test_a_call_past_its_deadline_fails_alone_and_is_cancelled_on_the_server(faulty):
-    pid = faulty.pid
+@SHARED
+async def test_a_call_past_its_deadline_fails_alone_and_is_cancelled_on_the_server(unharmed):
+    pid = unharmed.pid
     with pytest.raises(CallDeadlineError, match=r"E-TOOL-012 server 'faulty' .* 'hang' within 0.2 s"):
-        await faulty.call("hang", {}, 0.2)
-    await faulty.call("wait_for_hanging", {"count": 0}, DEADLINE_S)
-    assert await text(faulty, "echo", {"text": "alive"}) == "alive"
-    assert (faulty.pid, faulty.restarts) == (pid, 0)
+        await unharmed.call("hang", {}, 0.2)
+    await unharmed.call("wait_for_hanging", {"count": 0}, DEADLINE_S)
+    assert await text(unharmed, "echo", {"text": "alive"}) == "alive"
+    assert (unharmed.pid, unharmed.restarts) == (pid, 0)
 
 
-async def test_a_cancelled_call_leaves_the_session_usable(faulty):
-    (call,) = await hang_calls(faulty, 1)
+@SHARED
+async def test_a_cancelled_call_leaves_the_session_usable(unharmed):
+    (call,) = await hang_calls(unharmed, 1)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await faulty.call("wait_for_hanging", {"count": 0}, DEADLINE_S)
-    assert faulty.restarts == 0
+    await unharmed.call("wait_for_hanging", {"count": 0}, DEADLINE_S)
+    assert unharmed.restarts == 0
 
 
 async def test_a_crash_during_a_call_loses_every_call_in_flight(faulty):
@@ -124,18 +142,21 @@ async def test_a_server_killed_while_idle_is_restarted_without_any_call_being_lo
     assert faulty.restarts == 1
 
 
-async def test_a_live_server_that_answers_with_the_code_of_a_closed_connection_is_not_lost(faulty):
-    (hanging,) = await hang_calls(faulty, 1)
+@SHARED
+async def test_a_live_server_that_answers_with_the_code_of_a_closed_connection_is_not_lost(unharmed):
+    (hanging,) = await hang_calls(unharmed, 1)
     with pytest.raises(ServerFaultError, match="my own trouble"):
-        await faulty.call("protocol_error", {"code": -32000, "message": "my own trouble"}, DEADLINE_S)
+        await unharmed.call("protocol_error", {"code": -32000, "message": "my own trouble"}, DEADLINE_S)
     assert not hanging.done()
     hanging.cancel()
-    assert await text(faulty, "echo", {"text": "alive"}) == "alive"
-    assert faulty.restarts == 0
+    await unharmed.call("wait_for_hanging", {"count": 0}, DEADLINE_S)
+    assert await text(unharmed, "echo", {"text": "alive"}) == "alive"
+    assert unharmed.restarts == 0
 
 
-async def test_a_result_of_a_megabyte_arrives_whole(faulty):
-    assert await text(faulty, "big", {"size": 1_000_000}) == "x" * 1_000_000
+@SHARED
+async def test_a_result_of_a_megabyte_arrives_whole(unharmed):
+    assert await text(unharmed, "big", {"size": 1_000_000}) == "x" * 1_000_000
 
 
 async def test_closing_ends_the_process_the_owner_task_and_the_calls_in_flight(faulty_spec, tmp_path):

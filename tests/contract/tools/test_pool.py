@@ -29,22 +29,19 @@ def spec(**settings):
     return script_spec("faulty_server.py", **settings)
 
 
-async def test_calls_go_to_the_replica_that_has_least_to_do(tmp_path):
+async def test_calls_go_to_the_replica_that_has_least_to_do_and_while_one_restarts_the_others_answer(tmp_path):
     async with Toolbox([spec(replicas=2)], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
         hanging = asyncio.create_task(lease.call(call("hang")))
         await asyncio.sleep(0)
         answers = {await text(lease, "who") for _ in range(4)}
-        both = set(map(str, toolbox.pids("faulty")))
+        both = toolbox.pids("faulty")
         hanging.cancel()
         await asyncio.gather(hanging, return_exceptions=True)
-    assert len(both) == 2
-    assert len(answers) == 1
-    assert answers < both
+        assert len(both) == 2
+        assert len(answers) == 1
+        assert answers < set(map(str, both))
 
-
-async def test_while_one_replica_restarts_the_others_answer(tmp_path):
-    async with Toolbox([spec(replicas=2)], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
-        dead, alive = toolbox.pids("faulty")
+        dead, alive = both
         os.kill(dead, signal.SIGKILL)
         await eventually(lambda: toolbox.pids("faulty") == (alive,))
         assert await text(lease, "who") == str(alive)
@@ -59,24 +56,26 @@ async def test_a_dead_server_is_started_again_before_anyone_calls_it(tmp_path):
         await eventually(lambda: toolbox.pids("faulty") not in {(), (first,)})
 
 
-async def test_each_episode_has_a_server_of_its_own_which_ends_with_it(tmp_path):
-    async with Toolbox([spec(isolation="per_episode")], log_dir=tmp_path) as toolbox:
-        async with toolbox.lease(None) as one, toolbox.lease(None) as two:
-            first, second = int(await text(one, "who")), int(await text(two, "who"))
-            assert first != second
-            assert str(first) == await text(one, "who")
+async def test_each_episode_has_a_warm_server_and_a_folder_of_its_own_which_end_with_it(tmp_path):
+    own = replace(spec(isolation="per_episode"), env={"PLACE": "{folder}/data"})
+    async with Toolbox([own], log_dir=tmp_path) as toolbox:
+        warm = toolbox.pids("faulty")
+        assert len(warm) == 2
+        async with toolbox.lease(None) as one:
+            first = int(await text(one, "who"))
+            assert first in warm
+            await eventually(lambda: len(toolbox.pids("faulty")) == 3)  # another is warmed in its place
+            async with toolbox.lease(None) as two:
+                second = int(await text(two, "who"))
+                assert first != second
+                assert str(first) == await text(one, "who")
+                folders = [Path(await text(lease, "variable", name="PLACE")).parent for lease in (one, two)]
+                assert folders[0] != folders[1]
+                assert [folder.is_dir() for folder in folders] == [True, True]
         async with toolbox.lease(None) as three:
             assert int(await text(three, "who")) not in {first, second}
         await eventually(lambda: not is_alive(first) and not is_alive(second))
-
-
-async def test_an_episode_takes_a_warm_spare_and_another_is_warmed_in_its_place(tmp_path):
-    async with Toolbox([spec(isolation="per_episode")], log_dir=tmp_path) as toolbox:
-        warm = toolbox.pids("faulty")
-        assert len(warm) == 2
-        async with toolbox.lease(None) as lease:
-            assert int(await text(lease, "who")) in warm
-            await eventually(lambda: len(toolbox.pids("faulty")) == 3)
+    assert [folder.exists() for folder in folders] == [False, False]
 
 
 async def test_spares_that_died_while_they_waited_are_not_lent(tmp_path):
@@ -97,15 +96,6 @@ async def test_an_episodes_own_server_that_dies_is_lost_with_its_state_and_not_r
         with pytest.raises(ServerLostError, match="died earlier in this episode"):
             await lease.call(call("echo", text="x"))
         assert toolbox.restarts == 0
-
-
-async def test_each_server_of_an_episode_has_a_folder_of_its_own_that_goes_with_it(tmp_path):
-    own = replace(spec(isolation="per_episode"), env={"PLACE": "{folder}/data"})
-    async with Toolbox([own], log_dir=tmp_path) as toolbox, toolbox.lease(None) as one, toolbox.lease(None) as two:
-        first, second = [Path(await text(lease, "variable", name="PLACE")).parent for lease in (one, two)]
-        assert first != second
-        assert [first.is_dir(), second.is_dir()] == [True, True]
-    assert [first.exists(), second.exists()] == [False, False]
 
 
 async def test_leaving_the_toolbox_ends_every_process(tmp_path):

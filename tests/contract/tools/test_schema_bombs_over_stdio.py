@@ -74,9 +74,8 @@ async def test_of_twenty_thousand_tools_those_that_are_needed_can_be_had(tmp_pat
         assert toolbox.catalog.names == ("tool_7",)
 
 
-@pytest.mark.parametrize("name", BOMBS)
-async def test_tools_list_names_the_bomb(name, tmp_path):
-    args, what = BOMBS[name]
+async def test_tools_list_names_the_bomb(tmp_path):
+    args, what = BOMBS["references"]
     entry = {"command": sys.executable, "args": ["-S", str(SERVER), *args]}
     (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"bomb": entry}}))
     (tmp_path / "tasks.jsonl").write_text("")

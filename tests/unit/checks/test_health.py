@@ -490,12 +490,12 @@ def test_missing_or_non_finite_figures_give_verdicts_and_no_exception(steps, con
     json.dumps(health.state(), allow_nan=False)
 
 
-@pytest.mark.parametrize("missing", sorted(HEALTHY))
-def test_a_figure_that_is_missing_raises_no_alarm(missing):
-    health = Health(make_config())
-    for _ in range(12):
-        found = health.judge({name: value for name, value in HEALTHY.items() if name != missing})
-    assert [verdict.severity for verdict in found] == [Severity.OK]
+def test_a_figure_that_is_missing_raises_no_alarm():
+    for missing in sorted(HEALTHY):
+        health = Health(make_config())
+        for _ in range(12):
+            found = health.judge({name: value for name, value in HEALTHY.items() if name != missing})
+        assert [verdict.severity for verdict in found] == [Severity.OK], missing
 
 
 REMEMBERED = {

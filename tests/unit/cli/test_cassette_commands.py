@@ -183,7 +183,6 @@ def test_a_long_list_of_faults_is_cut_and_says_so(run, made):
     assert lines[-1] == "fault: … and 5 more"
 
 
-@pytest.mark.process
 def test_a_file_that_is_no_cassette_is_one_sentence_with_a_fix(mcprl, log):
     result = mcprl("cassette", "show", str(log))
     assert (result.returncode, result.stdout) == (2, "")

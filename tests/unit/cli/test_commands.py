@@ -43,7 +43,6 @@ def assert_one_sentence(result, code: str) -> None:
     assert "Fix: " in result.stderr
 
 
-@pytest.mark.process
 def test_a_dry_run_prints_the_resolved_configuration_as_a_recipe(mcprl, tmp_path):
     result = mcprl("train", HELLO, "--dry-run", "--set", "training.steps=3", "--set", "seed=11")
     assert (result.returncode, result.stderr) == (0, "")
@@ -52,18 +51,16 @@ def test_a_dry_run_prints_the_resolved_configuration_as_a_recipe(mcprl, tmp_path
     assert load_recipe(resolved) == load_recipe(ROOT / HELLO, ["training.steps=3", "seed=11"])
 
 
-@pytest.mark.process
 def test_a_dry_run_leaves_no_folder_behind(mcprl, tmp_path):
     mcprl("train", HELLO, "--dry-run", "--set", f"training.outputs={tmp_path / 'runs'}")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.process
-def test_a_missing_recipe_is_one_sentence(mcprl):
-    assert_one_sentence(mcprl("train", "nothing.yaml"), "E-CONF-001")
+def test_a_missing_recipe_is_one_sentence(mcprl_process):
+    assert_one_sentence(mcprl_process("train", "nothing.yaml"), "E-CONF-001")
 
 
-@pytest.mark.process
 def test_a_wrong_key_is_one_sentence_with_a_suggestion(mcprl):
     result = mcprl("train", HELLO, "--set", "training.step=3")
     assert_one_sentence(result, "E-CONF-002")
@@ -90,7 +87,6 @@ def test_a_section_is_explained_setting_by_setting_and_nothing_is_left_out_witho
     assert "PosixPath" not in everything
 
 
-@pytest.mark.process
 def test_an_unknown_setting_is_one_sentence_with_a_suggestion(mcprl):
     assert_one_sentence(mcprl("config", "explain", "nope"), "E-CONF-002")
     close = mcprl("config", "explain", "sampling.temprature")
@@ -98,7 +94,6 @@ def test_an_unknown_setting_is_one_sentence_with_a_suggestion(mcprl):
     assert "did you mean 'sampling.temperature'?" in close.stderr
 
 
-@pytest.mark.process
 def test_an_unknown_server_is_refused_with_a_suggestion(mcprl):
     result = mcprl("serve", "directry")
     assert result.returncode == 2
@@ -106,7 +101,6 @@ def test_an_unknown_server_is_refused_with_a_suggestion(mcprl):
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.process
 def test_a_server_without_its_key_is_one_sentence_that_says_how_to_do_without(mcprl, monkeypatch):
     monkeypatch.delenv("FMP_API_KEY", raising=False)
     result = mcprl("serve", "fmp")
@@ -199,7 +193,6 @@ def test_an_adapter_of_another_model_is_not_tried(tmp_path):
         raise CliRunner().invoke(app, arguments).exception
 
 
-@pytest.mark.process
 def test_an_unknown_task_to_try_is_one_sentence_with_a_suggestion(mcprl):
     result = mcprl("try", HELLO, "--task", "zone-of-anna")
     assert_one_sentence(result, "E-CONF-003")
@@ -280,14 +273,14 @@ def every_command(command, *path):
         yield from every_command(command.get_command(None, name), *path, name)
 
 
-@pytest.mark.parametrize("path", list(every_command(typer.main.get_command(app))), ids=" ".join)
-def test_help_has_whole_sentences_and_one_way_to_write_arguments(path):
-    result = CliRunner().invoke(app, [*path, "--help"])
-    assert result.exit_code == 0
-    usage, _, rest = result.output.partition("\n\n")
-    assert not re.search(r"[{}<>]|\[\[|\.{4}", usage), usage
-    assert "…" not in rest
-    assert not re.search(r"\w\.\.\.$|<list|<path>|<str>", rest, re.MULTILINE), rest
+def test_help_has_whole_sentences_and_one_way_to_write_arguments():
+    for path in every_command(typer.main.get_command(app)):
+        result = CliRunner().invoke(app, [*path, "--help"])
+        assert result.exit_code == 0
+        usage, _, rest = result.output.partition("\n\n")
+        assert not re.search(r"[{}<>]|\[\[|\.{4}", usage), usage
+        assert "…" not in rest
+        assert not re.search(r"\w\.\.\.$|<list|<path>|<str>", rest, re.MULTILINE), rest
 
 
 def test_help_lists_every_command_under_a_heading():

@@ -16,7 +16,7 @@ from mcprl.cli.console import enduring_output
 
 with enduring_output():
     console = Console()
-    for number in range(20000):
+    for number in range(3000):  # more than a pipe holds
         console.print(f"step {number} of a run that has much to say")
     print("and something on stderr", file=sys.stderr)
     open(sys.argv[1], "w").write("done")

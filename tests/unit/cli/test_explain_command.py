@@ -31,16 +31,16 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("code", error_pages())
-def test_every_page_is_printed_with_all_its_parts(code):
-    page = error_pages()[code]
-    result = run(code)
-    assert result.exit_code == 0
-    printed = words(result.stdout)
-    assert printed.startswith(f"{code} {page.name} {page.meaning} Whose fault ")
-    assert f"Usual causes • {' • '.join(page.causes)} Fix {page.fix}" in printed
-    assert printed.endswith(f"As it appears mcprl: {page.example}")
-    assert all(len(line) <= 100 for line in result.stdout.splitlines())
+def test_every_page_is_printed_with_all_its_parts():
+    for code in error_pages():
+        page = error_pages()[code]
+        result = run(code)
+        assert result.exit_code == 0
+        printed = words(result.stdout)
+        assert printed.startswith(f"{code} {page.name} {page.meaning} Whose fault ")
+        assert f"Usual causes • {' • '.join(page.causes)} Fix {page.fix}" in printed
+        assert printed.endswith(f"As it appears mcprl: {page.example}")
+        assert all(len(line) <= 100 for line in result.stdout.splitlines())
 
 
 @pytest.mark.parametrize("written", ["E-TOOL-003", "e-tool-003", "TOOL-003", "tool 3", "E_TOOL_3", " tool3 "])

@@ -121,10 +121,10 @@ def test_the_plan_needs_no_heavy_library():
 
 
 @pytest.mark.process
-def test_the_plan_takes_less_than_two_seconds_of_a_processor(mcprl, record_property):
+def test_the_plan_takes_less_than_two_seconds_of_a_processor(mcprl_process, record_property):
     def spent() -> float:
         before = os.times()
-        assert mcprl("plan", str(HELLO)).returncode == 0
+        assert mcprl_process("plan", str(HELLO)).returncode == 0
         after = os.times()
         return after.children_user + after.children_system - before.children_user - before.children_system
 

@@ -93,8 +93,8 @@ def refused(*arguments: str) -> Exception:
 
 
 @pytest.mark.process
-def test_a_list_names_servers_tools_and_aliases_and_starts_each_server_once(mcprl, office):
-    result = mcprl("tools", "list", str(office / "recipe.yaml"))
+def test_a_list_names_servers_tools_and_aliases_and_starts_each_server_once(mcprl_process, office):
+    result = mcprl_process("tools", "list", str(office / "recipe.yaml"))
     assert (result.returncode, result.stderr) == (0, "")
     header, row = result.stdout.splitlines()
     assert header.split() == ["server", "tool", "arguments", "effects", "description"]

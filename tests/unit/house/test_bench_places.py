@@ -14,10 +14,10 @@ sys.path.append(str(ROOT / "bench"))
 from crashing.places import PLACES
 
 
-@pytest.mark.parametrize("call", sorted({place.call for place in PLACES}))
-def test_a_place_of_the_crash_bench_exists(call):
-    module, _, name = call.partition(":")
-    found = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    assert callable(found)
+def test_a_place_of_the_crash_bench_exists():
+    for call in sorted({place.call for place in PLACES}):
+        module, _, name = call.partition(":")
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert callable(found)

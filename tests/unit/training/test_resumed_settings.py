@@ -254,12 +254,13 @@ class Listener:
 
 
 @pytest.fixture(scope="module")
-def broken_off(tiny_qwen3, tmp_path_factory) -> Path:
+def broken_off(small_qwen3, tmp_path_factory) -> Path:
     """A run of two steps that broke off in its second, with finished episodes in its journal."""
     folder = tmp_path_factory.mktemp("run")
+    config = small_run(folder, "critic", model=small_qwen3, steps=2)
 
     async def play() -> None:
-        async with open_run(small_run(folder, "critic", steps=2), Listener(break_off_at=1)) as run:
+        async with open_run(config, Listener(break_off_at=1)) as run:
             await train(run)
 
     with pytest.raises(BrokenOffError):
@@ -340,9 +341,9 @@ class TestARealRun:
         _, _, episodes = await resumed(run_folder, "seed=12")
         assert episodes.used == 0
 
-    async def test_refuses_a_model_in_which_one_bit_has_changed(self, run_folder, tiny_qwen3):
+    async def test_refuses_a_model_in_which_one_bit_has_changed(self, run_folder, small_qwen3):
         model = run_folder / "model"
-        shutil.copytree(tiny_qwen3, model)
+        shutil.copytree(small_qwen3, model)
         weights = bytearray((model / "model.safetensors").read_bytes())
         weights[-1000] ^= 1
         (model / "model.safetensors").write_bytes(weights)
