@@ -59,7 +59,7 @@ BEFORE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("recipe", "limits", "learning", "installed", "code", "GPUs"), _FILES),
     "tasks": _TOOLS,
     **dict.fromkeys(("scoring", "leaks", "answers", "learnable"), (*_FILES, "leaks")),
-    **dict.fromkeys(("keys", "server", "catalog"), _SERVERS),
+    **dict.fromkeys(("keys", "server", "servers", "catalog"), _SERVERS),
     **dict.fromkeys(("call", "pins"), (*_SERVERS, "calls", "pins")),
     **dict.fromkeys(("preamble", "names", "solvable", "recorded", "duplicates", "worlds"), _TOOLS),
     **dict.fromkeys(("prompt", "warm"), (*_TOOLS, "prompt length")),
@@ -156,6 +156,16 @@ def more_processes_than_gpus(patient, monkeypatch):
     patient.set("learner.processes", 4)
 
 
+@fault("code", BAD, "rewards.functions.own.function refers to", "correct the path", "E-CODE-001")
+def reward_function_in_a_missing_file(patient, monkeypatch):
+    patient.set("rewards.functions", {"own": {"function": "gone.py:own", "weight": 1.0}})
+
+
+@fault("leaks", BAD, "gone.jsonl", "correct the path", "E-TASK-001")
+def missing_validation_file(patient, monkeypatch):
+    patient.set("tasks.validation", "gone.jsonl")
+
+
 # ---- keys and servers ------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +202,29 @@ def settings_of_a_server_that_does_not_exist(patient, monkeypatch):
 @fault("server people", BAD, "no-such-program", "correct its entry in servers.json", "E-TOOL-010")
 def server_command_not_found(patient, monkeypatch):
     patient.servers["people"] = {"command": "no-such-program"}
+
+
+@fault("server people", BAD, "srv", "correct its entry in servers.json", "E-TOOL-010")
+def server_command_that_is_not_executable(patient, monkeypatch):
+    (patient.folder / "srv").write_text("#!/bin/sh")
+    patient.servers["people"] = {"command": str(patient.folder / "srv")}
+
+
+@fault("server people", BAD, "'/nowhere'", "correct its entry in servers.json", "E-TOOL-010")
+def server_in_a_missing_folder(patient, monkeypatch):
+    patient.servers["people"] |= {"cwd": "/nowhere"}
+
+
+@fault("servers", BAD, "gone.sqlite does not exist", "record one with servers.cassette_mode=record", "E-TOOL-009")
+def missing_cassette(patient, monkeypatch):
+    patient.set("servers.cassette", "gone.sqlite")
+    patient.set("servers.cassette_mode", "replay")
+
+
+@fault("servers", BAD, "its folder does not exist", "create the folder", "E-TOOL-009")
+def cassette_in_a_missing_folder(patient, monkeypatch):
+    patient.set("servers.cassette", "gone/calls.sqlite")
+    patient.set("servers.cassette_mode", "record")
 
 
 @fault("server people", BAD, "the licence has expired", "run its command by hand", "E-TOOL-010")
@@ -280,6 +313,11 @@ def tool_that_returns_an_error_as_a_success(patient, monkeypatch):
 @fault("pins", BAD, "changed 'find_person'", "mcprl tools pin", "E-TOOL-006")
 def description_that_changed_since_it_was_pinned(patient, monkeypatch):
     pin(patient, "people", "Town of a colleague.")
+
+
+@fault("pins", BAD, "gone.json cannot be read", "or remove servers.pins", "E-CONF-001")
+def missing_pins(patient, monkeypatch):
+    patient.set("servers.pins", "gone.json")
 
 
 @fault("pins", BAD, "pins no tools of server 'people'", "mcprl tools pin", "E-TOOL-006")
@@ -570,6 +608,12 @@ def outputs_that_cannot_be_written(patient, monkeypatch):
     patient.set("training.outputs", "/proc/outputs")
 
 
+@fault("disk", BAD, "is not writable", "a folder that you may write to", "E-RUN-010")
+def outputs_that_are_a_file(patient, monkeypatch):
+    patient.files["file"] = "x"
+    patient.set("training.outputs", str(patient.folder / "file"))
+
+
 @fault("forecast", WARN, "long for a CPU: time about ", "train on a machine with a GPU")
 def run_that_takes_days_on_a_cpu(patient, monkeypatch):
     monkeypatch.setattr("mcprl.checks.doctor.resource_checks.gpu_memories", lambda: ())
@@ -698,6 +742,14 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "server-file-that-is-no-json": (writes("servers.json", None),),
     "settings-of-a-server-that-does-not-exist": (removes("servers.settings.poeple"),),
     "server-command-not-found": (serves(people=WELL),),
+    "reward-function-in-a-missing-file": (writes("gone.py", "def own(episode):\n    return 1.0\n"),),
+    "missing-validation-file": (writes("gone.jsonl", json.dumps(task("judged", "Bo"))), sets(tasks__validation=None)),
+    "server-command-that-is-not-executable": (serves(people=WELL),),
+    "server-in-a-missing-folder": (serves(people=WELL),),
+    "missing-cassette": (sets(servers__cassette_mode="record"),),
+    "cassette-in-a-missing-folder": (lambda patient, _: (patient.folder / "gone").mkdir(),),
+    "missing-pins": (removes("servers.pins"), pins_again),
+    "outputs-that-are-a-file": (sets(training__outputs="outputs"),),
     "server-that-dies-at-start": (serves(people=WELL),),
     "server-that-hangs-at-start": (all_of(serves(people=WELL), sets(servers__settings__people__start_deadline_s=30)),),
     "one-server-without-tools": (serves(idle=server(tool("other"))), serves(idle=server() | {"disabled": True})),
