@@ -123,6 +123,13 @@ async def test_a_child_cannot_read_our_input(tmp_path):
     assert child.log_tail() == "''"
 
 
+async def test_the_tail_of_the_log_has_no_secrets(tmp_path):
+    child = await start("print('Authorization: Bearer 3f9a8b7c6d5e4f3a2b1c0d9e')", tmp_path / "log")
+    await child.wait()
+    assert "3f9a8b7c6d5e4f3a2b1c0d9e" not in child.log_tail()
+    assert "Authorization" in child.log_tail()
+
+
 async def test_the_tail_of_the_log_is_its_last_lines_whatever_bytes_they_hold(tmp_path):
     child = await start(
         "import sys; sys.stdout.buffer.write(b''.join(b'line %d\\n' % n for n in range(50)) + b'\\xff!')",

@@ -179,12 +179,12 @@ def check_parity(
     setting learner.max_parity_error: training stops if the mean error is above it. `scores_at_1` are the learner's
     logprobs at temperature 1; they show whether the sampler ignores the temperature.
     """
-    tokens = list(_tokens(trajectories, scores))
+    tokens = list(_tokens(trajectories, scores, dtype))
     if not tokens:
         raise ValueError("there is no sampled token to compare")
     forced = [token for token in tokens if token.forced]
     figures, alignment = ParityFigures.of(tokens), _alignment(trajectories)
-    at_1 = None if scores_at_1 is None else ParityFigures.of(list(_tokens(trajectories, scores_at_1)))
+    at_1 = None if scores_at_1 is None else ParityFigures.of(list(_tokens(trajectories, scores_at_1, dtype)))
     verdict = _cause(forced, figures, at_1, alignment) or _by_size(figures, dtype)
     worst = nlargest(_WORST, tokens, key=lambda token: abs(token.difference))
     return ParityReport(
@@ -200,7 +200,7 @@ def check_parity(
     )
 
 
-def _tokens(trajectories: Sequence[Trajectory], scores: Scores) -> Iterator[ScoredToken]:
+def _tokens(trajectories: Sequence[Trajectory], scores: Scores, dtype: Dtype) -> Iterator[ScoredToken]:
     """Yield the sampled tokens of all trajectories."""
     for trajectory, column in zip(trajectories, scores, strict=True):
         in_turn = Counter[int]()
@@ -212,7 +212,8 @@ def _tokens(trajectories: Sequence[Trajectory], scores: Scores) -> Iterator[Scor
                 raise NonFiniteError(
                     f"the learner's logprob of token {in_turn[turn]} in turn {turn} of task {trajectory.task_id} "
                     f"is {score}",
-                    fix="set model.dtype to float32, and check that the weights are complete",
+                    fix="download or copy the whole model again"
+                    + ("" if dtype == "float32" else ", or set model.dtype to float32"),
                 )
             yield ScoredToken(
                 task_id=trajectory.task_id,

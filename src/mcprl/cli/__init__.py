@@ -114,7 +114,7 @@ def _entry_points() -> tuple[EntryPoint, ...]:
 def _load(entry: EntryPoint) -> Any:
     try:
         return entry.load()
-    except (ImportError, AttributeError, SyntaxError) as error:
+    except Exception as error:  # a module of somebody else may raise anything
         if _library(error) in EXTRAS:
             raise
         package = "its package" if entry.dist is None else f"the package {entry.dist.name} {entry.dist.version}"

@@ -67,7 +67,7 @@ def command(
     from mcprl.cli.debug_log import debugging
 
     with folder, debugging(folder.logs) if debug else nullcontext():
-        with enduring_output(), loading_libraries():
+        with enduring_output(), loading_libraries(folder):
             from mcprl.cli.running import run_to_the_end
 
         run_to_the_end(resume_point.config, folder, resume_point)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import contextmanager, nullcontext
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -24,6 +26,7 @@ from mcprl.verdicts import Verdict
 
 if TYPE_CHECKING:
     from mcprl.records import LostEpisode, Trajectory
+    from mcprl.runs.folder import RunFolder
 
 __all__ = ["StageConsole", "loading_libraries", "print_timed"]
 
@@ -80,11 +83,35 @@ class StageConsole:
 
 
 @contextmanager
-def loading_libraries() -> Generator[None]:
-    """Say so while a command imports its libraries: torch takes seconds, on a busy machine a minute."""
-    with StageConsole() as console:
+def loading_libraries(folder: RunFolder | None = None) -> Generator[None]:
+    """Say so while a command imports its libraries: torch takes seconds, on a busy machine a minute.
+
+    A signal meanwhile stops the run in `folder`, which records that.
+    """
+    with StageConsole() as console, nullcontext() if folder is None else _stopped_by_signals(folder):
         console.stage("loading libraries")
         yield
+
+
+@contextmanager
+def _stopped_by_signals(folder: RunFolder) -> Generator[None]:
+    def stop(number: int, _frame: FrameType | None) -> None:
+        # Not an Exception, because libraries that are being imported may catch those.
+        raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name} before the first step")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        from mcprl.training.shutdown import EXIT_STOPPED
+
+        folder.record_end(stopped)
+        folder.close()
+        print(printable(f"mcprl: {stopped}"), file=sys.stderr)
+        sys.exit(EXIT_STOPPED)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def print_timed(console: Console, started: float, text: str) -> None:

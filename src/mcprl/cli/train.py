@@ -41,7 +41,7 @@ def command(
     with RunFolder.create(config) as folder:
         with enduring_output():
             print(printable(f"run {folder.path}{_why_numbered(folder.path, config.name)}"), flush=True)
-            with loading_libraries():
+            with loading_libraries(folder):
                 from mcprl.cli.running import run_to_the_end
 
         with debugging(folder.logs) if debug else nullcontext():

@@ -244,7 +244,8 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
             raise NonFiniteError(
                 f"{self._non_finite_in_a_row} updates in a row hit NaN or Inf, the last one: {what}; "
                 "the weights are those from before these updates",
-                fix="look at the episodes in the message; lower learner.learning_rate, or set model.dtype to float32",
+                fix="look at the episodes in the message; lower learner.learning_rate"
+                + ("" if self._config.model.dtype == "float32" else ", or set model.dtype to float32"),
             )
         return what
 

@@ -21,6 +21,7 @@ from typing import IO
 
 from mcprl.errors import UnfitEngineError
 from mcprl.processes.guard import CHILD_MARK, GUARD, OWNER_MARK, kill_marked, limit_of
+from mcprl.secrets import SECRETS
 
 __all__ = ["ChildProcess", "free_port", "private_folder", "require_linux", "search_path"]
 
@@ -289,10 +290,11 @@ class ChildProcess:
             self._process.stdout.close()
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of the log, for an error message."""
+        """The last lines of the log, for an error message, without secrets."""
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+            tail = "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+        return SECRETS.redact(tail)
 
     async def _ask_to_end(self, grace_s: float) -> None:
         if self._process.stdin is not None:

@@ -295,12 +295,16 @@ class Pipeline:
         """Return the recorded, cached or shared answer of a read-only tool; otherwise call the server."""
         tool, route = request.tool, request.route
         if self._mode == "replay":
-            return self._recorded(request) or _Outcome(Answer(_NOT_RECORDED, is_error=True), Source.CASSETTE)
+            return await asyncio.to_thread(self._recorded, request) or _Outcome(
+                Answer(_NOT_RECORDED, is_error=True), Source.CASSETTE
+            )
         if not (tool.read_only and request.is_shared):
             answer, attempts = await self._deliver(request)
             return _Outcome(answer, attempts=attempts)
-        if self._mode == "replay_else_live" and (recorded := self._recorded(request)) is not None:
-            return recorded
+        if self._mode == "replay_else_live":
+            recorded = await asyncio.to_thread(self._recorded, request)
+            if recorded is not None:
+                return recorded
         key = (tool.name, canonical_json(request.arguments))
         if route.cache is not None and (cached := route.cache.get(key)) is not None:
             return _Outcome(cached, Source.CACHE)
@@ -309,6 +313,7 @@ class Pipeline:
         return _Outcome(answer, attempts=attempts, shared=shared)
 
     def _recorded(self, request: _Request) -> _Outcome | None:
+        """Return the recorded answer. Call it off the event loop: the file may be large, damaged or locked."""
         assert self._cassette is not None
         tool, route = request.tool, request.route
         recording = self._cassette.find(route.name, route.version, tool.name, request.arguments)
@@ -327,9 +332,8 @@ class Pipeline:
         if route.cache is not None:
             route.cache.put(key, answer, len(answer.text.encode()) + len(key[1]))
         if self._cassette is not None and self._mode in {"record", "replay_else_live"}:
-            self._cassette.record(
-                route.name, route.version, tool.name, request.arguments, answer.text, truncated=answer.truncated
-            )
+            call = (route.name, route.version, tool.name, request.arguments, answer.text)
+            await asyncio.to_thread(self._cassette.record, *call, truncated=answer.truncated)
         return answer, attempts
 
     async def _deliver(self, request: _Request) -> tuple[Answer, int]:

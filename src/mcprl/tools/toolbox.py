@@ -115,7 +115,7 @@ class Toolbox:
             stack.push_async_callback(self._close)
             await self._open()
             settings = {spec.name: spec.settings for spec in self._specs} or self._replayed
-            definitions = self.definitions
+            definitions = await asyncio.to_thread(lambda: self.definitions)
             self._routes = {
                 name: open_route(name, settings.get(name, ServerSettings()), version, self._limits)
                 for name, (version, _) in definitions.items()
@@ -125,7 +125,7 @@ class Toolbox:
             self._pipeline = Pipeline(self._catalog, self._routes, cassette=self._cassette, cassette_mode=self._mode)
             if self._cassette is not None and self._mode != "replay":
                 for name, (version, tools) in definitions.items():
-                    self._cassette.record_tools(name, version, tools)
+                    await asyncio.to_thread(self._cassette.record_tools, name, version, tools)
             self._stack = stack.pop_all()
         return self
 
@@ -234,9 +234,10 @@ async def open_toolbox(
     async with AsyncExitStack() as stack:
         cassette: Cassette | None = None
         if config.cassette is not None and config.cassette_mode != "live":
-            cassette = Cassette.open(config.cassette, writable=config.cassette_mode != "replay")
+            writable = config.cassette_mode != "replay"
+            cassette = await asyncio.to_thread(Cassette.open, config.cassette, writable=writable)
             stack.callback(cassette.close)
-            _check_replayed(config, cassette)
+            await asyncio.to_thread(_check_replayed, config, cassette)
         toolbox = Toolbox(
             specs,
             log_dir=log_dir,

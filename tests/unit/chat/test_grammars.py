@@ -317,6 +317,17 @@ def test_a_grammar_that_does_not_compile_is_an_error_in_the_compilers_words(smol
         assert ".cc:" not in caught.value.what.split(words)[0][:60]
 
 
+def test_a_corrected_schema_compiles(smol):
+    def offer(*kinds: str) -> str:
+        elements = [{"type": "json_schema", "json_schema": {"type": kind}} for kind in kinds]
+        return tag({"type": "or", "elements": elements})
+
+    with pytest.raises(GrammarError, match=r"Fix: fix the tool's schema, leave the tool out, or set"):
+        smol.grammars.check(offer("string", "strin"))
+    smol.grammars.check(offer("string", "string"))
+    smol.grammars.check(offer("string"))
+
+
 @pytest.mark.parametrize("stops", [(), (10**7,)])
 def test_a_turn_needs_stops_that_the_model_has(smol, stops):
     with pytest.raises(GrammarError, match="stop"):

@@ -183,12 +183,17 @@ def verdict_on(planted: Planted, config: RunConfig) -> str:
     return next((verdict.fix for verdict in found if verdict.name == planted.rule), "")
 
 
-@pytest.mark.parametrize("engine", ["vllm", "skyrl"])
-@pytest.mark.parametrize("planted", PLANTED, ids=str)
-def test_every_setting_that_a_verdict_advises_can_be_set_and_is_not_advised_again(planted: Planted, engine: str):
-    config = make_config(**planted.config)
-    if engine == "skyrl" and (config := skyrl(config)) is None:
-        pytest.skip("SkyRL's engine refuses these settings")
+ADVISED = [
+    pytest.param(planted, config, id=f"{planted}-{engine}")
+    for planted in PLANTED
+    for own in (make_config(**planted.config),)
+    for engine, config in (("vllm", own), ("skyrl", skyrl(own)))
+    if config is not None
+]
+
+
+@pytest.mark.parametrize(("planted", "config"), ADVISED)
+def test_every_setting_that_a_verdict_advises_can_be_set_and_is_not_advised_again(planted: Planted, config: RunConfig):
     fix = verdict_on(planted, config)
     changes = advised(fix, config)
     known = {setting.path for setting in all_settings()}

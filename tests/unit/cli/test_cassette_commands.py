@@ -183,6 +183,32 @@ def test_a_long_list_of_faults_is_cut_and_says_so(run, made):
     assert lines[-1] == "fault: … and 5 more"
 
 
+@pytest.mark.parametrize(
+    ("option", "text", "advice"),
+    [
+        ("log", "{", "a JSON list of rows, or one row per line"),
+        ("log", None, "give files of recorded conversations"),
+        ("log", "[]", "give files of conversations that contain tool calls"),
+        ("tools", "{", '"name", "description" and "parameters"'),
+        ("tools", "[3]", '"name", "description" and "parameters"'),
+    ],
+)
+def test_following_the_advice_about_recorded_files_makes_them_usable(run, log, tmp_path, option, text, advice):
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([{"name": "fmp_get_quote", "description": "A price.", "parameters": {}}]))
+    command = ("import", log, "--into", tmp_path / "calls.sqlite", "--server", "all=*", "--tools", tools)
+    spoilt = {"log": log, "tools": tools}[option]
+    sound = spoilt.read_text()
+    spoilt.unlink()
+    if text is not None:
+        spoilt.write_text(text)
+    with pytest.raises(CassetteError) as caught:
+        run(*command)
+    assert advice in caught.value.fix
+    spoilt.write_text(sound)
+    assert run(*command).exit_code == 0
+
+
 def test_a_file_that_is_no_cassette_is_one_sentence_with_a_fix(mcprl, log):
     result = mcprl("cassette", "show", str(log))
     assert (result.returncode, result.stdout) == (2, "")

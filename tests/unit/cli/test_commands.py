@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -125,14 +126,17 @@ def test_each_server_has_a_command_and_options_of_its_own():
 
 
 @pytest.fixture
-def broken_package(monkeypatch):
-    """Two commands of an installed package that is broken: one below serve, one at the top."""
+def broken_package(monkeypatch, tmp_path):
+    """Commands of an installed package that is broken: two below serve, one at the top."""
 
     class Distribution:
         name, version = "acme-tools", "1.2"
 
     entries = [EntryPoint("serve.acme", "acme_tools.gone:serve", "mcprl.commands")]
     entries += [EntryPoint("acme", "mcprl.errors:no_such_name", "mcprl.commands")]
+    entries += [EntryPoint("serve.raising", "acme_raising:serve", "mcprl.commands")]
+    (tmp_path / "acme_raising.py").write_text("raise ValueError('no licence')\n")
+    monkeypatch.syspath_prepend(tmp_path)
     for entry in entries:
         vars(entry)["dist"] = Distribution
     installed = cli_module._entry_points()
@@ -146,7 +150,7 @@ def broken_package(monkeypatch):
 def test_a_broken_package_breaks_only_its_own_commands_which_name_it():
     runner = CliRunner()
     assert runner.invoke(app, ["serve", "directory", "--help"]).exit_code == 0
-    for path in (["serve", "acme", "--http"], ["acme"]):
+    for path in (["serve", "acme", "--http"], ["serve", "raising"], ["acme"]):
         error = runner.invoke(app, path).exception
         assert isinstance(error, MissingExtraError)
         assert f"`mcprl {' '.join(path[:2] if path[0] == 'serve' else path)}`" in error.what
@@ -158,6 +162,7 @@ def test_help_lists_the_other_commands_beside_a_broken_one():
     listed = CliRunner().invoke(app, ["serve", "--help"])
     assert listed.exit_code == 0
     assert "No module named 'acme_tools'" in " ".join(listed.output.split())
+    assert "no licence" in listed.output
     assert "A small office directory" in listed.output
     assert "acme" in CliRunner().invoke(app, ["--help"]).output
 
@@ -184,6 +189,28 @@ def test_a_heavy_command_says_that_it_loads_libraries_before_it_does(tmp_path, m
     done = CliRunner().invoke(app, [*arguments, "--set", outputs])
     assert isinstance(done.exception, ModuleNotFoundError), done.exception
     assert "loading libraries" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_libraries_load_is_recorded_with_the_run(tmp_path, monkeypatch, number):
+    class Interrupting:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "mcprl.cli.running":
+                signal.raise_signal(number)
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delitem(sys.modules, "mcprl.cli.running", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting, *sys.meta_path])
+    before = signal.getsignal(number)
+    done = CliRunner().invoke(app, ["train", HELLO, "--set", f"training.outputs={tmp_path}"])
+    assert done.exit_code == 75, done.exception
+    (end,) = tmp_path.glob("*/end.json")
+    assert json.loads(end.read_text()) == {
+        "state": "stopped",
+        "why": f"stopped by {number.name} before the first step",
+    }
+    assert signal.getsignal(number) is before
 
 
 def test_an_adapter_of_another_model_is_not_tried(tmp_path):

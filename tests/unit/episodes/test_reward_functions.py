@@ -121,6 +121,15 @@ async def test_a_function_that_misses_its_deadline_is_stopped_where_it_is(tmp_pa
         assert await functions.grade(view("y")) == {"own": 1.0}  # by another process
 
 
+async def test_a_slow_function_counts_once_its_deadline_is_raised(tmp_path):
+    text = "import time\n\n\ndef f(episode):\n    time.sleep(0.3)\n    return 1.0\n"
+    async with opened(tmp_path, text, deadline_s=0.1, on_error="lose_episode") as functions:
+        with pytest.raises(RewardFunctionError, match="deadline_s"):
+            await functions.grade(view())
+    async with opened(tmp_path, text, deadline_s=60, on_error="lose_episode") as functions:
+        assert await functions.grade(view()) == {"own": 1.0}
+
+
 async def test_what_a_function_prints_goes_to_the_log_without_secrets(tmp_path, monkeypatch):
     monkeypatch.setenv("DESK_API_KEY", "desk-key-0123456789")
     text = "import os\n\n\ndef f(episode):\n    print('key', os.environ['DESK_API_KEY'])\n    return 1.0\n"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -377,3 +378,19 @@ async def test_three_in_a_row_end_the_run_and_a_good_update_starts_the_count_ane
         await learner.update(spoilt)
     assert fingerprint(learner) == before
     assert sorted(os.listdir(tmp_path)) == ["v1", "v2"]
+
+
+def test_a_lower_learning_rate_ends_the_overflows(tiny_qwen3, tmp_path):
+    model = save_small_model(tmp_path / "model")
+    for tokenizer in tiny_qwen3.glob("tokenizer*"):
+        shutil.copy(tokenizer, model)
+
+    def learn(learning_rate: float) -> str | None:
+        config = small_config(model, algorithm={"minibatches": 2}, learning_rate=learning_rate, tuning="full")
+        learner = small_learner(config, tmp_path / str(learning_rate))
+        return [learner._update(clean_batch(learner)).skipped for _ in range(3)][-1]
+
+    with pytest.raises(NonFiniteError, match="3 updates in a row") as caught:
+        learn(1e9)
+    assert caught.value.fix == "look at the episodes in the message; lower learner.learning_rate"  # it is in float32
+    assert learn(2e-4) is None

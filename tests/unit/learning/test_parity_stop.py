@@ -67,6 +67,13 @@ def test_a_sampler_that_kept_the_weights_of_one_update_before_stops_the_run_at_o
     assert weights_hash(learner.policy) == before
 
 
+def test_a_sampler_with_the_weights_of_the_learner_stops_nothing(folder, model, tmp_path):
+    other = AutoModelForCausalLM.from_pretrained(save_small_model(tmp_path / "other", "qwen3"), dtype="float32").eval()
+    with pytest.raises(ParityError, match="Fix: use the same model and dtype in both"):
+        make_learner(folder, tmp_path, FLOAT32)._update(batch(sampled_by(other, 20)))
+    assert make_learner(folder, tmp_path, FLOAT32)._update(batch(sampled_by(model, 20))).skipped is None
+
+
 @pytest.mark.parametrize("max_parity_error", [FLOAT32, DEFAULT], ids=["float32", "default"])
 def test_a_sampler_that_saw_another_template_stops_the_run_at_once(folder, model, tmp_path, max_parity_error):
     learner = make_learner(folder, tmp_path, max_parity_error)

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 from made_trajectories import batch_of, make_trajectory, on_policy, ragged_batch, weights_hash
-from transformers import FalconConfig, LlamaConfig, MistralConfig, Qwen2Config
+from small_models import small_batch, small_config, small_learner
+from transformers import FalconConfig, LlamaConfig, MistralConfig, MistralForCausalLM, Qwen2Config
 
 from mcprl.errors import UnsharableError
 from mcprl.learning.attention import require_sharable
@@ -106,3 +107,13 @@ def test_a_model_whose_attention_cannot_be_split_is_refused_by_name(config, why)
 @pytest.mark.parametrize("config", [LlamaConfig(), MistralConfig(sliding_window=None), Qwen2Config()])
 def test_a_model_that_attends_to_all_that_came_before_is_not(config):
     require_sharable(config, "some/model")
+
+
+def test_a_model_with_windows_learns_without_shared_prefixes(tmp_path):
+    shape = {"vocab_size": 67, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 1}
+    MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=8)).save_pretrained(tmp_path / "model")
+    with pytest.raises(UnsharableError, match=r"Fix: set learner\.share_prefix to false"):
+        small_learner(small_config(tmp_path / "model"), tmp_path / "weights")
+    config = small_config(tmp_path / "model", share_prefix=False)
+    assert small_learner(config, tmp_path / "weights")._update(small_batch(config)).skipped is None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -280,6 +281,67 @@ async def test_many_tasks_and_threads_share_one_open_cassette(cassette):
     for thread in threads:
         thread.join()
     assert len(list(cassette.recordings())) == 52 * 20
+
+
+def records(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with Cassette.open(path, writable=True) as cassette:
+        cassette.record_tools("s", "", [QUOTE])
+        cassette.record("s", "", "quote", {"symbol": "A"}, "1")
+
+
+def creates_the_folder(path: Path) -> None:
+    path.parent.mkdir()
+    records(path)
+
+
+def restores_a_copy(path: Path) -> None:
+    path.write_bytes(path.with_suffix(".copy").read_bytes())
+
+
+def set_layout(path: Path) -> None:
+    change(path, "PRAGMA user_version = 99")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "writable", "advice", "follow"),
+    [
+        (Path.unlink, False, "record one with servers.cassette_mode=record", records),
+        (lambda path: shutil.rmtree(path.parent), True, "create the folder", creates_the_folder),
+        (lambda path: path.write_bytes(b"something else " * 100), False, "a file that mcprl recorded", restores_a_copy),
+        (lambda path: path.write_bytes(b"something else " * 100), True, "or a new one", Path.unlink),
+        (set_layout, False, "record or import it again", records),
+        (lambda path: change(path, TRIGGER), False, "record or import the calls again", records),
+        (lambda path: change(path, "UPDATE recordings SET answer = 3"), False, "an intact copy", restores_a_copy),
+        (lambda path: change(path, "UPDATE recordings SET answer = 3"), False, "or record it again", records),
+    ],
+)
+def test_following_the_advice_about_a_cassette_makes_it_usable(tmp_path, spoil, writable, advice, follow):
+    def use() -> None:
+        with Cassette.open(path, writable=writable) as cassette:
+            assert len(list(cassette.recordings())) == len(cassette.tools())
+
+    path = tmp_path / "calls" / "calls.sqlite"
+    creates_the_folder(path)
+    path.with_suffix(".copy").write_bytes(path.read_bytes())
+    spoil(path)
+    with pytest.raises(CassetteError) as caught:
+        use()
+    assert advice in caught.value.fix
+    follow(path)
+    use()
+
+
+def test_a_cassette_is_usable_once_no_other_process_locks_it(path, monkeypatch):
+    monkeypatch.setattr("mcprl.tools.cassettes.cassette._BUSY_S", 0.01)
+    records(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with Cassette.open(path, writable=True) as cassette:
+        with pytest.raises(CassetteError, match=r"Fix: check .* whether another process uses it"):
+            cassette.record("s", "", "quote", {"symbol": "B"}, "2")
+        other.close()
+        cassette.record("s", "", "quote", {"symbol": "B"}, "2")
 
 
 def test_a_missing_cassette_is_made_for_writing_and_an_error_for_reading(path):

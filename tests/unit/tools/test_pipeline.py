@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -332,6 +333,33 @@ async def test_an_error_is_never_recorded(tmp_path):
     cassette.close()
     assert [each.fault for each in seen] == [Fault.POLICY, None]
     assert seen[1].source is Source.LIVE
+
+
+@pytest.mark.parametrize("mode", ["record", "replay_else_live"])
+async def test_the_event_loop_answers_while_the_cassette_is_locked(tmp_path, monkeypatch, mode):
+    market, path = Market(), tmp_path / "calls.sqlite"
+    loop, reached, record = asyncio.get_running_loop(), asyncio.Event(), Cassette.record
+
+    def announced(*arguments: object, **named: object) -> None:
+        loop.call_soon_threadsafe(reached.set)
+        record(*arguments, **named)
+
+    monkeypatch.setattr(Cassette, "record", announced)
+    monkeypatch.setattr("mcprl.tools.cassettes.cassette._BUSY_S", 10.0)
+    cassette = Cassette.open(path, writable=True)
+    locked = sqlite3.connect(path, isolation_level=None)
+    spec = ServerSpec(name="market", make=market.make, settings=ServerSettings())
+    async with (
+        Toolbox([spec], log_dir=tmp_path, cassette=cassette, cassette_mode=mode) as box,
+        box.lease(None) as lease,
+    ):
+        locked.execute("BEGIN IMMEDIATE")
+        called = asyncio.create_task(lease.call(call("quote", symbol="A")))
+        await reached.wait()
+        locked.execute("ROLLBACK")
+        assert (await called).text == "A: 213.88"
+    locked.close()
+    cassette.close()
 
 
 async def test_settings_of_a_server_that_the_cassette_does_not_hold_are_refused(tmp_path):

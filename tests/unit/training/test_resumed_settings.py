@@ -388,6 +388,13 @@ class TestARealRun:
         with RunFolder.open(run) as folder:
             assert find_resume_point(folder, from_step=1).step == 1
 
+    async def test_a_run_stopped_by_its_budget_ends_well_once_it_is_shortened(self, run_folder):
+        folder = RunFolder.open(run_folder / "outputs" / "critic")
+        resume_point = find_resume_point(folder, ["training.steps=1", "servers.settings.bells.budget.calls=0"])
+        async with open_run(resume_point.config, Listener(), folder=folder, resume_point=resume_point) as run:
+            await train(run)
+        assert run.step == 1
+
     async def test_continues_without_its_metrics(self, run_folder):
         run = run_folder / "outputs" / "critic"
         (run / "metrics.jsonl").unlink()

@@ -29,6 +29,7 @@ from mcprl.errors import (
 )
 from mcprl.records import Observation, Task, ToolCall
 from mcprl.tools import Catalog, ServerSpec, Tool, Toolbox, load_server_specs, open_toolbox
+from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.keys import load_keys
 from mcprl.tools.pins import compare_tools, read_pins
 from mcprl.tools.specs import PORT
@@ -79,6 +80,8 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
         yield fine("servers", f"none is started: {len(toolbox.catalog)} tools are replayed from {servers.cassette}")
         return
     assert servers.file is not None
+    if servers.cassette is not None and servers.cassette_mode != "live":
+        Cassette.require_folder(servers.cassette)
     once = {"replicas": 1}  # one process of each server is enough here
     specs = [replace(spec, settings=spec.settings.model_copy(update=once)) for spec in examination.specs.value]
     with _Dropped() as dropped:

@@ -101,10 +101,8 @@ class Cassette:
                 f"cassette {path} does not exist",
                 fix="record one with servers.cassette_mode=record, or make one with `mcprl cassette import`",
             )
-        if writable and not path.parent.is_dir():
-            raise CassetteError(
-                f"cassette {path} cannot be created: its folder does not exist", fix="create the folder"
-            )
+        if writable:
+            cls.require_folder(path)
         try:
             connection = _connect(path, writable=writable)
         except sqlite3.Error as error:
@@ -116,6 +114,14 @@ class Cassette:
             connection.close()
             raise
         return cassette
+
+    @staticmethod
+    def require_folder(path: Path) -> None:
+        """Raise CassetteError if a cassette cannot be created because its folder does not exist."""
+        if not path.parent.is_dir():
+            raise CassetteError(
+                f"cassette {path} cannot be created: its folder does not exist", fix="create the folder"
+            )
 
     def close(self) -> None:
         self._connection.close()

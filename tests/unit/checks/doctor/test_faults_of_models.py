@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from patients import Patient, server, tool, well_patient
 
+from mcprl.chat.writing import CALL_SYNTAXES
 from mcprl.checks.doctor import Finding
 from mcprl.checks.doctor.play_checks import foretell_learnable, judge_groups
 from mcprl.goals import Contains, Goal
@@ -65,6 +66,56 @@ async def test_a_schema_that_no_grammar_can_hold_is_found_by_its_tool(tiny):
     tiny.set("sampling.loose_tools", ["find_person"])
     tiny.write()
     assert only(await tiny.examined(fast=False, only=BEFORE_GRAMMAR), "grammar").severity is Severity.OK
+
+
+@pytest.fixture
+def templated(tiny, taught_qwen3, tmp_path, monkeypatch) -> Patient:
+    """As `tiny`, rendered by the template of its model, and as if nobody knew how it writes calls."""
+    monkeypatch.delitem(CALL_SYNTAXES, "template")
+    folder = shutil.copytree(taught_qwen3, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tiny.set("model.path", str(folder))
+    tiny.set("model.renderer", "template")
+    return tiny
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("follow", [{"sampling.constrain": "off"}, {"model.renderer": "chatml"}])
+async def test_a_renderer_without_a_grammar_is_found(templated, follow):
+    templated.set("sampling.constrain", "act")
+    templated.write()
+    found = only(await templated.examined(fast=False, only=BEFORE_GRAMMAR), "grammar")
+    assert (found.severity, found.code) == (Severity.BAD, "E-CHAT-003")
+    assert "set sampling.constrain to off" in found.fix
+    assert "chatml" in found.fix
+    for name, value in follow.items():
+        templated.set(name, value)
+    templated.write()
+    assert only(await templated.examined(fast=False, only=BEFORE_GRAMMAR), "grammar").severity is Severity.OK
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("follow", [{"algorithm.warm_start.weight": 0.0}, {"model.renderer": "chatml"}])
+async def test_a_renderer_that_writes_no_demonstrations_is_found(templated, follow):
+    templated.set("algorithm.warm_start.weight", 1.0)
+    templated.set("sampling.max_tokens", 128)
+    templated.tasks[0]["solution"] = {
+        "calls": [{"name": "find_person", "arguments": {"name": "Ana"}}],
+        "answer": "Lima",
+    }
+    templated.write()
+    upto_sampler = BEFORE_GRAMMAR | {"sampler"}
+    (found,) = [one for one in await templated.examined(fast=False, only=upto_sampler) if one.code == "E-CHAT-003"]
+    assert "set algorithm.warm_start.weight to 0" in found.fix
+    assert "chatml" in found.fix
+    for name, value in follow.items():
+        templated.set(name, value)
+    templated.write()
+    findings = await templated.examined(fast=False, only=upto_sampler)
+    assert [one for one in findings if one.severity is Severity.BAD] == []
 
 
 @pytest.mark.process
