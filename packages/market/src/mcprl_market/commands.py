@@ -48,10 +48,6 @@ def python(
         int | None,
         typer.Option("--world", metavar="SEED", help="Seed to include in the server's version; has no other effect."),
     ] = None,
-    engine: Annotated[
-        Literal["sandbox", "monty"],
-        typer.Option(help="What runs the code: sandboxed Python, or monty, which runs a subset of Python."),
-    ] = "sandbox",
     allow_unsafe: Annotated[
         bool, typer.Option("--allow-unsafe", help="Run code even if the sandbox cannot protect this machine.")
     ] = False,
@@ -59,7 +55,7 @@ def python(
     port: Port = 8000,
 ) -> None:
     """Python code execution."""
-    serve_by_name("python", http, port, world=world, engine=engine, allow_unsafe=allow_unsafe)
+    serve_by_name("python", http, port, world=world, allow_unsafe=allow_unsafe)
 
 
 def generate(

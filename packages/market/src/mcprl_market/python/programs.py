@@ -1,4 +1,4 @@
-"""Programs and their outcomes: the records that both engines use."""
+"""Programs and their outcomes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,6 @@ class FailureKind(StrEnum):
     OUTPUT = "output"
     RESULT = "result"
     DISK = "disk"
-    UNSUPPORTED = "unsupported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
