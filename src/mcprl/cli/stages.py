@@ -25,8 +25,6 @@ from mcprl.verdicts import Verdict
 if TYPE_CHECKING:
     from mcprl.records import LostEpisode, Trajectory
 
-__all__ = ["StageConsole", "loading_libraries", "print_timed"]
-
 _LINES = 10  # lines of progress, if there is no terminal for a progress bar
 
 

@@ -31,9 +31,6 @@ from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 from mcprl.skyrl.client import AdamStep, ScoredRow
 from mcprl.skyrl.engine import SkyrlEngine
 
-__all__ = ["SkyrlLearner"]
-
-
 _GRAD_NORM = "skyrl.ai/grad_norm"
 
 

@@ -34,20 +34,6 @@ from mcprl.records import FinishReason
 from mcprl.samplers.sampler import Completion, SampleRequest
 from mcprl.secrets import HUB_VARIABLES, environment_without_keys
 
-__all__ = [
-    "BASE_NAME",
-    "GENERATE_PATH",
-    "MAX_ADAPTERS",
-    "SupervisedVllm",
-    "VllmProcess",
-    "generate_body",
-    "read_completion",
-    "replaces_weights",
-    "server_argv",
-    "server_env",
-]
-
-
 GENERATE_PATH = "/inference/v1/generate"
 
 _UNNAMED_VERSION = "default"  # vLLM's name for the version of the weights that it was started with

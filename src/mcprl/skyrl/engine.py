@@ -24,8 +24,6 @@ from mcprl.seeds import derive_seed
 from mcprl.skyrl.client import AdamStep, Drawn, Model, ScoredRow, SkyrlClient
 from mcprl.skyrl.server import SkyrlServer
 
-__all__ = ["SkyrlEngine", "Snapshot"]
-
 T = TypeVar("T")
 
 # How long responses are kept, so that they can be fetched again.

@@ -26,9 +26,6 @@ from mcprl.processes import ChildProcess, free_port
 from mcprl.secrets import HUB_VARIABLES, SECRETS, environment_without_keys
 from mcprl.skyrl.serve import KEY_HEADER, KEY_VARIABLE, UNFIT_EXIT_CODE
 
-__all__ = ["ServerState", "SkyrlServer", "server_argv", "server_env"]
-
-
 ADAPTERS = 4
 """How many adapters the engine can hold: one for the base model, one in training, and snapshots of it."""
 

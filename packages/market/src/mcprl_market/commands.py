@@ -9,8 +9,6 @@ import typer
 
 from mcprl.cli.serve import Http, Port, serve_by_name
 
-__all__ = ["fmp", "generate", "polygon", "python", "slack", "tavily"]
-
 _World = Annotated[
     int | None, typer.Option("--world", metavar="SEED", help="Serve the offline world with this seed; needs no key.")
 ]

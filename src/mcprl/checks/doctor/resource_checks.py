@@ -20,9 +20,6 @@ from mcprl.runs.checkpoints import forecast
 from mcprl.runs.folder import find_writable
 from mcprl.tools.keys import load_keys
 
-__all__ = ["check_disk", "check_forecast", "check_memory", "check_trackers"]
-
-
 _REACH_S = 2.0
 _LONG_ON_A_CPU_S = 6 * 3600
 _WANDB_CLOUD: Final = "https://api.wandb.ai"

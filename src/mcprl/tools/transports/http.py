@@ -41,8 +41,6 @@ from mcprl.tools.transports.exchanges import (
 )
 from mcprl.tools.transports.messages import TransportOutcome, Trouble, error_for
 
-__all__ = ["http_transport"]
-
 
 class KeptOpen:
     """A stream of the SDK that stays open until the transport ends, even if the session closes it earlier.

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Failed", "FailureKind", "Limits", "Outcome", "Program", "Ran", "Step"]
-
-
 _MIB = 1024 * 1024
 
 

@@ -20,9 +20,6 @@ from mcprl_market.python.process import Ending, WorkerProcess
 from mcprl_market.python.programs import Failed, FailureKind, Limits, Outcome, Program, Ran, Step
 from mcprl_market.python.values import read_json
 
-__all__ = ["Sandbox"]
-
-
 _logger = logging.getLogger(__name__)
 
 _START_S = 20.0

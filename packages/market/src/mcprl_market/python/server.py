@@ -24,18 +24,6 @@ from mcprl_market.python.programs import Failed, Limits, Outcome, Program, Step
 from mcprl_market.python.sandbox import Sandbox
 from mcprl_market.python.values import json_value
 
-__all__ = [
-    "MAX_KEYS",
-    "MAX_STEPS",
-    "MAX_STORED_BYTES",
-    "EpisodeContext",
-    "Execution",
-    "StoredResult",
-    "make_server",
-    "steps_of",
-]
-
-
 MAX_KEYS = 100
 MAX_STORED_BYTES = 4 * 1024 * 1024
 
