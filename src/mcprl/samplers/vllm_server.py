@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import json
 import logging
-import os
 import re
 import signal
 import sys
@@ -282,9 +281,7 @@ class VllmProcess:
     def kill(self) -> None:
         """Kill the server, because its state is unknown or broken. Idempotent."""
         self._killed = True
-        if not self.ended:
-            # Its process id cannot be reused before we have reaped it.
-            os.kill(self.pid, signal.SIGKILL)
+        self._process.send(signal.SIGKILL)
 
     async def stop(self) -> None:
         """Stop the server and all of its processes. Idempotent."""

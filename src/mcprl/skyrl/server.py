@@ -319,9 +319,7 @@ class SkyrlServer:
 
     def kill(self) -> None:
         """Kill the server. Its engine ends with it. Idempotent."""
-        if not self.ended:
-            # No other process can have this id until we have reaped the server.
-            os.kill(self.pid, signal.SIGKILL)
+        self._process.send(signal.SIGKILL)
 
     async def stop(self) -> None:
         """Stop the server and all its processes. Idempotent."""
