@@ -10,7 +10,6 @@ machine, then every bomb, then honest programs; then the times. `--ci` runs each
   honest, honest_failed  programs that must run, and those that did not
   plain_ms, pandas_ms  a call, from the program to its outcome, with a worker ready; median
   plain_p95_ms, pandas_p95_ms
-  monty_ms             the same in Monty, for code in its subset
   plain_start_ms, pandas_start_ms  until a worker is ready, which a call waits for only where no spare is left; median
   plain_per_s          programs a second, eight at a time, every one in a process of its own
   pandas_per_s         the same for programs that use pandas: each worker imports it anew
@@ -29,7 +28,6 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,6 @@ import psutil
 
 from mcprl.errors import SandboxLostError
 from mcprl_market.python.launch import Isolation, Kind, Launch, choose_launch, likely_isolation
-from mcprl_market.python.monty import MontyEngine
 from mcprl_market.python.process import WorkerProcess
 from mcprl_market.python.programs import Failed, Limits, Program, Ran, Step
 from mcprl_market.python.sandbox import Sandbox
@@ -107,15 +104,13 @@ async def failing_programs(sandbox: Sandbox) -> int:
     return failed
 
 
-async def latencies_ms(
-    run: Callable[[Program], Awaitable[Any]], code: str, count: int, sandbox: Sandbox
-) -> list[float]:
+async def latencies_ms(sandbox: Sandbox, code: str, count: int) -> list[float]:
     """One call after the other, each with a worker ready."""
     times: list[float] = []
     for _ in range(count):
         await sandbox.pool.full()
         started = time.perf_counter()
-        outcome = await run(with_data(code))
+        outcome = await sandbox.run(with_data(code))
         times.append((time.perf_counter() - started) * 1000)
         assert isinstance(outcome, Ran), outcome
     return times
@@ -156,7 +151,7 @@ def spare_mb() -> float:
 async def times(ci: bool) -> dict[str, Any]:
     launch = choose_launch(Limits(), allow_unsafe=False)
     scale = 1 if ci else 4
-    async with Sandbox(launch) as sandbox, MontyEngine(Limits()) as monty:
+    async with Sandbox(launch) as sandbox:
         await sandbox.pool.full()
         figures: dict[str, Any] = {
             "honest": len(HONEST),
@@ -164,9 +159,8 @@ async def times(ci: bool) -> dict[str, Any]:
         }
         await sandbox.pool.full()
         figures["spare_mb"] = spare_mb()
-        plain = await latencies_ms(sandbox.run, PLAIN, 50 * scale, sandbox)
-        pandas = await latencies_ms(sandbox.run, PANDAS, 10 * scale, sandbox)
-        figures["monty_ms"] = statistics.median(await latencies_ms(monty.run, PLAIN, 50 * scale, sandbox))
+        plain = await latencies_ms(sandbox, PLAIN, 50 * scale)
+        pandas = await latencies_ms(sandbox, PANDAS, 10 * scale)
         figures |= {"plain_ms": statistics.median(plain), "plain_p95_ms": percentile(plain, 95)}
         figures |= {"pandas_ms": statistics.median(pandas), "pandas_p95_ms": percentile(pandas, 95)}
         cpu = time.process_time()

@@ -17,7 +17,8 @@ import xgrammar as xgr
 from jsonschema import Draft202012Validator
 from transformers import AutoTokenizer
 
-from mcprl.grammar.schemas import Unheld, rewrite
+from mcprl.grammar.schema_parts import Unheld
+from mcprl.grammar.schemas import rewrite
 
 EXCLUDES = ("</", "<t", "<|", "\\ud", "\\uD")
 _BEGIN, _END = "<tool_call>", "</tool_call>"

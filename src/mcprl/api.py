@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from mcprl.evaluation.results import Evaluation
     from mcprl.runs.summary import Summary
 
-__all__ = ["evaluate", "train"]
-
 T = TypeVar("T")
 
 

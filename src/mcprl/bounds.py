@@ -20,40 +20,6 @@ from typing import Any, cast
 import yaml
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
-__all__ = [
-    "MAX_CASSETTE_STEPS",
-    "MAX_CASSETTE_VALUE_BYTES",
-    "MAX_DEPTH",
-    "MAX_ENUM_VALUES",
-    "MAX_EXPANSIONS",
-    "MAX_FILE_BYTES",
-    "MAX_LISTING_BYTES",
-    "MAX_NUMBER",
-    "MAX_PATTERN_BYTES",
-    "MAX_PATTERN_CHARS",
-    "MAX_PROPERTIES",
-    "MAX_RECIPE_BYTES",
-    "MAX_RECIPE_NODES",
-    "MAX_SCHEMA_BYTES",
-    "MAX_STEPS",
-    "MAX_TEMPLATE_CHARS",
-    "MAX_TEMPLATE_OUTPUT",
-    "MAX_TEMPLATE_S",
-    "MAX_TOOLS",
-    "MIN_NUMBER",
-    "GrammarWork",
-    "OverLimitError",
-    "Steps",
-    "decode_json",
-    "is_found",
-    "limited_time",
-    "measure",
-    "read_text",
-    "read_yaml",
-    "why_no_pattern",
-]
-
-
 MAX_DEPTH = 100
 """Nested objects and arrays, in JSON and YAML."""
 MAX_FILE_BYTES = 1024**3

@@ -15,8 +15,6 @@ from typing import Any, NoReturn, cast
 
 from mcprl.files import canonical_json, is_unicode
 
-__all__ = ["WrittenAnswer", "WrittenCall", "answers_in", "calls_in", "is_answer", "text_of"]
-
 # Tags of thoughts inside a call belong to the call. An unclosed thought includes the rest of the text.
 _THOUGHTS = re.compile(r"\s*(?:<think>.*?(?:</think>|\Z)\s*)*", re.DOTALL)
 _CALL = re.compile(r"<think>.*?(?:</think>|\Z)|<tool_call>(?P<body>.*?)(?P<end></tool_call>|\Z)", re.DOTALL)

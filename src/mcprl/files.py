@@ -17,8 +17,6 @@ from typing import Any, cast
 
 from mcprl.errors import StorageError
 
-__all__ = ["canonical_json", "is_unicode", "storage_faults", "sync_file", "sync_folder", "write_file"]
-
 
 def canonical_json(value: object) -> str:
     r"""The value as ASCII JSON with sorted keys and no spaces. 1.0 is written as 1.

@@ -19,8 +19,6 @@ from zlib import crc32
 
 from mcprl.errors import McprlError, UserCodeError, did_you_mean
 
-__all__ = ["UserCode", "digest_of_code", "load_function"]
-
 
 class UserCode:
     """Runs code of the user: an exception of any kind becomes a UserCodeError with its file and line.

@@ -8,8 +8,6 @@ from typing import Protocol
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.verdicts import Verdict
 
-__all__ = ["Silent", "Watcher"]
-
 
 class Watcher(Protocol):
     """Receives the progress of a run. Methods are called in the run's event loop and must return at once."""

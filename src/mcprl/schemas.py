@@ -37,16 +37,6 @@ from mcprl.bounds import (
     measure,
 )
 
-__all__ = [
-    "BadSchemaError",
-    "Checking",
-    "SchemaCheck",
-    "bounded",
-    "find_problems",
-    "schema_search",
-]
-
-
 LINEAR = jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES)
 """The linear regex engine, for validators of jsonschema_rs."""
 

@@ -29,15 +29,6 @@ from threading import Lock
 from typing import Any, cast
 from urllib.parse import quote
 
-__all__ = [
-    "HUB_VARIABLES",
-    "MIN_SECRET_CHARACTERS",
-    "SECRETS",
-    "SecretRegistry",
-    "environment_without_keys",
-    "looks_secret",
-]
-
 _PRIVATE_KEY = r"(?:[ +]|%20)?(?:[A-Z]{1,12}(?:[ +]|%20)){0,3}PRIVATE(?:[ +]|%20)?KEY-----"
 _KEY_BEGIN = "-----BEGIN" + _PRIVATE_KEY
 _KEY_END = "-----END" + _PRIVATE_KEY

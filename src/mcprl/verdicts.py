@@ -6,21 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = [
-    "ACTIVE_FRACTION",
-    "GRAVEST_FIRST",
-    "KL_BAD",
-    "KL_WARN",
-    "LEARNABLE_SHARE",
-    "RATIO_BAND",
-    "RATIO_STD",
-    "VALID_CALLS",
-    "VALID_CALLS_BY_STEP",
-    "Severity",
-    "Verdict",
-    "mean",
-]
-
 # The bars for a step and for a whole run.
 
 # With a smaller share of tokens that carry loss, most of the cost of a batch is wasted.

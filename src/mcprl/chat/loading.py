@@ -18,9 +18,6 @@ from mcprl.chat.rendering import Chat, RoleRenderer, Spoken, find_traits
 from mcprl.chat.templates import BadTemplateError, ChatTemplate
 from mcprl.errors import BadValueError, UnbridgeableError
 
-__all__ = ["ChatmlRenderer", "TemplateRenderer", "load_chat"]
-
-
 _START, _END = "<|im_start|>", "<|im_end|>"
 
 

@@ -20,22 +20,6 @@ from renderers.base import ParsedToolCall, Renderer, Tokenizer, ToolCallParseSta
 
 from mcprl.records import ToolCall
 
-__all__ = [
-    "CALL_OPENING",
-    "JSON_FAMILIES",
-    "MAX_CALLS",
-    "ParsedTurn",
-    "Problem",
-    "Thinking",
-    "TurnReader",
-    "checked_call",
-    "is_whole",
-    "parse_llama_calls",
-    "parse_tool_calls",
-    "read_text",
-    "split_thinking",
-]
-
 
 class Problem(StrEnum):
     """A kind of problem with a call. Its value is the message, with placeholders in braces.

@@ -21,9 +21,6 @@ from mcprl.chat.parsing import ParsedTurn, Thinking, TurnReader
 from mcprl.errors import BadValueError, UnbridgeableError
 from mcprl.records import Message
 
-__all__ = ["Chat", "ControlText", "FrameEncoder", "RoleRenderer", "Spoken", "control_tokens", "find_traits"]
-
-
 _TAGS = r"</?(?:tool|think)\w*>"
 _BRACKETS = {"Ps", "Pe", "Pi", "Pf"}  # Unicode's categories of opening and closing marks
 _BARS = "<>|｜"

@@ -29,8 +29,6 @@ from mcprl.bounds import (
     measure,
 )
 
-__all__ = ["BadTemplateError", "ChatTemplate"]
-
 _MAX_BITS = 4096
 # Widths in the format of `%` and `format`.
 _WIDE = re.compile(r"\d{4}|\*")

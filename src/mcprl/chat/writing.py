@@ -20,8 +20,6 @@ from mcprl.errors import BadValueError, NoCallSyntaxError
 from mcprl.files import is_unicode
 from mcprl.records import Message, ToolCall
 
-__all__ = ["CALL_SYNTAXES", "CallSyntax", "FieldSyntax", "TurnWriter", "syntax_of", "write_json"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSyntax:

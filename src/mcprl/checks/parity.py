@@ -38,22 +38,6 @@ if TYPE_CHECKING:
     from mcprl.episodes.stage import Stage
     from mcprl.learning import Learner
 
-__all__ = [
-    "EXACT_MAX",
-    "EXACT_MEAN",
-    "OUTLIER",
-    "ROUNDING_MEAN",
-    "ROUNDING_OUTSIDE",
-    "ParityFigures",
-    "ParityReport",
-    "ScoredToken",
-    "check_parity",
-    "measure_parity",
-    "pick_tasks",
-    "run_parity",
-]
-
-
 Dtype = Literal["float32", "bfloat16"]
 Scores = Sequence[Sequence[float]]
 

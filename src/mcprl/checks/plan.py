@@ -18,22 +18,6 @@ from mcprl.config import RunConfig, ServersConfig, ServerSettings
 from mcprl.errors import BadValueError, ServerFileError
 from mcprl.records import Message, Task
 
-__all__ = [
-    "FIGURES",
-    "FORWARD_SHARE",
-    "MEASURED_FILE",
-    "Constants",
-    "EpisodeShape",
-    "Figure",
-    "ModelSize",
-    "Plan",
-    "learned_tokens",
-    "make_plan",
-    "model_size",
-    "read_constants",
-    "server_names",
-]
-
 MEASURED_FILE = Path(__file__).parent / "measured.json"
 FORWARD_SHARE = 1 / 3  # of the cost of a pass with gradients: a backward pass costs twice a forward pass
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mcprl.tools.cassettes.importing import ImportReport, ReplayShare
     from mcprl.tools.cassettes.recordings import Recordings
 
-__all__ = ["app"]
-
 _LISTED = 20
 
 app = Commands("Make, read and check cassettes: files of recorded tool calls that replace the servers.")

@@ -15,8 +15,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from mcprl.errors import McprlError
 
-__all__ = ["Commands", "Group"]
-
 _TYPES = {
     "str": "TEXT",
     "int": "N",

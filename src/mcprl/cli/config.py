@@ -8,8 +8,6 @@ import typer
 
 from mcprl.cli.commands import Commands
 
-__all__ = ["app"]
-
 app = Commands("Look up settings.")
 
 

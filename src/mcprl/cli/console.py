@@ -35,8 +35,6 @@ from mcprl.verdicts import Severity, Verdict
 if TYPE_CHECKING:
     from mcprl.runs.summary import SuccessMetric, Summary
 
-__all__ = ["TrainingConsole", "enduring_output", "print_summary", "success_table"]
-
 
 def success_table(metrics: Sequence[SuccessMetric]) -> Table:
     """The figures of a run against their targets."""

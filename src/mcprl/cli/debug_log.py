@@ -21,9 +21,6 @@ from mcprl.records import LostEpisode, Trajectory
 from mcprl.secrets import SECRETS
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = ["FILE_NAME", "RunLogger", "debugging"]
-
-
 FILE_NAME = "debug.log"
 
 _logger = logging.getLogger("mcprl.run")

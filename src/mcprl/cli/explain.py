@@ -17,9 +17,6 @@ from rich.text import Text
 from mcprl.cli.printing import facts_table
 from mcprl.errors import Fault, McprlError, UnknownKeyError, did_you_mean
 
-__all__ = ["FAULTS", "GROUPS", "ErrorPage", "command", "error_pages", "find_page", "read_page"]
-
-
 GROUPS = {
     "CONF": "Configuration",
     "CODE": "Code of your own",

@@ -10,8 +10,6 @@ import typer
 if TYPE_CHECKING:
     from mcprl.scaffold import Project
 
-__all__ = ["command"]
-
 _COMMENT_COLUMN = 33
 
 

@@ -14,9 +14,6 @@ import typer
 from mcprl.cli.printing import duration, plain_table, printable, words
 from mcprl.errors import NoRunError, did_you_mean
 
-__all__ = ["command", "find_logs", "follow_lines", "last_lines"]
-
-
 _TRAIN_LOG = "train.log"
 _BLOCK_BYTES = 65536
 _POLL_S = 0.2

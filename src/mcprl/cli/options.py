@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from mcprl.records import Task
     from mcprl.tools import Toolbox
 
-__all__ = [
-    "AsJson",
-    "Overrides",
-    "Recipe",
-    "choose_task",
-    "parse_pairs",
-    "shown_opening",
-    "temporary_logs",
-    "typed_value",
-]
-
 
 class _Opens(Protocol):
     def __call__(self, *, log_dir: Path) -> AbstractAsyncContextManager[Toolbox]: ...

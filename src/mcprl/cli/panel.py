@@ -23,8 +23,6 @@ from mcprl.config import RunConfig, ServersConfig
 from mcprl.records import LostEpisode, Source, Trajectory
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = ["COLUMNS", "STEP_WORDS", "StepRow", "TrainingPanel", "step_row", "step_table"]
-
 COLUMNS = ("step", "reward", "success", "valid calls", "KL", "ratio", "lost", "tokens/s", "step time", "ETA", "health")
 # A narrow terminal drops these columns, in this order. The health column still reports problems with them.
 _FIRST_TO_GO = ("tokens/s", "ratio", "lost", "step time", "valid calls", "KL", "ETA", "success")

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from mcprl.checks.parity import ParityReport
     from mcprl.config import RunConfig
 
-__all__ = ["command", "print_parity"]
-
 
 def print_parity(console: Console, report: ParityReport) -> None:
     """Print the figures, the verdict and, unless it is ok, the tokens that differ most."""

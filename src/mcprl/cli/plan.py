@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from mcprl.checks.plan import Figure, Plan
     from mcprl.config import RunConfig
 
-__all__ = ["command"]
-
-
 _COUNTS = ("episodes", "turns", "calls", "prompt_tokens", "sampled_tokens", "learned_tokens")
 _ASSUME_HELP = (
     "Set a figure that the recipe does not contain, e.g. turns=3. May be repeated. Per episode: turns, prompt_tokens, "

@@ -17,20 +17,6 @@ from mcprl.verdicts import Severity, Verdict
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = [
-    "STYLES",
-    "duration",
-    "facts_table",
-    "plain_table",
-    "print_json",
-    "printable",
-    "sparkline",
-    "try_command",
-    "verdict_mark",
-    "verdict_text",
-    "words",
-]
-
 
 def printable(text: str) -> str:
     r"""The text with everything escaped that a terminal would obey or not show, since models and tools may send it.

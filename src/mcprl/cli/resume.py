@@ -17,8 +17,6 @@ from mcprl.cli.train import DEBUG_HELP
 if TYPE_CHECKING:
     from mcprl.runs.resuming import ResumePoint
 
-__all__ = ["command"]
-
 
 def _facts(resume_point: ResumePoint, folder: Path) -> list[tuple[str, str]]:
     """List what was found, verified and discarded."""

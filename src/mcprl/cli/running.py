@@ -17,8 +17,6 @@ from mcprl.training.loop import train
 from mcprl.training.run import open_run
 from mcprl.training.shutdown import EXIT_STOPPED, Shutdown
 
-__all__ = ["run_to_the_end"]
-
 
 def run_to_the_end(config: RunConfig, folder: RunFolder, resume_point: ResumePoint | None = None) -> None:
     """Train in `folder`, from the start or from a resume point. Exits with EXIT_STOPPED if the user stops the run."""

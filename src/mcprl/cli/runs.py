@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from mcprl.runs.checkpoints import Checkpoint, Damaged
     from mcprl.runs.past_runs import PastRun
 
-__all__ = ["app", "cautions", "differing_settings", "next_command", "run_comparison", "run_details", "run_list"]
-
 _CURVE_WIDTH = 24
 _MIN_RUN_WIDTH = 14
 _STATE_STYLES = {

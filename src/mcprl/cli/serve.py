@@ -8,8 +8,6 @@ import typer
 
 from mcprl.cli.commands import Commands
 
-__all__ = ["Http", "Port", "app", "serve_by_name"]
-
 app = Commands("Serve tools over stdio, or over HTTP at /mcp. `pip install 'mcprl[market]'` adds more servers.")
 
 Http = Annotated[bool, typer.Option("--http", help="Streamable HTTP on 127.0.0.1 instead of stdio.")]

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from mcprl.records import LostEpisode, Trajectory
     from mcprl.runs.folder import RunFolder
 
-__all__ = ["StageConsole", "loading_libraries", "print_timed"]
-
 _LINES = 10  # lines of progress, if there is no terminal for a progress bar
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     ToolsOfServers = Mapping[str, tuple[str, Sequence[ToolDefinition]]]
 
-__all__ = ["app", "diff_text", "observation_details", "print_tool_stats", "print_tools"]
-
 _MAX_DESCRIPTION = 200
 _DIFF_STYLES = {"+++": "bold", "---": "bold", "+": "green", "-": "red", "@": "cyan"}
 

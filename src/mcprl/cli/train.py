@@ -10,8 +10,6 @@ import typer
 
 from mcprl.cli.options import Overrides, Recipe
 
-__all__ = ["DEBUG_HELP", "command"]
-
 DEBUG_HELP = "Log everything to logs/debug.log and, shortened, to stderr; print tracebacks."
 
 

@@ -35,17 +35,6 @@ from mcprl.seeds import derive_seed
 from mcprl.tasks import load_tasks
 from mcprl.tools.stats import StatsDocument
 
-__all__ = [
-    "GREEDY_TEMPERATURE",
-    "Played",
-    "Player",
-    "Request",
-    "choose_tasks",
-    "evaluate",
-    "fingerprint",
-    "make_request",
-]
-
 _STEP = 0
 
 

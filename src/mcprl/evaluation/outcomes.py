@@ -14,20 +14,6 @@ from mcprl.errors import BadValueError, did_you_mean
 from mcprl.goals import Goal
 from mcprl.records import Observation, Source, StopReason, Task, ToolCall, Trajectory
 
-__all__ = [
-    "UNKNOWN_TOOL",
-    "CallFate",
-    "CallOutcome",
-    "EpisodeOutcome",
-    "FailureKind",
-    "Judged",
-    "Suite",
-    "TaskSuite",
-    "failure_of",
-    "named_suite",
-    "outcome_of",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:

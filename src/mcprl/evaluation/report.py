@@ -28,19 +28,6 @@ from mcprl.evaluation.statistics import Estimate, Figures, Spread
 from mcprl.files import storage_faults, write_file
 from mcprl.runs.trajectories import write_trajectories
 
-__all__ = [
-    "EVERY_TASK",
-    "Report",
-    "ReportTable",
-    "comparison_report",
-    "evaluation_report",
-    "make_folder",
-    "to_html",
-    "to_markdown",
-    "write_comparison",
-    "write_report",
-]
-
 EVERY_TASK = "Every task"
 
 

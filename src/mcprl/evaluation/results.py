@@ -25,21 +25,6 @@ from mcprl.evaluation.statistics import (
 )
 from mcprl.files import write_file
 
-__all__ = [
-    "FILE_NAME",
-    "SCHEMA",
-    "Comparison",
-    "Evaluation",
-    "ServerCost",
-    "TaskChange",
-    "compare",
-    "comparison_json",
-    "read_evaluation",
-    "to_json",
-    "write_evaluation",
-]
-
-
 FILE_NAME: Final = "results.json"
 SCHEMA: Final = 1
 

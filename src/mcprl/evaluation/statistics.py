@@ -19,25 +19,6 @@ from typing import Final
 from mcprl.evaluation.outcomes import CallFate, CallOutcome, EpisodeOutcome
 from mcprl.records import Source
 
-__all__ = [
-    "CONFIDENCE",
-    "Estimate",
-    "Figures",
-    "Spread",
-    "TaskResult",
-    "count_figures",
-    "difference_interval",
-    "mean_interval",
-    "pass_all_k",
-    "pass_at_k",
-    "percentile",
-    "share_interval",
-    "sign_flip_p",
-    "student_cdf",
-    "student_quantile",
-]
-
-
 CONFIDENCE: Final = 0.95
 
 

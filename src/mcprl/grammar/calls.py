@@ -34,7 +34,8 @@ from mcprl.chat.rendering import Chat, control_tokens
 from mcprl.chat.writing import CallSyntax, FieldSyntax, syntax_of
 from mcprl.errors import BadValueError, ToolLimitError, UnheldSchemaError
 from mcprl.grammar.patterns import Chars, Either, Joined, Pattern, Repeated, read_pattern
-from mcprl.grammar.schemas import Unheld, rewrite
+from mcprl.grammar.schema_parts import Unheld
+from mcprl.grammar.schemas import rewrite
 
 __all__ = ["make_grammar"]
 

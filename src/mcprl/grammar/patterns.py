@@ -17,22 +17,6 @@ from dataclasses import dataclass
 
 from mcprl.bounds import MAX_PATTERN_CHARS
 
-__all__ = [
-    "ANY_TEXT",
-    "MAX_COUNT",
-    "Chars",
-    "Either",
-    "Joined",
-    "Pattern",
-    "Repeated",
-    "is_too_large",
-    "num_chars",
-    "read_pattern",
-    "with_length",
-    "write_pattern",
-]
-
-
 MAX_COUNT = 128
 _MAX_CHARS = 512
 

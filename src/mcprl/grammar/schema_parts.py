@@ -33,9 +33,6 @@ from mcprl.grammar.patterns import (
 )
 from mcprl.schemas import Checking, bounded
 
-__all__ = ["Branches", "Document", "Findings", "Part", "Unheld", "number_schema", "string_schema"]
-
-
 # All other keywords are annotations that reject no value.
 _ASSERTIONS = frozenset(
     (

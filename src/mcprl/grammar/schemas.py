@@ -26,9 +26,6 @@ from mcprl.bounds import MAX_PROPERTIES, MAX_SCHEMA_BYTES, GrammarWork, OverLimi
 from mcprl.grammar.schema_parts import Branches, Document, Findings, Part, Unheld, number_schema, string_schema
 from mcprl.schemas import find_problems
 
-__all__ = ["Unheld", "rewrite"]
-
-
 Schema = dict[str, Any]
 
 _OTHER_NAMES = ("additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties")

@@ -24,18 +24,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mcprl.errors import UnsharableError
 
-__all__ = [
-    "TREE_ATTENTION",
-    "Layout",
-    "Node",
-    "Tree",
-    "lay_out_rows",
-    "lay_out_tree",
-    "require_sharable",
-    "tree_attention",
-]
-
-
 # A shorter prefix is repeated for each sequence, because an additional node would cost more than its tokens.
 _MIN_SHARED_TOKENS = 16
 

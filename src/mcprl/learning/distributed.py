@@ -28,9 +28,6 @@ from mcprl.secrets import HUB_VARIABLES, environment_without_keys
 if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
 
-__all__ = ["SOCKET_VARIABLE", "Answer", "DistributedLearner", "Plan", "receive", "send"]
-
-
 SOCKET_VARIABLE = "MCPRL_LEARNER_SOCKET"
 """The environment variable that tells a process which socket to connect to."""
 _LENGTH_BYTES = 8

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
     from mcprl.skyrl.engine import SkyrlEngine
 
-__all__ = ["Learner", "in_torch_thread", "open_learner"]
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

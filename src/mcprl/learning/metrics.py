@@ -18,8 +18,6 @@ from mcprl.learning.algorithms.objective import Outcome, Scores
 from mcprl.learning.packing import Example, Pack, check_alignment
 from mcprl.records import Columns, Trajectory
 
-__all__ = ["Seen", "UpdateMetrics"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:

@@ -25,9 +25,6 @@ from mcprl.learning.state import State, own_part
 from mcprl.records import Weights
 from mcprl.seeds import derive_seed
 
-__all__ = ["Reference", "load_policy", "save_weights"]
-
-
 _LIVE, _KEPT = "default", "reference"
 
 

@@ -18,8 +18,6 @@ from mcprl.config import RunConfig
 from mcprl.learning.packing import Policy
 from mcprl.learning.state import State, own_part
 
-__all__ = ["Optimisation", "learning_rate_share"]
-
 
 def learning_rate_share(step: int, *, schedule: str, warmup: int, total: int) -> float:
     """Return the factor of the learning rate at `step`. It rises over `warmup` steps, then follows `schedule`.

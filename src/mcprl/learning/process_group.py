@@ -18,8 +18,6 @@ from mcprl.learning.optimizer import Optimisation
 from mcprl.learning.packing import Policy
 from mcprl.records import Weights
 
-__all__ = ["ProcessGroup"]
-
 
 class ProcessGroup:
     """The processes of a learner, as seen by one of them. This class is a group of one process.

@@ -32,9 +32,6 @@ from mcprl.learning.process_group import ProcessGroup
 from mcprl.learning.state import State
 from mcprl.records import Weights
 
-__all__ = ["Fsdp2Team", "Team", "deal", "make_team", "trained_state"]
-
-
 _dist = cast("Any", dist)
 
 

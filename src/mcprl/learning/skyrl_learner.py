@@ -31,9 +31,6 @@ from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 from mcprl.skyrl.client import AdamStep, ScoredRow
 from mcprl.skyrl.engine import SkyrlEngine
 
-__all__ = ["SkyrlLearner"]
-
-
 _GRAD_NORM = "skyrl.ai/grad_norm"
 
 
@@ -239,10 +236,10 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
 
     async def save_state(self, folder: Path) -> None:
         """Make the server save its state, and delete the states that no checkpoint of the run needs."""
-        snapshot = await self._engine.attempt(self._engine.save)
+        state = await self._engine.attempt(self._engine.save)
         saved = {
             "resume_point": asdict(self._progress()),
-            "state": snapshot.state,
+            "state": state,
             "reference": self._engine.reference_state,
             "settings": self._settings(),
         }

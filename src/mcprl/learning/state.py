@@ -24,18 +24,6 @@ from torch.distributed.tensor import DTensor
 from mcprl.config import RunConfig
 from mcprl.errors import OtherStateError
 
-__all__ = [
-    "Origin",
-    "State",
-    "file_bytes",
-    "own_part",
-    "random_state",
-    "read_state",
-    "require_fit",
-    "restore_random_state",
-    "write_state",
-]
-
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
 
 

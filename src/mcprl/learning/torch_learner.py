@@ -32,8 +32,6 @@ from mcprl.records import Weights
 if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
 
-__all__ = ["TorchLearner"]
-
 
 class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
     """Trains a policy, on the GPU if there is one. The methods are described in `Learner`.

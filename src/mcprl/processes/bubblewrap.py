@@ -6,8 +6,6 @@ import shutil
 
 from mcprl.errors import SandboxMissingError
 
-__all__ = ["ALLOW_NAMESPACES", "NAMESPACES", "NO_NETWORK", "find_bubblewrap"]
-
 NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox")
 NO_NETWORK = "--unshare-net"
 ALLOW_NAMESPACES = (

@@ -23,8 +23,6 @@ from mcprl.errors import UnfitEngineError
 from mcprl.processes.guard import CHILD_MARK, GUARD, OWNER_MARK, kill_marked, limit_of
 from mcprl.secrets import SECRETS
 
-__all__ = ["ChildProcess", "free_port", "private_folder", "require_linux", "search_path"]
-
 _SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
 
 

@@ -14,8 +14,6 @@ import sys
 import threading
 import time
 
-__all__ = ["CHILD_MARK", "GUARD", "OWNER_MARK", "kill_marked", "limit_of"]
-
 OWNER_MARK = "MCPRL_OWNER"
 """Environment variable of every descendant. It identifies the mcprl process."""
 CHILD_MARK = "MCPRL_CHILD"

@@ -8,19 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = [
-    "ALLOW",
-    "DENY",
-    "ERRNO",
-    "MACHINES",
-    "Instruction",
-    "Operation",
-    "assembled",
-    "denying_filter",
-    "filter_head",
-    "numbers",
-]
-
 MACHINES: Final[tuple[str, ...]] = ("x86_64", "aarch64")
 _AUDIT_ARCHITECTURE: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT: Final = 0x40000000

@@ -32,18 +32,6 @@ from mcprl.files import storage_faults, sync_file, sync_folder, write_file
 from mcprl.records import Task
 from mcprl.tasks import Deal
 
-__all__ = [
-    "Checkpoint",
-    "Checkpoints",
-    "Damaged",
-    "RunState",
-    "deal_ids",
-    "deals_of",
-    "forecast",
-    "read_state",
-    "write_state",
-]
-
 _FILE = "state.json"
 _STATE_FORMAT = 2
 

@@ -52,19 +52,6 @@ from mcprl.runs.trajectories import write_token_notes, write_trajectories
 from mcprl.secrets import SECRETS
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = [
-    "RunFolder",
-    "RunStopped",
-    "Span",
-    "StepRecord",
-    "Timeline",
-    "find_writable",
-    "lock_holder",
-    "read_entry",
-    "span_of",
-    "verdict_of",
-]
-
 Activity = Literal["collect", "update", "publish", "save"]
 
 

@@ -23,8 +23,6 @@ from mcprl.files import storage_faults, sync_folder
 from mcprl.records import Trajectory
 from mcprl.runs.trajectories import decode_trajectory, encode_trajectory
 
-__all__ = ["EpisodeJournal"]
-
 Key = tuple[str, int]
 """Task id and member. They identify an episode of a step."""
 

@@ -25,16 +25,6 @@ from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged
 from mcprl.runs.folder import lock_holder, read_entry, verdict_of
 from mcprl.verdicts import GRAVEST_FIRST, Verdict
 
-__all__ = [
-    "RECENT_STEPS",
-    "PastRun",
-    "RunStatus",
-    "find_runs",
-    "is_run",
-    "read_run",
-    "verify_checkpoints",
-]
-
 RECENT_STEPS = 5  # noisy figures are averaged over this many of the last steps
 _SERVERS = "servers.settings"  # the only setting that maps names to sections; its keys are server names
 _NOTHING = ("null", "[]", "{}")

@@ -27,15 +27,6 @@ from mcprl.runs.folder import RunFolder
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.tools import Tool
 
-__all__ = [
-    "Conditions",
-    "ResumePoint",
-    "changed_settings",
-    "compare_conditions",
-    "find_resume_point",
-    "refuse_fixed_settings",
-]
-
 # Settings that name a file or folder. Its content is compared by digest, not its name.
 _LOCATIONS = frozenset({"model.path", "tasks.train", "servers.file", "servers.cassette"})
 # Settings that change neither the episodes, nor their rewards, nor the weights.

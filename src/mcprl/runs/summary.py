@@ -23,9 +23,6 @@ from mcprl.verdicts import (
     mean,
 )
 
-__all__ = ["SuccessMetric", "Summary", "success_metrics"]
-
-
 Steps = Sequence[Mapping[str, float]]
 
 

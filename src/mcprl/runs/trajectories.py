@@ -20,15 +20,6 @@ from pydantic import TypeAdapter
 from mcprl.files import write_file
 from mcprl.records import Batch, Columns, Trajectory
 
-__all__ = [
-    "decode_trajectory",
-    "encode_trajectory",
-    "read_token_notes",
-    "read_trajectories",
-    "write_token_notes",
-    "write_trajectories",
-]
-
 # pyarrow has no type annotations.
 _ARROW, _PARQUET = cast("Any", pyarrow), cast("Any", pyarrow.parquet)
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from mcprl.errors import BadValueError
 
-__all__ = ["adapter_settings", "check_base_model", "check_files", "differing_settings", "renderer_of"]
-
 _INDEX = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
 

@@ -7,8 +7,6 @@ from mcprl.records import FinishReason, Weights
 from mcprl.samplers.sampler import AlwaysOpen, Completion, SampleRequest
 from mcprl.skyrl.engine import SkyrlEngine
 
-__all__ = ["SkyrlSampler"]
-
 
 class SkyrlSampler(AlwaysOpen):
     """Samples turns with an open engine. The caller closes the engine.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     # For types only: this module imports the grammar compiler, which unconstrained turns do not need.
     from mcprl.grammar.masks import Grammars
 
-__all__ = ["TransformersSampler"]
-
 # Stop texts are searched for in this many last tokens, which is longer than any sensible stop text.
 _STOP_WINDOW_TOKENS = 32
 

@@ -31,8 +31,6 @@ from mcprl.samplers.vllm_server import (
     replaces_weights,
 )
 
-__all__ = ["VllmSampler", "put_whole_weights"]
-
 
 def adapter_name(weights: Weights) -> str:
     """Return the server's name for these weights.

@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import json
 import logging
-import os
 import re
 import signal
 import sys
@@ -33,20 +32,6 @@ from mcprl.processes import ChildProcess, private_folder
 from mcprl.records import FinishReason
 from mcprl.samplers.sampler import Completion, SampleRequest
 from mcprl.secrets import HUB_VARIABLES, environment_without_keys
-
-__all__ = [
-    "BASE_NAME",
-    "GENERATE_PATH",
-    "MAX_ADAPTERS",
-    "SupervisedVllm",
-    "VllmProcess",
-    "generate_body",
-    "read_completion",
-    "replaces_weights",
-    "server_argv",
-    "server_env",
-]
-
 
 GENERATE_PATH = "/inference/v1/generate"
 
@@ -296,9 +281,7 @@ class VllmProcess:
     def kill(self) -> None:
         """Kill the server, because its state is unknown or broken. Idempotent."""
         self._killed = True
-        if not self.ended:
-            # Its process id cannot be reused before we have reaped it.
-            os.kill(self.pid, signal.SIGKILL)
+        self._process.send(signal.SIGKILL)
 
     async def stop(self) -> None:
         """Stop the server and all of its processes. Idempotent."""

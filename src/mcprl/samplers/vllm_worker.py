@@ -25,9 +25,6 @@ from vllm.transformers_utils.config import get_config  # pyright: ignore[reportU
 
 from mcprl.samplers.model_folder import differing_settings
 
-__all__ = ["MergedAdapter", "WholeWeights"]
-
-
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 # With any of these entries in adapter_config.json, merging is more than W + scale · B A.

@@ -9,8 +9,6 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent, ToolAnnotations
 
-__all__ = ["PEOPLE", "Person", "make_server"]
-
 
 class Person(TypedDict):
     """One colleague."""

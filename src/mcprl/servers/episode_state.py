@@ -12,8 +12,6 @@ from mcp.server.mcpserver import Context
 
 from mcprl.protocol import EPISODE, EPISODE_LIVES_S, EPISODE_SCOPE, SCOPE
 
-__all__ = ["EPISODIC", "EpisodeStates"]
-
 S = TypeVar("S")
 
 EPISODIC: dict[str, Any] = {SCOPE: EPISODE_SCOPE}

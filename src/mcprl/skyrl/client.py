@@ -26,8 +26,6 @@ from mcprl.errors import EngineLostError, UnfitEngineError
 from mcprl.secrets import SECRETS
 from mcprl.skyrl.serve import KEY_HEADER
 
-__all__ = ["AdamStep", "Drawn", "Model", "ScoredRow", "SkyrlClient", "require_fit_sdk"]
-
 _NEWEST_SDK = Version("0.24.1")
 # For servers that need no key: without one, the SDK sends no requests.
 _NO_KEY = "tml-local"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +22,6 @@ from mcprl.errors import EngineLostError, EngineStartError, InfrastructureError,
 from mcprl.seeds import derive_seed
 from mcprl.skyrl.client import AdamStep, Drawn, Model, ScoredRow, SkyrlClient
 from mcprl.skyrl.server import SkyrlServer
-
-__all__ = ["SkyrlEngine", "Snapshot"]
 
 T = TypeVar("T")
 
@@ -40,17 +37,6 @@ _SEED_MASK = 0x7FFFFFFF
 
 def _nobody(_: str) -> None:
     pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A version of the weights and optimiser that is saved on the server.
-
-    Snapshot(version=3, state="tinker://model_1a2b/weights/v3-9f0c")
-    """
-
-    version: int
-    state: str
 
 
 _Step = tuple[tuple[ScoredRow, ...], AdamStep]
@@ -71,7 +57,7 @@ class SkyrlEngine:
         self._policy: Model | None = None
         self._reference: Model | None = None
         self._reference_state: str | None = None
-        self._snapshot: Snapshot | None = None
+        self._snapshot: str | None = None
         self._version = 0
         self._learnt: list[_Step] = []  # steps from the snapshot to the newest version
         self._unsaved: list[_Step] = []  # steps since the newest version
@@ -98,8 +84,9 @@ class SkyrlEngine:
         await self._close()
 
     @property
-    def snapshot(self) -> Snapshot:
-        """The newest saved version. Recovery replays the later steps on top of it."""
+    def snapshot(self) -> str:
+        """The path of the newest saved weights and optimizer, "tinker://model_1a2b/weights/v3-9f0c". Recovery replays
+        the later steps on top of them."""
         assert self._snapshot is not None, "the engine is not open"
         return self._snapshot
 
@@ -156,7 +143,7 @@ class SkyrlEngine:
         self._moved = False
         await self._tidy()
 
-    async def save(self) -> Snapshot:
+    async def save(self) -> str:
         """Save the newest version with its optimizer, if it is not saved yet. Then drop the earlier steps."""
         assert not self._moved, "an update is under way"
         if self._learnt:
@@ -170,7 +157,7 @@ class SkyrlEngine:
 
     async def become(self, version: int, state: str, reference_state: str | None) -> None:
         """Load a saved state as this version. The state may be from an earlier server."""
-        self._version, self._snapshot = version, Snapshot(version=version, state=state)
+        self._version, self._snapshot = version, state
         self._learnt.clear()
         await self._restore()
         await self._hand_over()
@@ -226,7 +213,7 @@ class SkyrlEngine:
 
     def state_bytes(self) -> int:
         """Return the size in bytes of a snapshot on this disk; 0 for a remote server."""
-        return 0 if self._server is None else self._server.state.bytes_of(self.snapshot.state)
+        return 0 if self._server is None else self._server.state.bytes_of(self.snapshot)
 
     async def keep_only(self, states: Collection[str]) -> None:
         """Delete all states except these and the newest, if the server was started here."""
@@ -328,15 +315,14 @@ class SkyrlEngine:
         """Set the policy to the newest version: load its snapshot and repeat the later steps."""
         assert self._policy is not None
         self._unsaved.clear()
-        await self._asked.load_state(self._policy, self.snapshot.state)
+        await self._asked.load_state(self._policy, self.snapshot)
         for rows, step in self._learnt:
             await self._step(rows, step)
         self._moved = False
 
-    async def _saved(self) -> Snapshot:
+    async def _saved(self) -> str:
         assert self._policy is not None
-        state = await self._asked.save_state(self._policy, _new_name(f"v{self._version}"))
-        return Snapshot(version=self._version, state=state)
+        return await self._asked.save_state(self._policy, _new_name(f"v{self._version}"))
 
     async def _hand_over(self) -> None:
         assert self._policy is not None
@@ -349,7 +335,7 @@ class SkyrlEngine:
         await asyncio.to_thread(self._server.state.prune, older_than_s=_ANSWERS_KEPT_S)
         if self._pinned is not None:
             sampled = await asyncio.to_thread(self._server.state.sampled_in, self._session)
-            own = (self.snapshot.state, sampled, *filter(None, [self._reference_state]))
+            own = (self.snapshot, sampled, *filter(None, [self._reference_state]))
             await asyncio.to_thread(self._server.state.keep_only, {*self._pinned, *own})
 
     async def _close(self) -> None:

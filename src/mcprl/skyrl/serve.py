@@ -21,8 +21,6 @@ from typing import Any
 
 import typing_extensions
 
-__all__ = ["KEY_HEADER", "KEY_VARIABLE", "UNFIT_EXIT_CODE", "main"]
-
 KEY_VARIABLE = "MCPRL_SKYRL_KEY"
 """Environment variable of the server with the key that requests must have."""
 KEY_HEADER = "x-api-key"

@@ -26,9 +26,6 @@ from mcprl.processes import ChildProcess, free_port
 from mcprl.secrets import HUB_VARIABLES, SECRETS, environment_without_keys
 from mcprl.skyrl.serve import KEY_HEADER, KEY_VARIABLE, UNFIT_EXIT_CODE
 
-__all__ = ["ServerState", "SkyrlServer", "server_argv", "server_env"]
-
-
 ADAPTERS = 4
 """How many adapters the engine can hold: one for the base model, one in training, and snapshots of it."""
 
@@ -322,9 +319,7 @@ class SkyrlServer:
 
     def kill(self) -> None:
         """Kill the server. Its engine ends with it. Idempotent."""
-        if not self.ended:
-            # No other process can have this id until we have reaped the server.
-            os.kill(self.pid, signal.SIGKILL)
+        self._process.send(signal.SIGKILL)
 
     async def stop(self) -> None:
         """Stop the server and all its processes. Idempotent."""

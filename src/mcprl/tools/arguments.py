@@ -16,8 +16,6 @@ from mcprl.errors import BadToolSchemaError, ToolLimitError
 from mcprl.files import is_unicode
 from mcprl.schemas import BadSchemaError, SchemaCheck, schema_search
 
-__all__ = ["JSON_TYPES", "MAX_PROBLEM_CHARS", "ArgumentCheck"]
-
 JSON_TYPES: Mapping[type, str] = {
     type(None): "null",
     bool: "boolean",

@@ -17,8 +17,6 @@ from typing import Literal
 
 from mcprl.errors import BreakerOpenError, CallDeadlineError, ServerBusyError, ToolServerError
 
-__all__ = ["Breaker"]
-
 FAILURES = 5  # failures in a row that open the breaker
 REST_S = 5.0  # seconds before one call may try the server again
 

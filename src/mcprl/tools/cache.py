@@ -9,9 +9,6 @@ from collections.abc import Awaitable, Callable, Hashable
 from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Flights", "ResultCache"]
-
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

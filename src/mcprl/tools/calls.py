@@ -43,8 +43,6 @@ from mcprl.tools.limits import Limits, LimitsService, make_limits
 from mcprl.tools.names import recognise, resolve_arguments, resolve_tool
 from mcprl.tools.stats import ToolStats
 
-__all__ = ["Instead", "Pipeline", "Route", "call_with_retries", "may_repeat", "open_route", "sanitise"]
-
 T = TypeVar("T")
 
 # A separate generator, so that a network failure does not change the run's random numbers.

@@ -20,8 +20,6 @@ from mcprl.tools.arguments import ArgumentCheck
 if TYPE_CHECKING:
     import mcp_types
 
-__all__ = ["Catalog", "StoredTool", "Tool", "ToolDefinition", "compile_checks", "definition_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:

@@ -52,8 +52,6 @@ from mcprl.tools.session import Session, list_tools, open_session
 from mcprl.tools.specs import ServerSpec
 from mcprl.tools.transports.messages import TransportOutcome, Trouble, outcome_of
 
-__all__ = ["Answer", "CallableServer", "ServerConnection", "shortened"]
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:

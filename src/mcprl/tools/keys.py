@@ -23,8 +23,6 @@ from dotenv.parser import parse_stream
 from mcprl.errors import MissingKeyError, ServerFileError
 from mcprl.secrets import MIN_SECRET_CHARACTERS, SECRETS, looks_secret
 
-__all__ = ["Expansion", "expand_entries", "load_keys", "register_secrets"]
-
 _DEFAULT_FILE = ".env"
 _REFERENCE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}")
 _FOREIGN_REFERENCE = re.compile(r"\$\{(?:env:|input:|[A-Za-z_][A-Za-z0-9_]*:-[^}]*\{)[^}]*\}")

@@ -25,18 +25,6 @@ from mcprl.config import BudgetSettings, RateSettings, ServersConfig, ServerSett
 from mcprl.errors import BudgetExceededError, InfrastructureError, McprlError, ServerFileError, did_you_mean
 from mcprl.tools.specs import load_server_specs
 
-__all__ = [
-    "Budget",
-    "Limits",
-    "LimitsService",
-    "LocalLimits",
-    "RateLimit",
-    "RemoteLimits",
-    "SharedLimits",
-    "limit_settings",
-    "make_limits",
-]
-
 
 class Budget:
     """Counts each call sent to a server. Refuses a call that would exceed a limit.

@@ -15,15 +15,6 @@ from mcprl.bounds import is_found
 from mcprl.config import ErrorRule
 from mcprl.errors import Fault
 
-__all__ = [
-    "SEARCHED_CHARS",
-    "is_offered",
-    "matches",
-    "recognise",
-    "resolve_arguments",
-    "resolve_tool",
-]
-
 
 def matches(tool: str, patterns: Sequence[str]) -> bool:
     """Return True if a tool's name matches one of the patterns."""

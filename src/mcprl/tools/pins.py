@@ -22,8 +22,6 @@ from mcprl.files import canonical_json, write_file
 from mcprl.secrets import SECRETS
 from mcprl.tools.catalog import StoredTool, ToolDefinition
 
-__all__ = ["PinnedTools", "ToolsDiff", "compare_tools", "read_pins", "write_pins"]
-
 _FORMAT = 1
 _MAX_DIFF_LINES = 40
 # A limit per definition and for the whole diff, because comparing lines takes quadratic time.

@@ -27,8 +27,6 @@ from mcprl.tools.pins import PinnedTools
 from mcprl.tools.session import Session
 from mcprl.tools.specs import ServerSpec
 
-__all__ = ["EpisodeKey", "EpisodePool", "ServerPool", "SharedPool", "make_pool"]
-
 _SPARES = 2  # servers started in advance for the next episodes
 
 

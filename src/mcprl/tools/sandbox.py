@@ -23,8 +23,6 @@ from mcprl.processes import CHILD_MARK, OWNER_MARK
 from mcprl.processes.bubblewrap import ALLOW_NAMESPACES, NAMESPACES, NO_NETWORK, find_bubblewrap
 from mcprl.processes.seccomp import MACHINES, denying_filter
 
-__all__ = ["filter_file", "installation", "sandbox_command"]
-
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
 # Not all of /etc: root can read its passwords and private keys.
 _ETC = (

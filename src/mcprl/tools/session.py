@@ -38,8 +38,6 @@ from mcprl.tools.specs import FOLDER, PORT, ServerSpec
 from mcprl.tools.transports.http import http_transport
 from mcprl.tools.transports.stdio import stdio_transport
 
-__all__ = ["Session", "find_program", "list_tools", "open_session", "port_answers", "start_child"]
-
 _logger = logging.getLogger(__name__)
 
 _CONNECT_S = 2.0

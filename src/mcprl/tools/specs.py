@@ -21,8 +21,6 @@ from mcprl.tools.keys import expand_entries, register_secrets
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
-__all__ = ["FOLDER", "PORT", "ServerSpec", "load_server_specs"]
-
 PORT = "{port}"
 """Placeholder for a free port, in the URL and in the start command of a server that mcprl starts itself."""
 

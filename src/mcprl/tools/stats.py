@@ -23,20 +23,6 @@ from mcprl.errors import ConfigFileError, McprlError
 from mcprl.files import write_file
 from mcprl.records import Observation, Source
 
-__all__ = [
-    "FILE_NAME",
-    "LatencyFigures",
-    "ServerFigures",
-    "ServerStats",
-    "StatsDocument",
-    "ToolFigures",
-    "ToolStats",
-    "merge_stats",
-    "read_stats",
-    "stats_document",
-    "write_stats",
-]
-
 T = TypeVar("T")
 
 FILE_NAME = "tool_stats.json"

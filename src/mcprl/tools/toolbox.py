@@ -25,8 +25,6 @@ from mcprl.tools.pool import EpisodeKey, ServerPool, make_pool
 from mcprl.tools.specs import ServerSpec, load_server_specs
 from mcprl.tools.stats import ServerStats, StatsDocument, stats_document
 
-__all__ = ["ToolLease", "Toolbox", "open_toolbox"]
-
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 

@@ -36,9 +36,6 @@ from mcprl.tracking.reports import Report, RunStarted, episode_report, run_ended
 from mcprl.training.shutdown import SHUTDOWN_S
 from mcprl.verdicts import Verdict
 
-__all__ = ["Delivery", "Outcome", "Trackers", "require_trackers", "tracker_environment"]
-
-
 FLUSH_S = 60.0
 """Seconds after the end of the run for sending the rest. Only a tracker that is down or slow uses all of them."""
 

@@ -14,9 +14,6 @@ from mcprl.tracking.reports import CallReport, EpisodeReport, Part, Period, RunS
 if TYPE_CHECKING:
     from mcprl.tracking.process import StatusWriter
 
-__all__ = ["OpenTelemetryTracker"]
-
-
 _REQUEST_S = 5.0
 
 

@@ -25,8 +25,6 @@ from mcprl.tracking.tensorboard import TensorboardTracker
 from mcprl.tracking.wandb import WandbTracker
 from mcprl.tracking.weave import WeaveTracker
 
-__all__ = ["KINDS", "StatusWriter", "main"]
-
 
 class Tracker(Protocol):
     """Reports a run to one library. It runs in a separate process, so it may block.

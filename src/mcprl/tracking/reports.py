@@ -15,28 +15,6 @@ from mcprl.records import Observation, ToolCall, Trajectory
 from mcprl.secrets import SECRETS
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = [
-    "CallReport",
-    "EpisodeReport",
-    "EpisodesOfSteps",
-    "LossHandler",
-    "Part",
-    "Period",
-    "Report",
-    "RunEnded",
-    "RunStarted",
-    "SpanTracker",
-    "StepReport",
-    "TurnReport",
-    "TurnTimes",
-    "WandbLog",
-    "episode_report",
-    "run_ended",
-    "run_started",
-    "step_report",
-    "times_of",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted:

@@ -11,8 +11,6 @@ from mcprl.tracking.reports import EpisodeReport, EpisodesOfSteps, RunEnded, Run
 if TYPE_CHECKING:
     from mcprl.tracking.process import StatusWriter
 
-__all__ = ["TensorboardTracker"]
-
 
 class TensorboardTracker:
     """Writes event files. A resumed run adds new files, and TensorBoard joins them."""

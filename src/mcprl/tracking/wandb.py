@@ -16,9 +16,6 @@ from mcprl.verdicts import Severity
 if TYPE_CHECKING:
     from mcprl.tracking.process import StatusWriter
 
-__all__ = ["WandbTracker", "choose_episodes"]
-
-
 _EPISODES_PER_STEP = 4
 _VERDICTS_SHOWN = 200
 _START_S, _GRAPHQL_S = 45.0, 20.0

@@ -12,8 +12,6 @@ from mcprl.tracking.reports import CallReport, EpisodeReport, Part, Period, RunS
 if TYPE_CHECKING:
     from mcprl.tracking.process import StatusWriter
 
-__all__ = ["WeaveTracker"]
-
 
 class WeaveTracker(SpanTracker):
     """Sends traces in the background. The library batches them."""

@@ -29,8 +29,6 @@ from mcprl.tools.stats import write_stats
 from mcprl.training.pipeline import CollectedStep, Pipeline
 from mcprl.training.shutdown import Shutdown
 
-__all__ = ["Run", "StepClock", "resource_metrics", "train"]
-
 T = TypeVar("T")
 
 

@@ -23,8 +23,6 @@ from mcprl.episodes import Collector
 from mcprl.records import Group, LostEpisode, Trajectory
 from mcprl.tasks import Deal
 
-__all__ = ["CollectedStep", "Pipeline", "collect_step"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedStep:

@@ -26,8 +26,6 @@ from mcprl.training.loop import Run, StepClock
 from mcprl.training.pipeline import CollectedStep, Pipeline, collect_step
 from mcprl.training.shutdown import Shutdown
 
-__all__ = ["open_run"]
-
 
 @asynccontextmanager
 async def open_run(

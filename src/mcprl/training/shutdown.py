@@ -20,8 +20,6 @@ from typing import Any, TypeVar
 
 from mcprl.runs.folder import RunStopped
 
-__all__ = ["EXIT_STOPPED", "SHUTDOWN_S", "Shutdown"]
-
 EXIT_STOPPED = 75
 """The exit code of a run that was asked to stop and can be resumed."""
 

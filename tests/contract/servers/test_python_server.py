@@ -172,17 +172,6 @@ def busy_worker() -> psutil.Process | None:
     return None
 
 
-async def test_monty_answers_in_the_same_words():
-    pytest.importorskip("pydantic_monty", reason="pydantic-monty is missing: run scripts/setup")
-    async with Client(make_server(world=None, engine="monty")) as client:
-        result = await client.call_tool("execute_python", {"code": "print('x')\n[n * n for n in range(3)]"})
-        assert result.content[0].text == "x\nResult: [0, 1, 4]"
-        assert result.structured_content == {"stdout": "x\n", "result": [0, 1, 4]}
-        failed = await client.call_tool("execute_python", {"code": "1 / 0"})
-        assert failed.is_error
-        assert "ZeroDivisionError: division by zero\nin line 1: 1 / 0" in failed.content[0].text
-
-
 def recorded_calls(root: Path):
     """Real calls of execute_python, and whether the server of that time ran them."""
     for name in ("recorded-train.json", "recorded-validation.json"):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from keyword_cases import CORRECTED, HELD, INTEGER, NARROWER, REFUSED, STRING, UNHELD, tool, written
 
-from mcprl.grammar.schemas import Unheld
+from mcprl.grammar.schema_parts import Unheld
 from schema_walks import EXCLUDES, Walker, as_grammar_schema, find_unheld, part_at, walker_of
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from mcprl.learning.algorithms import make_batch
 from mcprl.learning.skyrl_learner import SkyrlLearner
 from mcprl.records import Batch, Readings
 from mcprl.skyrl.client import AdamStep, ScoredRow
-from mcprl.skyrl.engine import SkyrlEngine, Snapshot
+from mcprl.skyrl.engine import SkyrlEngine
 
 OBJECTIVES = {
     "ppo": {},
@@ -43,7 +43,7 @@ class TorchBehindTheApi(SkyrlEngine):
         self.gradients: list[Tensor] = []
         self.steps: list[AdamStep] = []
         self.reloads = 0
-        self._snapshot = Snapshot(version=0, state="tinker://m/weights/v0")
+        self._snapshot = "tinker://m/weights/v0"
 
     def from_thread(self, asked: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(asked)

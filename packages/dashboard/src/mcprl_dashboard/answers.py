@@ -9,9 +9,6 @@ from typing import Any, cast
 
 from starlette.responses import Response
 
-__all__ = ["Answer", "Refusal", "encoded", "level"]
-
-
 _MAX_DEPTH = 64
 _TOO_DEEP = f"[nested more than {_MAX_DEPTH} levels deep]"
 

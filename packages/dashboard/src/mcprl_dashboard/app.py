@@ -28,9 +28,6 @@ from mcprl_dashboard.open_run import OpenRun, RunList
 from mcprl_dashboard.questions import EpisodeKey, Filter, OfStep, OfTask, Page
 from mcprl_dashboard.watching import Broadcast, Event, ListLook, RunLook, event_stream, read_tool_figures
 
-__all__ = ["make_app"]
-
-
 _STATIC = Path(__file__).parent / "static"
 _ASSET_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _FOREVER = "public, max-age=31536000, immutable"  # the name of a built file changes with its content

@@ -15,9 +15,6 @@ from mcprl_dashboard.open_run import OpenRun
 from mcprl_dashboard.questions import EpisodeKey
 from mcprl_dashboard.shared_database import DATABASE_SETTINGS
 
-__all__ = ["TokenNoteFiles", "course_of_task", "episode_details", "episode_tokens"]
-
-
 _BINS = 64
 _LEAST_REACH, _REACH_IN_CLIPS = 0.4, 3.0
 

@@ -26,9 +26,6 @@ from mcprl_dashboard.line_files import Cursor, LineFile, Signature, file_signatu
 from mcprl_dashboard.questions import EpisodeKey, Filter, Page
 from mcprl_dashboard.shared_database import SharedDatabase
 
-__all__ = ["CLOSE_S", "EpisodeIndex", "Found", "LiveEpisodes"]
-
-
 PREVIEW_CHARACTERS = 160
 
 COLUMNS = """

@@ -11,8 +11,6 @@ from typing import Any, Generic, TypeVar
 
 from mcprl.runs.folder import read_entry
 
-__all__ = ["Cursor", "JsonLines", "LineFile", "News", "Signature", "file_signature", "step_files"]
-
 T = TypeVar("T")
 Signature = tuple[int, int, int]
 """Inode, size and modification time of a file. They change when the file is written."""

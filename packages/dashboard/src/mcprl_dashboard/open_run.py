@@ -26,8 +26,6 @@ from mcprl_dashboard.episode_index import CLOSE_S, EpisodeIndex
 from mcprl_dashboard.line_files import JsonLines, file_signature
 from mcprl_dashboard.shared_database import closed
 
-__all__ = ["OpenRun", "RunList", "TokenTexts", "find_tokenizer"]
-
 
 class TaskPrompts:
     """The tasks of a file by id. The file is read again when it changes."""

@@ -9,9 +9,6 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, FiniteFloat, Va
 
 from mcprl_dashboard.answers import Refusal
 
-__all__ = ["EpisodeKey", "Filter", "OfStep", "OfTask", "Page", "SortColumn"]
-
-
 SortColumn = Literal["step", "reward", "turns", "tokens", "duration_s", "task_id"]
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 _MAX_LIMIT = 500

@@ -19,9 +19,6 @@ from mcprl.processes import private_folder
 from mcprl_dashboard.app import make_app
 from mcprl_dashboard.open_run import RunList
 
-__all__ = ["serve"]
-
-
 _LOOPBACK = "127.0.0.1"
 _CLOSING_S = 2
 

@@ -11,9 +11,6 @@ import duckdb
 
 from mcprl_dashboard.answers import Refusal
 
-__all__ = ["DATABASE_SETTINGS", "SharedDatabase", "closed"]
-
-
 _INTERRUPT_EVERY_S = 0.05
 DATABASE_SETTINGS = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
 

@@ -22,9 +22,6 @@ from mcprl_dashboard.episode_index import LiveEpisodes
 from mcprl_dashboard.line_files import Cursor, JsonLines, file_signature, step_files
 from mcprl_dashboard.open_run import OpenRun, RunList
 
-__all__ = ["Broadcast", "Event", "ListLook", "RunLook", "event_stream", "read_tool_figures"]
-
-
 TOOL_FIGURES_FILE = "tool_stats.json"
 _BUCKET_GROWTH = 1.01
 

@@ -9,8 +9,6 @@ import typer
 
 from mcprl.cli.serve import Http, Port, serve_by_name
 
-__all__ = ["fmp", "generate", "polygon", "python", "slack", "tavily"]
-
 _World = Annotated[
     int | None, typer.Option("--world", metavar="SEED", help="Serve the offline world with this seed; needs no key.")
 ]
@@ -48,10 +46,6 @@ def python(
         int | None,
         typer.Option("--world", metavar="SEED", help="Seed to include in the server's version; has no other effect."),
     ] = None,
-    engine: Annotated[
-        Literal["sandbox", "monty"],
-        typer.Option(help="What runs the code: sandboxed Python, or monty, which runs a subset of Python."),
-    ] = "sandbox",
     allow_unsafe: Annotated[
         bool, typer.Option("--allow-unsafe", help="Run code even if the sandbox cannot protect this machine.")
     ] = False,
@@ -59,7 +53,7 @@ def python(
     port: Port = 8000,
 ) -> None:
     """Python code execution."""
-    serve_by_name("python", http, port, world=world, engine=engine, allow_unsafe=allow_unsafe)
+    serve_by_name("python", http, port, world=world, allow_unsafe=allow_unsafe)
 
 
 def generate(

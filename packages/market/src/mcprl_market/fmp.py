@@ -42,8 +42,6 @@ from mcprl_market.upstream import (
 from mcprl_market.world import Market
 from mcprl_market.world.facts import Article, Company, Period, Quote, Statement
 
-__all__ = ["make_server"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:

@@ -14,22 +14,6 @@ from pydantic_core import to_jsonable_python
 from mcprl_market.upstream import Upstream
 from mcprl_market.world import Market, open_market
 
-__all__ = [
-    "add_tools",
-    "answer",
-    "checked_symbol",
-    "known",
-    "labelled",
-    "live_or_offline",
-    "live_server",
-    "money",
-    "offline_server",
-    "percent",
-    "read_only",
-    "shortened",
-    "whole",
-]
-
 S = TypeVar("S")
 T = TypeVar("T")
 

@@ -41,8 +41,6 @@ from mcprl_market.upstream import (
 from mcprl_market.world import Market
 from mcprl_market.world.facts import Article, Bar, Company, Frequency, MarketStatus
 
-__all__ = ["MAX_BARS_SHOWN", "MAX_DAYS", "make_server"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickerDetails:

@@ -39,17 +39,6 @@ from mcprl_market.upstream import (
 from mcprl_market.world import Workspace, open_market, open_workspace
 from mcprl_market.world.facts import Channel, ChatMessage
 
-__all__ = [
-    "MAX_MESSAGE_CHARS",
-    "LiveChat",
-    "OverlayChat",
-    "checked_answer",
-    "find_channel",
-    "make_server",
-    "newest_first",
-    "refusal",
-]
-
 
 def find_channel(channels: Sequence[Channel], wanted: str) -> Channel | None:
     """Find a channel by its id, name or #name, ignoring case.

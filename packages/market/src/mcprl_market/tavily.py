@@ -15,9 +15,6 @@ from mcprl_market.upstream import JsonFields, Upstream, UpstreamRefusal, base_ur
 from mcprl_market.world import Market
 from mcprl_market.world.facts import Document
 
-__all__ = ["MAX_QUERY_CHARS", "make_server"]
-
-
 Depth = Literal["basic", "advanced"]
 
 

@@ -29,17 +29,6 @@ from mcprl.errors import BadValueError, MissingKeyError
 from mcprl.protocol import RETRY_AFTER_S, retry_after_s
 from mcprl.secrets import SECRETS
 
-__all__ = [
-    "JsonFields",
-    "Upstream",
-    "UpstreamRefusal",
-    "base_url",
-    "json_objects",
-    "path_segment",
-    "required_key",
-    "upstream_fault",
-]
-
 T = TypeVar("T")
 
 MAX_BODY_BYTES = 8 * 1024 * 1024

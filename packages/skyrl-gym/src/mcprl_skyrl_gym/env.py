@@ -22,9 +22,6 @@ from mcprl.records import StopReason
 from mcprl_skyrl_gym.rows import ENV_ID, task_of_extras
 from mcprl_skyrl_gym.stages import StageKey, load_config, stage_of
 
-__all__ = ["McpTextEnv", "register"]
-
-
 _logger = logging.getLogger(__name__)
 
 _FAULT = "infrastructure_fault"

@@ -20,9 +20,6 @@ from mcprl.tasks import load_tasks
 from mcprl.tasks.files import decode_strictly
 from mcprl.tasks.formats import first_problem, line_of, task_of
 
-__all__ = ["ENV_ID", "TASK_COLUMN", "row_of", "task_of_extras", "write_dataset"]
-
-
 ENV_ID = "mcprl"
 """The value of `env_class`."""
 TASK_COLUMN = "mcprl_task"

@@ -36,9 +36,6 @@ from mcprl.tasks.formats import line_of
 from mcprl.tools import Toolbox, open_toolbox
 from mcprl.tools.keys import load_keys
 
-__all__ = ["Stage", "StageKey", "Wording", "close_stages", "load_config", "stage_of"]
-
-
 T = TypeVar("T")
 
 

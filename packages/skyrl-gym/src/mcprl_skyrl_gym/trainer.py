@@ -21,9 +21,6 @@ from mcprl_skyrl_gym.env import register
 from mcprl_skyrl_gym.rows import TASK_COLUMN, task_of_extras
 from mcprl_skyrl_gym.stages import Stage, StageKey, close_stages, stage_of
 
-__all__ = ["McpGymGenerator", "McpPPOExp", "Settings", "main", "read_arguments"]
-
-
 _PREFIX = "mcprl."
 _LOST = "infrastructure_fault"
 

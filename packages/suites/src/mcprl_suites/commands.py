@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from mcprl.cli.serve import Http, Port, serve_by_name
 
-__all__ = ["bfcl"]
-
 
 def bfcl(http: Http = False, port: Port = 8000) -> None:
     """The simulators of one task of BFCL multi-turn; the first call names the task."""

@@ -27,9 +27,6 @@ from mcprl.tools import Catalog, Tool
 if TYPE_CHECKING:
     from mcprl.chat import Chat
 
-__all__ = ["check_grammar", "check_model", "check_prompts", "check_template"]
-
-
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _WITHOUT_SWITCH = ("chatml", "template")
 _CHARACTERS_PER_TOKEN = 4

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from mcprl.episodes import Demonstrator
     from mcprl.episodes.stage import Stage
 
-__all__ = ["PlayedSample", "check_episodes", "check_parity", "check_sampler", "foretell_learnable", "judge_groups"]
-
-
 _TASKS = 2
 _SOLUTIONS = 8  # this many of the longest, and as many others
 _COMPARED_OF_A_GROUP = 2

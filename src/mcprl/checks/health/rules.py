@@ -33,9 +33,6 @@ from mcprl.verdicts import (
     mean,
 )
 
-__all__ = ["CUTS", "EPISODE_RULES", "STEP_RULES", "count_dead_groups", "room_for"]
-
-
 # A group whose rewards are all equal has no gradient. At half of the groups, a batch costs twice what it should; at
 # four fifths, too few groups are left to give a direction.
 _DEAD_WARN, _DEAD_BAD = 0.5, 0.8

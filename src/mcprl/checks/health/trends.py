@@ -24,9 +24,6 @@ from mcprl.checks.parity import EXACT_MAX, EXACT_MEAN, OUTLIER, ROUNDING_MEAN, R
 from mcprl.config import RunConfig
 from mcprl.verdicts import LEARNABLE_SHARE, Severity, Verdict, mean
 
-__all__ = ["COLLAPSE_RULES", "COURSE_RULES", "FIRST_ENTROPIES", "TRUST_RULES", "note_levels", "reward_window"]
-
-
 # None of these is ever NaN or infinite in a correct update.
 _ALWAYS_FINITE = (
     *("reward", "loss", "policy_loss", "value_loss", "imitation_loss", "kl_loss", "grad_norm", "kl", "kl_reference"),

@@ -13,24 +13,6 @@ from mcprl.config import RunConfig
 from mcprl.episodes.losses import Correlation
 from mcprl.verdicts import Severity, Verdict
 
-__all__ = [
-    "REPORT",
-    "WINDOW",
-    "Past",
-    "Rules",
-    "StepView",
-    "at_cap",
-    "bad",
-    "by_size",
-    "gentler",
-    "may_set",
-    "one_of",
-    "refill",
-    "roll_back",
-    "warn",
-]
-
-
 REPORT = "stop, and report this with the recipe: it is a bug in mcprl"
 
 WINDOW = 20  # steps: enough for a median that one odd step does not move, few enough to follow a run

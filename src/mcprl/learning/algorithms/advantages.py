@@ -13,18 +13,6 @@ from torch import Tensor
 
 from mcprl.records import Trajectory
 
-__all__ = [
-    "dr_grpo_advantages",
-    "floats",
-    "gae",
-    "grpo_advantages",
-    "ints",
-    "rloo_advantages",
-    "step_rewards",
-    "steps_of",
-    "whitened",
-]
-
 
 def floats(number_N: Tensor) -> list[float]:
     """Convert a one-dimensional tensor to a typed list."""

@@ -21,9 +21,6 @@ from mcprl.learning.algorithms.advantages import (
 from mcprl.learning.algorithms.losses import divergence, learnable_tokens
 from mcprl.records import Batch, Columns, Group, Readings, Trajectory
 
-__all__ = ["make_batch"]
-
-
 _Mask = tuple[bool, ...]
 
 _GROUP_RELATIVE: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -11,9 +11,6 @@ from torch import Tensor
 from mcprl.learning.algorithms.losses import divergence
 from mcprl.records import Trajectory
 
-__all__ = ["explained_variance", "parity_metrics", "ratio_metrics", "staleness_metrics"]
-
-
 # Before any update, a ratio outside this range means that sampler and learner disagree on the token.
 _NEAR_ONE = (0.9, 1.1)
 

@@ -15,26 +15,6 @@ from torch import Tensor
 
 from mcprl.records import Trajectory
 
-__all__ = [
-    "Aggregation",
-    "Estimator",
-    "Masks",
-    "cispo_loss",
-    "clipped_policy_loss",
-    "divergence",
-    "gspo_loss",
-    "imitation_loss",
-    "importance_weights",
-    "inadmissible_tokens",
-    "inside_gate",
-    "learnable_tokens",
-    "mask_shares",
-    "next_coefficient",
-    "sequence_weights",
-    "value_loss",
-]
-
-
 Estimator = Literal["k1", "k2", "k3"]
 
 

@@ -28,8 +28,6 @@ from mcprl.learning.algorithms.losses import (
     value_loss,
 )
 
-__all__ = ["Outcome", "Scores", "TokenColumns", "policy_outcome", "require_sound_loss"]
-
 _VALUE_WEIGHT = 0.5  # of the value loss
 _VALUE_CLIP = 0.2  # how far a value may move in one update
 

@@ -27,8 +27,6 @@ from mcprl.files import canonical_json
 from mcprl.secrets import SECRETS
 from mcprl.tools.catalog import StoredTool, ToolDefinition
 
-__all__ = ["ANY_VERSION", "Cassette", "Recording"]
-
 ANY_VERSION = ""
 """Marks recordings whose server version is unknown, as in old logs. They match every version."""
 

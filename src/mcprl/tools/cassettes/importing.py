@@ -20,23 +20,6 @@ from mcprl.tools.cassettes.recordings import ListedTool, RecordedCall, Recording
 from mcprl.tools.catalog import ToolDefinition
 from mcprl.tools.names import SEARCHED_CHARS, matches, resolve_arguments
 
-__all__ = [
-    "DEFAULT_SERVER",
-    "ImportReport",
-    "ImportRules",
-    "ReplayShare",
-    "ToolCount",
-    "error_rules",
-    "find_faults",
-    "import_recordings",
-    "infer_definition",
-    "is_inferred",
-    "merged_definitions",
-    "reads_by_name",
-    "replay",
-    "tells_of_an_error",
-]
-
 DEFAULT_SERVER = "recorded"
 
 # ---- which calls can be replayed

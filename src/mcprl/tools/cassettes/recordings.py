@@ -18,18 +18,6 @@ from mcprl.conversations import WrittenAnswer, WrittenCall, answers_in, calls_in
 from mcprl.errors import CassetteError
 from mcprl.tools.catalog import ToolDefinition
 
-__all__ = [
-    "ListedTool",
-    "Place",
-    "RecordedCall",
-    "Recordings",
-    "Unreadable",
-    "load_tool_list",
-    "read_recordings",
-    "tools_in_prompt",
-]
-
-
 _DECODER = json.JSONDecoder()
 # The start of a JSON list of objects, or of an object in a `<tools>` block with one object per line.
 _BEGINNING = re.compile(r"\[\s{0,64}\{|^\{", re.MULTILINE)

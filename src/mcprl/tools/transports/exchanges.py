@@ -27,27 +27,6 @@ from mcprl.protocol import retry_after_s
 from mcprl.secrets import SECRETS
 from mcprl.tools.transports.messages import TransportOutcome, Trouble, beginning_of, error_for, lenient_json
 
-__all__ = [
-    "ABANDONED",
-    "AnswerLimits",
-    "EventSplitter",
-    "EventStream",
-    "Exchange",
-    "ServerEvent",
-    "answers",
-    "broken",
-    "cancelled_id_of",
-    "connection_outcome",
-    "error_event",
-    "read_message",
-    "read_repaired",
-    "refuses_session",
-    "request_id_of",
-    "status_outcome",
-    "too_large",
-]
-
-
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 

@@ -18,21 +18,6 @@ from mcp import MCPError
 from mcp_types import ErrorData, JSONRPCError
 from pydantic_core import from_json
 
-__all__ = [
-    "CutLine",
-    "CutLineEnd",
-    "LineSplitter",
-    "TransportOutcome",
-    "Trouble",
-    "beginning_of",
-    "error_for",
-    "id_at_end",
-    "leading_members",
-    "lenient_json",
-    "outcome_of",
-]
-
-
 # Parsed objects take up to thirty times the memory of their JSON, so parse more than this only if the result's text has
 # started by then. A character may take six bytes in JSON.
 _FIRST_LOOK_BYTES = 64 * 1024

@@ -42,9 +42,6 @@ from mcprl.tools.transports.messages import (
     lenient_json,
 )
 
-__all__ = ["LineReader", "Unanswered", "stdio_transport"]
-
-
 _logger = logging.getLogger(__name__)
 
 _MAX_FLOOD_BYTES = 256 * 1024 * 1024

@@ -15,9 +15,6 @@ from mcprl_market.generation.families import FAMILIES
 from mcprl_market.world import open_market, open_workspace
 from mcprl_market.world.draws import Draws
 
-__all__ = ["SHARES", "SUBSTITUTES", "TOOLS", "generate", "offer"]
-
-
 TOOLS: tuple[str, ...] = tuple(
     tool
     for tools in (

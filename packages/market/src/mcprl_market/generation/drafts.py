@@ -13,31 +13,6 @@ from mcprl_market.world import Market, Workspace
 from mcprl_market.world.draws import Draws
 from mcprl_market.world.facts import Bar, Channel, Company, Period, Quote, Statement
 
-__all__ = [
-    "EASY",
-    "HARD",
-    "MEDIUM",
-    "OF_BAR",
-    "SIDES",
-    "Draft",
-    "Family",
-    "Material",
-    "Step",
-    "asked",
-    "bars_step",
-    "call",
-    "choice",
-    "family",
-    "movers_step",
-    "named",
-    "posted",
-    "posting",
-    "python",
-    "span",
-    "split_material",
-    "stored",
-]
-
 T = TypeVar("T")
 Days = tuple[date, date]
 

@@ -1,5 +1,5 @@
 """The Python server: runs code that the policy writes, and stores results per episode.
 
 `server` offers the tools. `sandbox` runs each program in a new process, confined by bubblewrap, a seccomp filter and
-limits; `monty` runs it in a small interpreter. `docs/market.md` says what this does and does not protect against.
+limits. `docs/market.md` says what this does and does not protect against.
 """

@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-__all__ = ["correlation", "summary", "trend"]
-
-
 _TIMES = ("date", "datetime", "timestamp", "time", "day", "t")
 
 

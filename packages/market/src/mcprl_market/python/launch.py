@@ -24,9 +24,6 @@ from mcprl_market.python.programs import Limits
 from mcprl_market.python.runtime import DEVICES, INTERPRETER, PACKAGES, Runtime, find_runtime, package_folders
 from mcprl_market.python.seccomp import make_filter
 
-__all__ = ["Isolation", "Kind", "Launch", "choose_launch", "framed", "likely_isolation"]
-
-
 _UNSAFE = "start the server with allow_unsafe if you trust the code"
 _FIRST_USER = 0x70000000
 _NUM_USERS = 0x0FFFFFFF

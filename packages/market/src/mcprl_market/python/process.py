@@ -21,9 +21,6 @@ from mcprl_market.python.launch import Kind, Launch, framed
 from mcprl_market.python.programs import FailureKind
 from mcprl_market.python.seccomp import KILLED_STATUS
 
-__all__ = ["Ending", "WorkerProcess"]
-
-
 _READ_BYTES = 1 << 16
 
 

@@ -1,4 +1,4 @@
-"""Programs and their outcomes: the records that both engines use."""
+"""Programs and their outcomes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-
-__all__ = ["Failed", "FailureKind", "Limits", "Outcome", "Program", "Ran", "Step"]
-
 
 _MIB = 1024 * 1024
 
@@ -84,7 +81,6 @@ class FailureKind(StrEnum):
     OUTPUT = "output"
     RESULT = "result"
     DISK = "disk"
-    UNSUPPORTED = "unsupported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

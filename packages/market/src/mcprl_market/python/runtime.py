@@ -20,9 +20,6 @@ from pathlib import Path, PurePosixPath
 from mcprl.errors import MissingExtraError, SandboxMissingError
 from mcprl_market.python import worker as worker_module
 
-__all__ = ["DEVICES", "INTERPRETER", "PACKAGES", "Runtime", "find_runtime", "package_folders"]
-
-
 PACKAGES = "/packages"
 """Path of numpy, pandas and their dependencies inside the sandbox."""
 INTERPRETER = "/python/bin/python"

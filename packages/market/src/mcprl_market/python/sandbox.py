@@ -20,9 +20,6 @@ from mcprl_market.python.process import Ending, WorkerProcess
 from mcprl_market.python.programs import Failed, FailureKind, Limits, Outcome, Program, Ran, Step
 from mcprl_market.python.values import read_json
 
-__all__ = ["Sandbox", "limit_message", "outcome_of_report"]
-
-
 _logger = logging.getLogger(__name__)
 
 _START_S = 20.0
@@ -215,14 +212,14 @@ class Sandbox:
         stdout = ending.stdout.decode(errors="replace")
         stderr = ending.stderr.decode(errors="replace")
         if ending.broken is not None:
-            return Failed(kind=ending.broken, message=limit_message(ending.broken, self._limits), stdout=stdout)
+            return Failed(kind=ending.broken, message=_limit_message(ending.broken, self._limits), stdout=stdout)
         if ending.report is None:
             return _ended_early(ending.status, self._limits, stdout)
         try:
             report = read_json(ending.report)
         except ValueError:
             report = None
-        outcome = outcome_of_report(report, program, self._limits, stdout=stdout, stderr=stderr)
+        outcome = _outcome_of_report(report, program, self._limits, stdout=stdout, stderr=stderr)
         return outcome or Failed(
             kind=FailureKind.ENDED,
             message="The code wrote something else than a result to where results go.",
@@ -230,7 +227,7 @@ class Sandbox:
         )
 
 
-def limit_message(kind: FailureKind, limits: Limits) -> str:
+def _limit_message(kind: FailureKind, limits: Limits) -> str:
     """Name the limit that was exceeded, for the policy to read."""
     mib = 1024 * 1024
     return {
@@ -243,13 +240,13 @@ def limit_message(kind: FailureKind, limits: Limits) -> str:
     }[kind]
 
 
-def outcome_of_report(report: Any, program: Program, limits: Limits, *, stdout: str, stderr: str) -> Outcome | None:
+def _outcome_of_report(report: Any, program: Program, limits: Limits, *, stdout: str, stderr: str) -> Outcome | None:
     """Parse a report, which the code may have forged. Return None if it is malformed."""
     if not isinstance(report, dict):
         return None
     fields = cast("dict[str, Any]", report)
     if fields.get("limit") == "result":
-        return Failed(kind=FailureKind.RESULT, message=limit_message(FailureKind.RESULT, limits), stdout=stdout)
+        return Failed(kind=FailureKind.RESULT, message=_limit_message(FailureKind.RESULT, limits), stdout=stdout)
     if "error" in fields:
         return _raised(fields["error"], program, limits, stdout)
     if "value" not in fields:
@@ -268,7 +265,7 @@ def _raised(error: Any, program: Program, limits: Limits, stdout: str) -> Failed
     if not (isinstance(kind, str) and isinstance(message, str) and isinstance(line, int)):
         return None
     if kind == "MemoryError":
-        return Failed(kind=FailureKind.MEMORY, message=limit_message(FailureKind.MEMORY, limits), stdout=stdout)
+        return Failed(kind=FailureKind.MEMORY, message=_limit_message(FailureKind.MEMORY, limits), stdout=stdout)
     sentence = f"{kind}: {message}" if message else kind
     for number, candidate in enumerate(program.steps, start=1):
         if candidate.name == step and line > 0 and not candidate.is_ours:
@@ -290,7 +287,7 @@ def _ended_early(status: int | None, limits: Limits, stdout: str) -> Failed:
     assert status is not None, "without a report or a broken limit, the worker has ended"
     number = -status if status < 0 else status - _SIGNALLED
     if number == signal.SIGXCPU:
-        return Failed(kind=FailureKind.CPU, message=limit_message(FailureKind.CPU, limits), stdout=stdout)
+        return Failed(kind=FailureKind.CPU, message=_limit_message(FailureKind.CPU, limits), stdout=stdout)
     if number in set(signal.Signals):
         message = f"The interpreter was ended by {signal.Signals(number).name}."
         return Failed(kind=FailureKind.ENDED, message=message, stdout=stdout)

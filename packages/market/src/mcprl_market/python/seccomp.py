@@ -24,9 +24,6 @@ from mcprl.processes.seccomp import (
     numbers,
 )
 
-__all__ = ["KILLED_STATUS", "SYSTEM_CALLS", "make_filter"]
-
-
 KILLED_STATUS: Final = 137
 """bubblewrap's exit status if SIGKILL ended the code. It comes from the out-of-memory killer, or from the kernel if the
 code ignores SIGXCPU. The code itself can neither send that signal nor exit with this status."""

@@ -20,22 +20,9 @@ from mcprl.errors import SandboxLostError
 from mcprl.servers.episode_state import EPISODIC, EpisodeStates
 from mcprl_market.making import answer, read_only
 from mcprl_market.python.launch import choose_launch
-from mcprl_market.python.monty import MontyEngine
 from mcprl_market.python.programs import Failed, Limits, Outcome, Program, Step
 from mcprl_market.python.sandbox import Sandbox
 from mcprl_market.python.values import json_value
-
-__all__ = [
-    "MAX_KEYS",
-    "MAX_STEPS",
-    "MAX_STORED_BYTES",
-    "EpisodeContext",
-    "Execution",
-    "StoredResult",
-    "make_server",
-    "steps_of",
-]
-
 
 MAX_KEYS = 100
 MAX_STORED_BYTES = 4 * 1024 * 1024
@@ -105,7 +92,6 @@ _OUTPUT_SHOWN_CHARS = 4000
 _ANALYSES = Path(__file__).with_name("analyses.py")
 _STORES = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 
-EngineName = Literal["sandbox", "monty"]
 Data = Annotated[Any, Field(description="Any JSON value, or a text that holds one.")]
 Code = Annotated[str, Field(description="Python code. Print what you want to see, or end with an expression.")]
 Description = Annotated[str, Field(description="What it is for. Not used.")]
@@ -129,7 +115,7 @@ class StoredResult(TypedDict):
 
 
 class PythonTools:
-    """The tools. They share the states of the episodes; each call brings its engine."""
+    """The tools. They share the states of the episodes; each call brings its sandbox."""
 
     def __init__(self) -> None:
         self._states = EpisodeStates(EpisodeContext)
@@ -196,27 +182,26 @@ class PythonTools:
         return answer({"context_key": context_key, "data": stored.value, "description": stored.description}, text)
 
     async def _run(self, context: Context[Any, Any], steps: tuple[Step, ...], data: Any) -> CallToolResult:
-        engine = cast("Sandbox | MontyEngine", context.request_context.lifespan_context)
+        sandbox = cast("Sandbox", context.request_context.lifespan_context)
         names = {"data": data, "context": self._states.of(context).values}
         try:
-            outcome = await engine.run(Program(steps=steps, names=names))
+            outcome = await sandbox.run(Program(steps=steps, names=names))
         except SandboxLostError as error:
             raise MCPError(INTERNAL_ERROR, str(error)) from error
         return _shown(outcome)
 
 
-def make_server(*, world: int | None, engine: EngineName = "sandbox", allow_unsafe: bool = False) -> MCPServer:
+def make_server(*, world: int | None, allow_unsafe: bool = False) -> MCPServer:
     """Create the Python server without starting it. `world` only sets the seed in its version.
 
     Raises SandboxMissingError if this machine cannot confine the code. With `allow_unsafe`, it then runs without a
     sandbox, for code that you trust.
     """
-    limits = Limits()
-    launch = None if engine == "monty" else choose_launch(limits, allow_unsafe=allow_unsafe)
+    launch = choose_launch(Limits(), allow_unsafe=allow_unsafe)
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: MCPServer) -> AsyncGenerator[Sandbox | MontyEngine]:
-        async with MontyEngine(limits) if launch is None else Sandbox(launch) as started:
+    async def lifespan(_: MCPServer) -> AsyncGenerator[Sandbox]:
+        async with Sandbox(launch) as started:
             yield started
 
     version = "1" if world is None else f"1+market-{world}"

@@ -8,9 +8,6 @@ from typing import Any
 
 from mcprl_market.python.worker import MAX_DEPTH
 
-__all__ = ["json_value", "read_json"]
-
-
 # Measured without a loop over the values, because a report may have half a million, and other calls would wait.
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"')

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-__all__ = ["MAX_DEPTH", "main", "report_of_value"]
-
 MAX_DEPTH = 64
 """The maximum nesting in a report, far below the limits of JSON libraries."""
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from mcprl_market.world.draws import Draws
 from mcprl_market.world.facts import Company
 
-__all__ = ["COUNTRIES", "NUM_COMPANIES", "SECTORS", "Business", "invent_people", "make_businesses"]
-
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())

@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from mcprl.seeds import derive_seed
 
-__all__ = ["FORMAT", "Draws"]
-
 # Part of every seed of the world. Increase it with any change to what a seed generates.
 FORMAT = 1
 

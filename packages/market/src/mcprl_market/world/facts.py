@@ -10,20 +10,6 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from enum import StrEnum
 
-__all__ = [
-    "Article",
-    "Bar",
-    "Channel",
-    "ChatMessage",
-    "Company",
-    "Document",
-    "Frequency",
-    "MarketStatus",
-    "Period",
-    "Quote",
-    "Statement",
-]
-
 
 class Frequency(StrEnum):
     """How long a bar is."""

@@ -21,9 +21,6 @@ from mcprl_market.world.prices import (
     percent_change,
 )
 
-__all__ = ["Ledger"]
-
-
 LAST_FISCAL_YEAR = 2025
 _NUM_YEARS = 5
 # Figures are multiples of this, so a text in millions with one decimal is exact.

@@ -14,9 +14,6 @@ from mcprl_market.world.ledger import Ledger
 from mcprl_market.world.prices import NOW, TODAY, day_in_words
 from mcprl_market.world.texts import PageIndex, dollars, largest_first, make_articles, make_pages, millions, up_or_down
 
-__all__ = ["Market", "open_market"]
-
-
 _MAX_COMPANIES = 3
 # Questions about prices at a time other than now get no answer.
 _OTHER_TIME = re.compile(

@@ -15,22 +15,6 @@ from zoneinfo import ZoneInfo
 from mcprl_market.world.companies import SECTORS, Business
 from mcprl_market.world.draws import Draws
 
-__all__ = [
-    "NOW",
-    "OPENING",
-    "TODAY",
-    "TRADING_DAYS",
-    "Prices",
-    "daily_prices",
-    "day_in_words",
-    "in_chunks",
-    "minute_prices",
-    "moment",
-    "percent_change",
-    "trading_days",
-]
-
-
 NEW_YORK = ZoneInfo("America/New_York")
 NOW = datetime(2025, 6, 27, 15, 30, tzinfo=NEW_YORK)
 TODAY = NOW.date()

@@ -17,18 +17,6 @@ from mcprl_market.world.facts import Article, Company, Document, Period
 from mcprl_market.world.ledger import Ledger
 from mcprl_market.world.prices import NOW, TODAY, TRADING_DAYS, day_in_words, moment, percent_change, trading_days
 
-__all__ = [
-    "EXPLAINERS",
-    "OTHER_PAGES",
-    "PageIndex",
-    "dollars",
-    "largest_first",
-    "make_articles",
-    "make_pages",
-    "millions",
-    "up_or_down",
-]
-
 
 def dollars(amount: float) -> str:
     """Format a price: dollars(1234.5) is "$1,234.50"."""

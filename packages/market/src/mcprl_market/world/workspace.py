@@ -15,9 +15,6 @@ from mcprl_market.world.market import open_market
 from mcprl_market.world.prices import NOW, TODAY, TRADING_DAYS, day_in_words, moment, percent_change
 from mcprl_market.world.texts import dollars, millions
 
-__all__ = ["Workspace", "open_workspace"]
-
-
 _CHANNELS = (
     ("general", "Company-wide news and announcements"),
     ("random", "Everything that fits nowhere else"),

@@ -23,9 +23,6 @@ from mcprl.servers.episode_state import EPISODIC, EpisodeStates
 from mcprl_suites.bfcl.simulators import DocumentedTool, Simulators, all_tools, state_digest
 from mcprl_suites.bfcl.wheel import VERSION, entry_of
 
-__all__ = ["BEGIN", "STATE", "make_server"]
-
-
 BEGIN = "bfcl_begin"
 STATE = "bfcl_state"
 

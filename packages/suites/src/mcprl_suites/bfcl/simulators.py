@@ -20,18 +20,6 @@ from typing import Any, Final, cast
 from mcprl.files import canonical_json
 from mcprl_suites.bfcl.wheel import SIMULATORS, Entry, function_documents, simulator_class
 
-__all__ = [
-    "DocumentedTool",
-    "Outcome",
-    "Simulators",
-    "all_tools",
-    "json_schema",
-    "parameter_names",
-    "public_state",
-    "state_digest",
-]
-
-
 # The documents use type names of Python and of BFCL.
 _TYPES: Final = {"dict": "object", "float": "number", "tuple": "array"}
 # Types that official answers use although the documents name another type.

@@ -40,22 +40,6 @@ from mcprl_suites.bfcl.server import BEGIN, STATE
 from mcprl_suites.bfcl.simulators import Simulators, all_tools, parameter_names, state_digest
 from mcprl_suites.bfcl.wheel import CATEGORIES, Entry, entries, entry_of, gold_answers, wheel_module
 
-__all__ = [
-    "BfclMultiTurn",
-    "Failure",
-    "MadeCall",
-    "calls_before_offer",
-    "check",
-    "gold_calls",
-    "judge_turns",
-    "made_calls",
-    "make_suite",
-    "play_calls",
-    "read_call",
-    "server_settings",
-]
-
-
 # Tasks are judged in threads. Python 3.11 counts the depth of syntax trees globally: if two threads parse at the same
 # time, one may fail with "AST constructor recursion depth mismatch".
 _parsing = threading.Lock()

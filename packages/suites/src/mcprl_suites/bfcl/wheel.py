@@ -18,20 +18,6 @@ from typing import Any, Final
 
 from mcprl.errors import BadValueError, MissingExtraError
 
-__all__ = [
-    "CATEGORIES",
-    "SIMULATORS",
-    "VERSION",
-    "Entry",
-    "entries",
-    "entry_of",
-    "function_documents",
-    "gold_answers",
-    "simulator_class",
-    "wheel_module",
-]
-
-
 VERSION: Final = "2026.3.23"
 CATEGORIES: Final = ("base", "miss_func", "miss_param", "long_context")
 """Categories of tasks, 200 each: plain, functions announced late, parameters given late, large worlds."""
