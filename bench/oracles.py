@@ -88,11 +88,11 @@ def compare(count: int, peers_python: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| function | oracle | cases | largest difference |", "|---|---|---|---|"]
+    lines = [f"{rows[0]['cases']:,} cases each.", "", "| function | oracle | largest difference |", "|---|---|---|"]
     for row in rows:
         name, _, way = row["function"].partition(", ")
         function = f"`{name}`, {way}" if way else f"`{name}`"
-        lines.append(f"| {function} | {row['oracle']} | {row['cases']:,} | {row['largest_difference']:.1e} |")
+        lines.append(f"| {function} | {row['oracle']} | {row['largest_difference']:.1e} |")
     return "\n".join(lines)
 
 
