@@ -40,8 +40,8 @@ def test_the_readme_shows_steps_and_figures_of_the_runs_that_are_kept():
         step = steps[int(number) - 1]
         assert int(of) == len(steps)
         assert said == (
-            f"reward {step['reward']:+.3f}  success {step['success_rate']:.0%}  valid calls {step['valid_call_rate']:.0%}"
-            f"  KL {step['kl']:.1e}  ratio {step['ratio_mean']:.4f}"
+            f"reward {step['reward']:+.3f}  success {step['success_rate']:.0%}"
+            f"  valid calls {step['valid_call_rate']:.0%}  KL {step['kl']:.1e}  ratio {step['ratio_mean']:.4f}"
         )
     assert f"in {sum(step['step_s'] for step in steps) / 60:.0f} minutes" in readme
     found = figures(judge_runs())
