@@ -22,6 +22,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,14 @@ def compare(count: int, peers_python: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| function | oracle | cases | largest difference |", "|---|---|---|---|"]
-    for row in rows:
-        name, _, way = row["function"].partition(", ")
-        function = f"`{name}`, {way}" if way else f"`{name}`"
-        lines.append(f"| {function} | {row['oracle']} | {row['cases']:,} | {row['largest_difference']:.1e} |")
+    """A row for each function: whom it was compared with, and the largest difference."""
+    lines = [f"{rows[0]['cases']:,} cases each.", "", "| function | oracles | largest difference |", "|---|---|---|"]
+    for written, group in groupby(rows, key=lambda row: row["function"]):
+        found = list(group)
+        name, _, way = written.partition(", ")
+        oracles = ", ".join(row["oracle"].split(" `")[0] for row in found)
+        difference = max(row["largest_difference"] for row in found)
+        lines.append(f"| `{name}`{', ' * bool(way)}{way} | {oracles} | {difference:.1e} |")
     return "\n".join(lines)
 
 

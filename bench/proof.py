@@ -2,7 +2,7 @@
 
 Everything is real: `mcprl train recipes/finance-cpu.yaml` as a person starts it, and `mcprl eval` on tasks that no step
 saw. Each run leaves its settings, metrics and evaluations in docs/results/ARM-SEED; `report` makes the table and
-the plots of docs/results.md from them, and of nothing else.
+the plots of docs/benchmarks.md from them, and of nothing else.
 
   success_untrained, success_warm, success_rl   validation success; the last two are pooled over seeds
   rl_over_warm                                  the ratio of those two

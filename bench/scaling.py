@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -266,9 +267,10 @@ def with_figures(page: str, written: Mapping[str, Any]) -> str:
 def figures(written: Mapping[str, Any]) -> str:
     """Two tables: the constants, and the prediction against the measurement."""
     check = written["check"]
-    lines = [f"Measured on {written['machine']}.", "", "| Constant | Value | Unit | How |", "|---|---:|---|---|"]
-    for name, constant in written["constants"].items():
-        lines.append(f"| `{name}` | {constant['value']:,.4g} | {constant['unit']} | {constant['how']} |")
+    lines = [f"Measured on {written['machine']}."]
+    for how, constants in groupby(written["constants"].items(), key=lambda item: item[1]["how"]):
+        lines += ["", f"From {how}:", "", "| Constant | Value | Unit |", "|---|---:|---|"]
+        lines += [f"| `{name}` | {constant['value']:,.4g} | {constant['unit']} |" for name, constant in constants]
     lines += [
         "",
         f"{check['episodes']:,} episodes at once, {check['turns']} calls of {check['tool_s']:g} s each, "

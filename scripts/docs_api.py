@@ -8,30 +8,14 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from public_api import PUBLIC_MODULES, Definition, defined_names, exported, find, module_tree
+from public_api import Definition, defined_names, exported, find, module_tree
 
 LONGEST_SIGNATURE = 100
+MODULE = "mcprl"
 EXAMPLE = re.compile(r"(async )?with .*:$|(await )?[\w.]+\((.*[)…,({])?$")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass(frozen=True)
-class Public:
-    """A module that others may build on, and the extra without which it cannot be imported.
-
-    `only` names what of it stands here where another page, which `rest` says, has the others.
-    """
-
-    module: str
-    extra: str = ""
-    only: tuple[str, ...] = ()
-    rest: str = ""
-
-
-MODULES = (Public("mcprl"),)
 
 
 # --- reading the source
@@ -221,37 +205,12 @@ def entry(module: str, name: str) -> str:
     return text
 
 
-def section(public: Public) -> str:
-    module = public.module
-    says = ast.get_docstring(module_tree(module)) or ""
-    text = f"\n## `{module}` {{ #{module} }}\n\n{docstring(says)}\n"
-    if public.rest:
-        text += f"\n{public.rest}\n"
-    return text + "".join(entry(module, name) for name in shown_names(public))
-
-
-def shown_names(public: Public) -> Sequence[str]:
-    names = exported(public.module)
-    missing = set(public.only) - set(names)
-    if missing:
-        raise SystemExit(f"{public.module} does not export {', '.join(sorted(missing))}")
-    return public.only or names
-
-
 def api_page(head: str) -> str:
-    """All public modules. `head` says where the page comes from."""
-    rows = "".join(
-        f"| [`{public.module}`](#{public.module}) | {'yes' if public.module in PUBLIC_MODULES else ''} |"
-        f" {f'`mcprl[{public.extra}]`' if public.extra else ''} |"
-        f" {', '.join(f'[`{name}`](#{anchor(public.module, name)})' for name in shown_names(public))} |\n"
-        for public in MODULES
-    )
+    """What `import mcprl` offers. `head` says where the page comes from."""
+    names = exported(MODULE)
     return (
-        f"{head}# Python API\n\nThe names that one may build on: those that the modules below export. The names and"
-        " signatures of *frozen* modules are written down, and a test fails where they change by accident. The others"
-        " are of use to whoever reads runs or puts one together, and may change with any version. What begins with an"
-        " underscore, and every module that is not here, is for mcprl itself.\n\nA module without an extra in the table"
-        " is imported with the base install, and none of those imports torch. Examples in the text are short for what"
-        " a value looks like; `…` stands for more of it.\n\n"
-        f"| module | frozen | needs | names |\n|---|---|---|---|\n{rows}" + "".join(section(one) for one in MODULES)
+        f"{head}# Python API\n\nThe names of `mcprl`, all imported with the base install, without torch. They and those"
+        " of the modules in `tests/unit/house/public_api.txt` are frozen: a test fails if a name or signature changes"
+        " by accident. All others may change with any version. `…` stands for more of a value.\n\n"
+        f"{docstring(ast.get_docstring(module_tree(MODULE)) or '')}\n" + "".join(entry(MODULE, name) for name in names)
     )

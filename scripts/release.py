@@ -8,7 +8,7 @@
     scripts/release sbom        write dist/mcprl-VERSION.cdx.json: what a clean install holds
     scripts/release audit       ask PyPI's advisories about every pinned dependency
 
-The last line of `check`, `licences` and `audit` is one JSON object. docs/release.md says when to use which.
+The last line of `check`, `licences` and `audit` is one JSON object. CONTRIBUTING.md says when to use which.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two plots of docs/results.md."""
+"""The two plots of docs/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of the runs in docs/results: the tables of docs/results.md, two plots, and the figures."""
+"""What is made of the runs in docs/results: the tables of docs/benchmarks.md, two plots, and the figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from proving.runs import RESULTS, ROOT
 __all__ = ["PAGE", "figures", "judge_runs", "tables", "write_report"]
 
 MAIN = "finance"
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 @dataclass(frozen=True, slots=True)

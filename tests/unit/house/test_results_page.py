@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 
 import pytest
@@ -27,6 +29,24 @@ def test_the_tables_are_made_of_the_runs_that_are_kept():
         shown, end, _ = rest.partition(f"<!-- /{marker} -->")
         assert end, marker
         assert shown.strip() == table, "run: python bench/proof.py report"
+
+
+def test_the_readme_shows_steps_and_figures_of_the_runs_that_are_kept():
+    readme = (ROOT / "README.md").read_text()
+    steps = [json.loads(line) for line in (ROOT / "docs/results/finance-1/metrics.jsonl").read_text().splitlines()]
+    shown = re.findall(r"^step (\d+)/(\d+)  (reward .*)  …$", readme, re.MULTILINE)
+    assert len(shown) > 5
+    for number, of, said in shown:
+        step = steps[int(number) - 1]
+        assert int(of) == len(steps)
+        assert said == (
+            f"reward {step['reward']:+.3f}  success {step['success_rate']:.0%}"
+            f"  valid calls {step['valid_call_rate']:.0%}  KL {step['kl']:.1e}  ratio {step['ratio_mean']:.4f}"
+        )
+    assert f"in {sum(step['step_s'] for step in steps) / 60:.0f} minutes" in readme
+    found = figures(judge_runs())
+    for name in ("success_untrained", "success_warm", "success_rl"):
+        assert f"{found[name]:.1%}" in readme
 
 
 def test_reinforcement_learning_adds_to_the_warm_start(record_property):
