@@ -60,6 +60,23 @@ async def check_model(examination: Examination) -> AsyncIterator[Finding]:
     weights = await asyncio.to_thread(_weight_bytes, folder)
     examination.model.put(str(folder))
     yield fine("model", f"{folder.name if is_folder else model.path}: {decimal(weights)} of weights, and a tokenizer")
+    for finding in _context(examination.config.value, folder):
+        yield finding
+
+
+def _context(config: RunConfig, folder: Path) -> Iterator[Finding]:
+    """Compare model.context_tokens with the positions of the model, unless it scales them."""
+    known = json.loads((folder / "config.json").read_text())
+    positions, wanted = known.get("max_position_embeddings"), config.model.context_tokens
+    scaled = known.get("rope_scaling") or "factor" in (known.get("rope_parameters") or {})
+    if not isinstance(positions, int) or wanted <= positions or scaled:
+        return
+    what = f"model.context_tokens is {wanted}, but the model has {positions} positions"
+    fix = f"set model.context_tokens to {positions} or less"
+    if config.engine == "vllm":
+        yield wrong("model context", f"{what}: vLLM would not start", fix, BadValueError.code)
+    else:
+        yield warning("model context", f"{what}: what it writes beyond them is not to be trusted", fix=fix)
 
 
 def _is_folder(path: str) -> bool:

@@ -98,8 +98,9 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
             )
         elif isinstance(error, ServerStartError):
             # The error's own fix names a log that is deleted after the examination; its text already quotes that log.
+            how = "run its command by hand" if spec.command or spec.settings.start else "start it, see that it answers,"
             fix = (
-                f"run its command by hand and correct its entry in {servers.file.name}; if it only needs more time, "
+                f"{how} and correct its entry in {servers.file.name}; if it only needs more time, "
                 f"raise servers.settings.{spec.name}.start_deadline_s"
             )
             yield wrong(name, error.what, fix, error.code)

@@ -455,6 +455,12 @@ def prompt_that_leaves_no_room_for_a_turn(patient, monkeypatch):
     patient.set("sampling.max_tokens", 500)
 
 
+@fault("model context", WARN, "but the model has 256 positions", "set model.context_tokens to 256 or less")
+def context_beyond_the_model(patient, monkeypatch):
+    file = patient.model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 256}))
+
+
 # ---- the model and the machine ---------------------------------------------------------------------------------------
 
 
@@ -798,6 +804,7 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     ),
     "prompt-longer-than-the-context": (sets(model__context_tokens=4096), task_has(0, prompt="Where is Ana?")),
     "prompt-that-leaves-no-room-for-a-turn": (sets(sampling__max_tokens=100), sets(model__context_tokens=1024)),
+    "context-beyond-the-model": (sets(model__context_tokens=256, sampling__max_tokens=16),),
     "missing-model-folder": (lambda patient, _: patient.set("model.path", str(patient.model)),),
     "renderer-auto-for-a-folder": (removes("model.thinking", model__renderer="chatml"),),
     "thinking-without-a-switch": (removes("model.thinking"),),
