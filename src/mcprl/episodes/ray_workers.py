@@ -21,10 +21,11 @@ import os
 import secrets
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from mcprl.concurrency import run_all
@@ -405,7 +406,7 @@ class WorkerPool:
         await run_all(worker.close() for worker in self.alive)
 
 
-def make_shared_limits(config: RunConfig) -> SharedLimits:
+def make_shared_limits(config: RunConfig, earlier_calls: Mapping[str, int] = MappingProxyType({})) -> SharedLimits:
     """Create the rate limits and budgets that all workers share. Checks what workers need before anything starts."""
     _secure(config)
     _load_ray()
@@ -414,7 +415,7 @@ def make_shared_limits(config: RunConfig) -> SharedLimits:
             f"servers.cassette_mode is {config.servers.cassette_mode}, but Ray workers cannot share one cassette",
             fix="record with workers.count=0; replay works with and without workers",
         )
-    return SharedLimits(limit_settings(config.servers))
+    return SharedLimits(limit_settings(config.servers), earlier_calls)
 
 
 class RayWorkers:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mcprl.chat import Chat, load_chat
@@ -207,18 +208,27 @@ class Stage:
 
 @asynccontextmanager
 async def open_stage(
-    config: RunConfig, tasks: Sequence[Task], watcher: Watcher, *, logs: Path
+    config: RunConfig,
+    tasks: Sequence[Task],
+    watcher: Watcher,
+    *,
+    logs: Path,
+    earlier_calls: Mapping[str, int] = MappingProxyType({}),
 ) -> AsyncGenerator[Stage]:
-    """Start the tool servers, check the tasks against their tools, and then load the model."""
+    """Start the tool servers, check the tasks against their tools, and then load the model.
+
+    `earlier_calls`, by server, count towards the servers' budgets.
+    """
     require_scorable(tasks, config.rewards)
     limits: SharedLimits | None = None
     if config.workers.count:
         from mcprl.episodes.ray_workers import make_shared_limits
 
-        limits = make_shared_limits(config)
+        limits = make_shared_limits(config, earlier_calls)
     async with AsyncExitStack() as stack:
         watcher.stage("starting the tool servers")
-        toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs, limits=limits))
+        opening = open_toolbox(config.servers, log_dir=logs, limits=limits, earlier_calls=earlier_calls)
+        toolbox = await stack.enter_async_context(opening)
         require_tools(tasks, toolbox.catalog)
         require_worlds(tasks, toolbox)
         kit = await stack.enter_async_context(open_kit(config, toolbox, logs=logs, tasks=tasks, tell=watcher.stage))

@@ -168,13 +168,19 @@ class Route:
     flights: Flights[CallKey, tuple[Answer, int]]
 
 
-def open_route(name: str, settings: ServerSettings, version: str, service: LimitsService | None = None) -> Route:
+def open_route(
+    name: str,
+    settings: ServerSettings,
+    version: str,
+    service: LimitsService | None = None,
+    earlier_calls: int = 0,
+) -> Route:
     """Create a route with an empty cache and a closed breaker. A shared `service` may have counted earlier calls."""
     return Route(
         name=name,
         settings=settings,
         version=version,
-        limits=make_limits(name, settings, service),
+        limits=make_limits(name, settings, service, earlier_calls),
         breaker=Breaker(name),
         cache=ResultCache(settings.cache_s) if settings.cache_s else None,
         flights=Flights(),

@@ -19,6 +19,7 @@ import itertools
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from mcprl.config import BudgetSettings, RateSettings, ServersConfig, ServerSettings
@@ -33,14 +34,15 @@ class Budget:
     0.30000000000000004.
     """
 
-    def __init__(self, server: str, settings: BudgetSettings) -> None:
+    def __init__(self, server: str, settings: BudgetSettings, earlier_calls: int = 0) -> None:
         self._server = server
+        self._earlier = earlier_calls
         self._max_calls = settings.calls
         # str gives the shortest text that parses to this float, which is what the user wrote.
         self._max_usd = None if settings.usd is None else Decimal(str(settings.usd))
         self._price = Decimal(str(settings.usd_per_call))
         self.calls = 0
-        """Calls sent so far, including retries."""
+        """Calls sent so far, including retries, without those before the run was resumed."""
 
     @property
     def usd(self) -> float:
@@ -49,13 +51,13 @@ class Budget:
 
     def spend(self) -> None:
         """Count a call before it is sent. If it exceeds the budget, raise BudgetExceededError and do not count it."""
-        calls = self.calls + 1
-        if self._max_calls is not None and calls > self._max_calls:
-            raise self._exceeded(f"{self.calls:,} of {self._max_calls:,} calls", "calls")
-        if self._max_usd is not None and calls * self._price > self._max_usd:
-            spent = f"{self.calls * self._price:f} of {self._max_usd:f} USD at {self._price:f} per call"
+        used = self._earlier + self.calls
+        if self._max_calls is not None and used >= self._max_calls:
+            raise self._exceeded(f"{used:,} of {self._max_calls:,} calls", "calls")
+        if self._max_usd is not None and (used + 1) * self._price > self._max_usd:
+            spent = f"{used * self._price:f} of {self._max_usd:f} USD at {self._price:f} per call"
             raise self._exceeded(spent, "usd")
-        self.calls = calls
+        self.calls += 1
 
     def refund(self) -> None:
         """Undo one `spend`. Only for a call that was certainly not sent."""
@@ -137,8 +139,8 @@ class RateLimit:
 class LocalLimits:
     """The limits of a server that only this process calls."""
 
-    def __init__(self, server: str, settings: ServerSettings) -> None:
-        self.budget = Budget(server, settings.budget)
+    def __init__(self, server: str, settings: ServerSettings, earlier_calls: int = 0) -> None:
+        self.budget = Budget(server, settings.budget, earlier_calls)
         self.rate = RateLimit(settings.rate)
         self.passage = self.rate.passage
 
@@ -213,8 +215,12 @@ class SharedLimits:
     place is free again two periods after it was taken. Counts are in memory only: a run has one service.
     """
 
-    def __init__(self, settings: Mapping[str, ServerSettings]) -> None:
-        self._limits = {server: LocalLimits(server, each) for server, each in settings.items()}
+    def __init__(
+        self, settings: Mapping[str, ServerSettings], earlier_calls: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        self._limits = {
+            server: LocalLimits(server, each, earlier_calls.get(server, 0)) for server, each in settings.items()
+        }
         self._tickets: dict[str, dict[int, asyncio.TimerHandle]] = {server: {} for server in settings}
         self._numbers = itertools.count()
 
@@ -352,14 +358,15 @@ def limit_settings(config: ServersConfig) -> Mapping[str, ServerSettings]:
     return {spec.name: spec.settings for spec in load_server_specs(config.file, config.settings, config.env_file)}
 
 
-def make_limits(server: str, settings: ServerSettings, service: LimitsService | None) -> Limits:
+def make_limits(server: str, settings: ServerSettings, service: LimitsService | None, earlier_calls: int = 0) -> Limits:
     """Create the limits of a server, kept by this process or by a service for several processes.
 
+    `earlier_calls` were made before the run was resumed; a service knows them already.
     A server without a rate and without a budget limit has nothing to share, so its limits are always local: each
     process counts its own calls, and waits on its own if the server asks for a pause.
     """
     budget = settings.budget
     is_limited = settings.rate is not None or budget.calls is not None or budget.usd is not None
     if service is None or not is_limited:
-        return LocalLimits(server, settings)
+        return LocalLimits(server, settings, earlier_calls)
     return RemoteLimits(service, server, usd_per_call=budget.usd_per_call)

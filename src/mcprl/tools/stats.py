@@ -272,6 +272,10 @@ def write_stats(folder: Path, document: StatsDocument) -> None:
     write_file(folder / FILE_NAME, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
+def has_stats(folder: Path) -> bool:
+    return (folder / FILE_NAME).exists()
+
+
 def read_stats(folder: Path) -> StatsDocument:
     """Read the figures in a run's folder. Raises ConfigFileError if there are none."""
     path = folder / FILE_NAME

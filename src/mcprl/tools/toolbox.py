@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self, TypeVar, cast
 
 from mcprl.config import CassetteMode, ServersConfig, ServerSettings
@@ -41,6 +42,7 @@ class Toolbox:
 
     With a cassette in mode `replay`, no server is started: the cassette lists the tools, and `replayed` holds the
     settings of its servers. The toolbox keeps its own rates and budgets unless `limits` is a service that keeps them.
+    `earlier_calls`, by server, count towards the budgets: those of a run that is resumed.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Toolbox:
         cassette_mode: CassetteMode = "live",
         replayed: Mapping[str, ServerSettings] | None = None,
         limits: LimitsService | None = None,
+        earlier_calls: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         if len({spec.name for spec in specs}) != len(specs):
             raise ValueError("two servers have the same name")
@@ -65,6 +68,7 @@ class Toolbox:
         self._mode: CassetteMode = cassette_mode
         self._replayed = replayed or {}
         self._limits = limits
+        self._earlier_calls = earlier_calls
         self._pools: dict[str, ServerPool] = {}
         self._routes: dict[str, Route] = {}
         self._stack = AsyncExitStack()
@@ -115,7 +119,13 @@ class Toolbox:
             settings = {spec.name: spec.settings for spec in self._specs} or self._replayed
             definitions = await asyncio.to_thread(lambda: self.definitions)
             self._routes = {
-                name: open_route(name, settings.get(name, ServerSettings()), version, self._limits)
+                name: open_route(
+                    name,
+                    settings.get(name, ServerSettings()),
+                    version,
+                    self._limits,
+                    self._earlier_calls.get(name, 0),
+                )
                 for name, (version, _) in definitions.items()
             }
             tools = tuple(_on_offer(definitions, self._routes))
@@ -219,7 +229,11 @@ class ToolLease:
 
 @asynccontextmanager
 async def open_toolbox(
-    config: ServersConfig, *, log_dir: Path, limits: LimitsService | None = None
+    config: ServersConfig,
+    *,
+    log_dir: Path,
+    limits: LimitsService | None = None,
+    earlier_calls: Mapping[str, int] = MappingProxyType({}),
 ) -> AsyncGenerator[Toolbox]:
     """Open the toolbox of a recipe: servers, keys, pins and cassette as configured in its `servers` section.
 
@@ -244,6 +258,7 @@ async def open_toolbox(
             cassette_mode=config.cassette_mode,
             replayed=config.settings,
             limits=limits,
+            earlier_calls=earlier_calls,
         )
         yield await stack.enter_async_context(toolbox)
 

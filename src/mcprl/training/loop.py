@@ -25,7 +25,7 @@ from mcprl.runs.journal import EpisodeJournal
 from mcprl.runs.resuming import Conditions
 from mcprl.runs.summary import Summary
 from mcprl.tasks import Dealer
-from mcprl.tools.stats import write_stats
+from mcprl.tools.stats import StatsDocument, merge_stats, write_stats
 from mcprl.training.pipeline import CollectedStep, Pipeline
 from mcprl.training.shutdown import Shutdown
 
@@ -100,6 +100,7 @@ class Run:
     shutdown: Shutdown
     order: Dealer
     tool_figures: ToolFigures
+    earlier_figures: tuple[StatsDocument, ...]
     collector: Collector
     pipeline: Pipeline
     sampler: MeteredSampler
@@ -170,7 +171,7 @@ class Run:
             played=played, batch=batch, ratios=update.ratios, spans=spans, metrics=metrics, verdicts=verdicts
         )
         await asyncio.to_thread(self.folder.record_step, update.step, record)
-        write_stats(self.folder.path, self.tool_figures.stats())
+        write_stats(self.folder.path, merge_stats([*self.earlier_figures, self.tool_figures.stats()]))
         self.summary.add(metrics, verdicts)
         self.step = update.step + 1
         training = self.config.training

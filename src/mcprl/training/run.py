@@ -22,6 +22,7 @@ from mcprl.runs.journal import EpisodeJournal
 from mcprl.runs.resuming import Conditions, ResumePoint, compare_conditions
 from mcprl.runs.summary import Summary
 from mcprl.tasks import Deal, Dealer, load_tasks, make_order
+from mcprl.tools.stats import has_stats, read_stats
 from mcprl.training.loop import Run, StepClock
 from mcprl.training.pipeline import CollectedStep, Pipeline, collect_step
 from mcprl.training.shutdown import Shutdown
@@ -49,7 +50,10 @@ async def open_run(
         folder = stack.enter_context(folder or RunFolder.create(config))
         journal = EpisodeJournal(folder.journal)
         stack.push_async_callback(journal.close)
-        stage = await stack.enter_async_context(open_stage(config, tasks, watcher, logs=folder.logs))
+        earlier = (read_stats(folder.path),) if has_stats(folder.path) else ()
+        calls = {name: server["calls"] for document in earlier for name, server in document["servers"].items()}
+        opening = open_stage(config, tasks, watcher, logs=folder.logs, earlier_calls=calls)
+        stage = await stack.enter_async_context(opening)
         conditions = await asyncio.to_thread(Conditions.of, config, tasks, stage.toolbox.catalog)
         if resume_point is None:
             conditions.write(folder.conditions)
@@ -74,6 +78,7 @@ async def open_run(
             shutdown=shutdown or Shutdown(),
             order=order,
             tool_figures=stage.figures,
+            earlier_figures=earlier,
             collector=collector,
             pipeline=_make_pipeline(config, order, collector, stage.demonstrator, watcher, clock, deals),
             sampler=stage.sampler,

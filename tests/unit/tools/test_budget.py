@@ -40,6 +40,14 @@ def test_the_limit_reached_first_counts():
     assert calls_made(BudgetSettings(calls=20, usd=1.0, usd_per_call=0.1)) == 10
 
 
+def test_calls_before_a_resume_count_too():
+    budget = Budget("fmp", BudgetSettings(calls=5, usd=0.4, usd_per_call=0.1), earlier_calls=3)
+    budget.spend()
+    with pytest.raises(BudgetExceededError, match=r"used 0\.4 of 0\.4 USD"):
+        budget.spend()
+    assert budget.calls == 1
+
+
 def test_without_limits_nothing_is_refused():
     assert calls_made(BudgetSettings()) == 1000
     assert calls_made(BudgetSettings(usd_per_call=5.0)) == 1000

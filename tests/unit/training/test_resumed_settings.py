@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,13 +24,15 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
 
 from crashing.small_runs import small_run
 from mcprl.config import RunConfig
-from mcprl.errors import NoCheckpointError, NoRunError, OtherStateError, RunInUseError
+from mcprl.errors import BudgetExceededError, NoCheckpointError, NoRunError, OtherStateError, RunInUseError
 from mcprl.learning.optimizer import Optimisation
-from mcprl.records import LostEpisode, Trajectory
+from mcprl.records import LostEpisode, ToolCall, Trajectory
 from mcprl.runs.checkpoints import RunState
 from mcprl.runs.folder import RunFolder
 from mcprl.runs.resuming import Conditions, changed_settings, find_resume_point, refuse_fixed_settings
 from mcprl.runs.trajectories import read_trajectories
+from mcprl.tools import Toolbox
+from mcprl.tools.stats import merge_stats, read_stats, write_stats
 from mcprl.training.loop import Run, train
 from mcprl.training.run import open_run
 
@@ -394,6 +396,19 @@ class TestARealRun:
         async with open_run(resume_point.config, Listener(), folder=folder, resume_point=resume_point) as run:
             await train(run)
         assert run.step == 1
+
+    async def test_counts_the_calls_before_it_towards_its_budgets(self, run_folder):
+        folder = RunFolder.open(run_folder / "outputs" / "critic")
+        stats = read_stats(folder.path)
+        stats["servers"]["bells"]["calls"] = 5
+        write_stats(folder.path, stats)
+        resume_point = find_resume_point(folder, ["training.steps=1", "servers.settings.bells.budget.calls=5"])
+        async with open_run(resume_point.config, Listener(), folder=folder, resume_point=resume_point) as run:
+            toolbox = cast("Toolbox", run.tool_figures)
+            async with toolbox.lease(None) as lease:
+                with pytest.raises(BudgetExceededError, match="used 5 of 5 calls"):
+                    await lease.call(ToolCall(name="ring", arguments={"bell": "low"}))
+            assert merge_stats([*run.earlier_figures, toolbox.stats()])["servers"]["bells"]["calls"] == 5
 
     async def test_continues_without_its_metrics(self, run_folder):
         run = run_folder / "outputs" / "critic"
