@@ -59,7 +59,7 @@ async def servers_in_this_process(log_dir: Path, *, world: int = WORLD, cache_s:
     ]
     specs.append(ServerSpec(name="slack", make=partial(make_server, "slack", world=world)))
     # Small programs in the quick interpreter, those that need pandas in the sandbox.
-    specs.append(ServerSpec(name="python", make=partial(make_server, "python", world=world, engine="auto")))
+    specs.append(ServerSpec(name="python", make=partial(make_server, "python", world=world)))
     async with Toolbox(specs, log_dir=log_dir) as toolbox:
         yield toolbox
 

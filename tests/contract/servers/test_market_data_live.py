@@ -107,7 +107,7 @@ async def test_a_silent_upstream_costs_one_call_its_deadline(live, upstream, lea
 
 async def test_a_redirect_is_not_followed(live, upstream, lease):
     upstream.requests.clear()
-    with upstream.failing(Trouble.MOVED), pytest.raises(ServerFaultError, match="elsewhere"):
+    with upstream.failing(Trouble.MOVED), pytest.raises(ServerFaultError, match="redirected"):
         await call(lease, live.calls[0])
     assert [request.path for request in upstream.requests] == [live.calls[0].path]
 

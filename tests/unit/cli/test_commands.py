@@ -120,7 +120,7 @@ def test_each_server_has_a_command_and_options_of_its_own():
         "polygon": {"--http", "--port", "--world"},
         "tavily": {"--http", "--port", "--world"},
         "slack": {"--http", "--port", "--world", "--post-for-real"},
-        "python": {"--http", "--port", "--world", "--engine", "--allow-unsafe"},
+        "python": {"--http", "--port", "--world", "--allow-unsafe"},
     }
     assert set(commands) == {entry.name for entry in entry_points(group="mcprl.servers")}
 

@@ -58,7 +58,7 @@ def market_tasks() -> tuple[Task, ...]:
 async def shipped_servers(log_dir: Path):
     names = ("fmp", "polygon", "tavily", "slack")
     specs = [ServerSpec(name=name, make=partial(make_server, name, world=7)) for name in names]
-    specs.append(ServerSpec(name="python", make=partial(make_server, "python", world=7, engine="auto")))
+    specs.append(ServerSpec(name="python", make=partial(make_server, "python", world=7)))
     async with Toolbox(specs, log_dir=log_dir) as toolbox:
         yield toolbox
 
