@@ -156,6 +156,7 @@ def print_task(console: Console, task: Task) -> None:
         f"needs, {in_order}": [_call(call.tool, call.arguments) for call in goal.calls],
         "calls that must work": [f"{goal.min_calls}"] if goal.min_calls else [],
         "afterwards": states,
+        "written": [_call(write.tool, {**write.arguments, **write.texts}) for write in goal.writes],
         "rubric": [goal.rubric] if goal.rubric else [],
         "solution": [_call(call.name, call.arguments) for call in task.solution.calls] if task.solution else [],
         "its answer": [task.solution.answer] if task.solution else [],
@@ -168,8 +169,8 @@ def print_task(console: Console, task: Task) -> None:
 
 
 def _call(tool: str, arguments: Mapping[str, Any]) -> str:
-    given = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
-    return f"{tool}({given})"
+    written = ((name, json.dumps(value, ensure_ascii=False, default=repr)) for name, value in arguments.items())
+    return f"{tool}({', '.join(f'{name}={value}' for name, value in written)})"
 
 
 def _all_of(texts: Iterable[ExpectedText]) -> str:

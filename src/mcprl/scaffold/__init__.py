@@ -17,7 +17,7 @@ import yaml
 from mcprl.errors import BadValueError
 from mcprl.samplers.model_folder import renderer_of
 
-__all__ = ["DEFAULT_MODEL", "FILES", "TEMPLATE", "Project", "write_project"]
+__all__ = ["DEFAULT_MODEL", "FILES", "TEMPLATE", "Project", "require_empty", "run_name", "with_model", "write_project"]
 
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -83,7 +83,7 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
 
     Raises a BadValueError, and writes nothing, if the folder is not empty or there is no such model.
     """
-    location, name = _model_location(model), _run_name(folder)
+    location, name = _model_location(model), run_name(folder)
     texts = {file: (TEMPLATE / _NAMES_IN_TEMPLATE.get(file, file)).read_text(encoding="utf-8") for file in FILES}
     renderer = "auto" if not location.startswith("/") else renderer_of(Path(location)) or "auto"
     recipe = texts["recipe.yaml"].replace(_NAME_LINE, f"name: {_in_yaml(name)}  #")
@@ -91,7 +91,7 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
     for file in ("recipe.yaml", "README.md"):
         texts[file] = texts[file].replace(f"outputs/{_DEFAULT_NAME}", f"outputs/{name}")
     try:
-        _require_empty(folder)
+        require_empty(folder)
         for file, text in texts.items():
             _write(folder / file, text)
     except OSError as error:
@@ -102,7 +102,7 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
     return Project(folder=folder, name=name, model=location, renderer=renderer)
 
 
-def _require_empty(folder: Path) -> None:
+def require_empty(folder: Path) -> None:
     held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if held:
         shown = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
@@ -111,7 +111,7 @@ def _require_empty(folder: Path) -> None:
         )
 
 
-def _run_name(folder: Path) -> str:
+def run_name(folder: Path) -> str:
     """The folder's name, reduced to the characters that a run's name may have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-") or _DEFAULT_NAME
 

@@ -35,6 +35,7 @@ __all__ = [
     "reads_by_name",
     "replay",
     "tells_of_an_error",
+    "tool_definitions",
 ]
 
 DEFAULT_SERVER = "recorded"
@@ -402,7 +403,7 @@ def import_recordings(
     recordings: Recordings, cassette: Cassette, rules: ImportRules, listed: Mapping[str, ListedTool]
 ) -> ImportReport:
     """Record the replayable calls and the tools. Definitions in `listed` take precedence over those in the logs."""
-    definitions = _definitions(recordings, cassette, rules, {**recordings.tools, **listed})
+    definitions = tool_definitions(recordings, cassette, rules, {**recordings.tools, **listed})
     known: dict[str, KnownTool] = {}
     for name, definition in definitions.items():
         server = rules.server_of(name)
@@ -439,7 +440,7 @@ def import_recordings(
     )
 
 
-def _definitions(
+def tool_definitions(
     recordings: Recordings, cassette: Cassette, rules: ImportRules, listed: Mapping[str, ListedTool]
 ) -> dict[str, ToolDefinition]:
     """Choose one definition per tool: from a list or a prompt, else from an earlier import, else inferred."""
