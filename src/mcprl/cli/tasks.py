@@ -267,6 +267,38 @@ def show_task(
         print_task(console, choose_task(file, task_id))
 
 
+@app.command("import")
+def import_tasks(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Recorded conversations: a JSON list of rows, or one per line.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the project, new or empty.")],
+    model: Annotated[
+        str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
+    ] = None,
+) -> None:
+    """Make a project from recorded conversations: tasks with proven checks, a cassette, demonstrations and a recipe."""
+    from mcprl.scaffold import DEFAULT_MODEL
+    from mcprl.scaffold.recorded import import_project
+
+    console = Console(highlight=False)
+    with Console(stderr=True, highlight=False).status("deriving and proving checks …"):
+        project = import_project(files, out, DEFAULT_MODEL if model is None else model)
+    figures = project.to_json()
+    checks = ", ".join(f"{kind} {number}" for kind, number in figures["checks"].items())
+    worlds = plain_table("tool", "its calls go to")
+    for name, world in project.worlds.items():
+        worlds.add_row(_words(name), world)
+    console.print(worlds, "")
+    for line in (
+        f"{figures['rows']} rows: {figures['usable']} usable, {figures['proven']} with proven checks ({checks})",
+        f"{figures['train']} tasks to train on, {figures['validation']} to validate on, "
+        f"{figures['demonstrations']} demonstrations; {out / 'report.md'} says why for each row",
+        f"next: mcprl doctor {out / 'recipe.yaml'} --fast",
+    ):
+        console.print(_words(line), soft_wrap=True)
+
+
 @app.command("schema")
 def print_schema() -> None:
     """Print the JSON Schema of one line of a task file."""

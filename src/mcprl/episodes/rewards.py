@@ -351,12 +351,18 @@ def _value(found: re.Match[str]) -> Decimal:
 
 
 def _has_number(expected: HasNumber, text: str) -> bool:
-    numbers = set(numbers_in(text))
+    numbers = _different_numbers(text)
     if expected.at_most is not None and len(numbers) > expected.at_most:
         return False
     # Use decimals, because floats would round: 213.885 is within 0.005 of 213.88.
     value, tolerance = Decimal(str(expected.value)), Decimal(str(expected.tolerance))
     return any(abs(number - value) <= tolerance for number in numbers)
+
+
+@lru_cache(maxsize=64)
+def _different_numbers(text: str) -> frozenset[Decimal]:
+    # A goal may check several numbers of one text.
+    return frozenset(numbers_in(text))
 
 
 def _contains_words(text: str, words: str) -> bool:

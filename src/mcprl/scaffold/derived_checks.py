@@ -1,8 +1,8 @@
 """Derive a task's goal from a recorded conversation, and prove it with the reward code of a run.
 
 Three kinds of checks: arguments that the question determines, values in the answer that tools returned, and what was
-written where. A check is kept only if `prove` accepts it: the recorded calls and answer score 1, doing nothing scores 0,
-and cheap policies score at most `CHEAP`.
+written where. A check is kept only if `prove` accepts it: the recorded calls and answer score 1, doing nothing scores
+0, and cheap policies score at most `CHEAP`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final
 
 from mcprl.config import RewardsConfig
@@ -33,6 +34,8 @@ _SHARE = 0.6
 _MAX_CALLS = 12
 _MAX_VALUE = 120
 _NAMED_LINES = 3
+_DIGITS = 3
+_STEM = 5
 _YEARS = range(1990, 2036)
 _DASHES = re.compile(r"[‐-―−]")
 _WORD = re.compile(r"[A-Za-z][A-Za-z]+")
@@ -43,22 +46,14 @@ _LABELLED = re.compile(
     r"^[ \t*\"'-]*(?P<label>[A-Za-z][\w /-]{0,40})[\"'*]{0,3}:[\"'* ]{1,4}(?P<value>\S.*?)[\"',* ]*$", re.M
 )
 _SYMBOL = re.compile(r"(?<![\w.$])[A-Z][A-Z0-9]{1,5}(?![\w])|#[a-z][\w-]+")
-_COUNTS = dict(
-    zip(
-        ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "twenty"],
-        [*range(1, 11), 12, 20],
-        strict=True,
-    )
-)
-_WRITE_VERBS = re.compile(
-    r"(?i)\b(?:post|send|share|alert|notify|brief|publish|reply|dm|message|distribut|push|let\b.{1,40}\bknow|tell|announce"
-    r"|add|book|buy|cancel|create|delete|edit|file|insert|invite|move|order|pay|remove|rename|report|save|schedul|sell|set"
-    r"|store|submit|update|upload|write)\w*"
+_COUNTS: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_URL = re.compile(r"https?://\S+")
+_MESSAGING = re.compile(
+    r"(?i)\b(?:post|send|share|alert|notify|brief|publish|reply|dm|distribute|push|tell|announce|let\b.{1,40}\bknow)\b"
 )
 _ANNOUNCES = re.compile(
-    r"(?i)\A\W*(?:(?:now|next|first|to proceed|let me|let's|please)\b|i (?:will|'ll|am going to|need)\b|i'll\b"
-    r"|(?:could|can|would) you\b|(?:what|which) \w+ .*\?|const |await )|\b(?:i will (?:now |then )?(?:proceed|start|begin)"
-    r"|next, i will)\b"
+    r"(?i)\A\W*(?:(?:now|next|first|to proceed|let me|let's|please|(?:could|can|would) you)\b"
+    r"|i(?: will|'ll| need)\b|const |await )|\bi will (?:now |then )?(?:proceed|start|begin)\b|\bnext, i will\b"
 )
 
 
@@ -128,8 +123,9 @@ class Corpus:
         values = self._values.get(name.casefold(), set())
         return values if len(values) <= 2 else set()
 
-    def rarity(self, text: str) -> float:
-        return 1.0 / (1 + self._uses[text])
+    def is_rare(self, word: str) -> bool:
+        """Return True for a #name, and for a word that few answers have: CEO and ETF are in many."""
+        return word.startswith("#") or self._uses[word] <= max(3, len(self.conversations) // 30)
 
 
 def _names_beside(value: str, text: str) -> set[str]:
@@ -157,8 +153,8 @@ def _entities(question: str) -> set[str]:
 
 
 def _numbers_asked(question: str) -> set[Decimal]:
-    words = (_COUNTS[word] for word in re.findall(r"[a-z]+", question.casefold()) if word in _COUNTS)
-    return {*map(Decimal, words), *numbers_in(question)}
+    words = {word.casefold() for word in _WORD.findall(question)}
+    return {*(Decimal(number) for number, word in enumerate(_COUNTS) if word in words), *numbers_in(question)}
 
 
 def determined(conversation: Conversation, call: Call, corpus: Corpus) -> dict[str, Any]:
@@ -186,7 +182,7 @@ def _is_looked_up(value: str, names: set[str], earlier: Sequence[Call]) -> bool:
     for call in earlier:
         lines = [] if call.failed else call.text.split("\n")
         for name in names:
-            having = [line for line in lines if meets(Contains(text=f"#{name}"), line)]
+            having = [line for line in lines if f"#{name}" in line.casefold()]
             if len(having) == 1 and meets(Contains(text=value), having[0]):
                 return True
     return False
@@ -204,62 +200,88 @@ class _Fact:
 
 
 def _facts(text: str, conversation: Conversation, corpus: Corpus) -> list[_Fact]:
-    """Return the values of a text that a tool returned and the question does not have, the most telling first."""
+    """Return the values of a text that a tool returned and the question does not have, the most telling first.
+
+    If several of them are labelled with words of the question, only those count.
+    """
     question = conversation.question
-    asked = {word.casefold()[:5] for word in _WORD.findall(question)}
-    found = [*_number_facts(text, question, asked, conversation), *_word_facts(text, question, conversation, corpus)]
+    asked = {word.casefold()[:_STEM] for word in _WORD.findall(question)}
+    found = [
+        *_number_facts(_URL.sub(" ", text), question, asked, conversation),
+        *_word_facts(text, question, asked, conversation, corpus),
+    ]
     unique: dict[str, _Fact] = {}
     for fact in sorted(found, key=lambda fact: fact.rank, reverse=True):
         unique.setdefault(repr(fact.check), fact)
-    return list(unique.values())
+    facts = list(unique.values())
+    on_topic = [fact for fact in facts if fact.rank[0] >= 1]
+    return on_topic if len(on_topic) > 1 else facts
 
 
 def _number_facts(text: str, question: str, asked: set[str], conversation: Conversation) -> Iterator[_Fact]:
-    stated = list(dict.fromkeys(numbers_in(_ITEM.sub(" ", text))))
     given = {abs(number) for number in numbers_in(question)}
+    stated = [number for number in dict.fromkeys(numbers_in(_ITEM.sub(" ", text))) if abs(number) not in given]
     for source, call in enumerate(conversation.worked):
-        if call.writes and not call.text.strip():
-            continue
-        for line in call.text.split("\n"):
-            overlap = len(asked & {word.casefold()[:5] for word in _WORD.findall(line)})
-            for returned in numbers_in(line):
-                for place, number in enumerate(stated):
-                    half = Decimal(5).scaleb(int(number.as_tuple().exponent) - 1)
-                    exact = number == number.to_integral_value() and abs(number) < 1000
-                    if abs(abs(number) - abs(returned)) > (0 if exact else half) or abs(number) in given:
-                        continue
-                    if number in _YEARS or returned in _YEARS:
-                        continue
-                    small = exact and abs(number) <= 20
-                    yield _Fact(
-                        check=_near(returned, half if not exact else Decimal(0)),
-                        rank=(0.0 if small else 1.0, min(overlap, 3), -place),
-                        source=source,
-                    )
+        for line, numbers in _numbers_by_line(call.text):
+            overlap = -1
+            for place, number in enumerate(stated):
+                value = next((returned for returned in numbers if _rounds_to(returned, number)), None)
+                if value is None or int(number) in _YEARS:
+                    continue
+                overlap = _overlap(line, asked) if overlap < 0 else overlap
+                # Few digits are often the same by chance, unless a short line says what they count.
+                digits = len(number.normalize().as_tuple().digits)
+                if digits >= _DIGITS or (overlap and len(line) <= _MAX_VALUE):
+                    yield _Fact(check=_near(value, number), rank=(overlap + digits / 10, -place), source=source)
 
 
-def _near(value: Decimal, half: Decimal) -> ExpectedText:
-    tolerance = 0.0 if half == 0 else max(float(half), abs(float(value)) * 5e-4)
+def _overlap(label: str, asked: set[str]) -> int:
+    """Return how many words of a label the question has, up to 3."""
+    return min(3, len(asked & {word.casefold()[:_STEM] for word in _WORD.findall(label)}))
+
+
+@lru_cache(maxsize=4096)
+def _numbers_by_line(text: str) -> tuple[tuple[str, tuple[Decimal, ...]], ...]:
+    """Return the lines of a result that have numbers, with their numbers. A share of 0.0123 is also 1.23 percent."""
+    lines = ((line, numbers_in(line)) for line in _URL.sub(" ", text).split("\n"))
+    return tuple((line, (*ns, *(n * 100 for n in ns if 0 < abs(n) < 1))) for line, ns in lines if ns)
+
+
+def _rounds_to(returned: Decimal, stated: Decimal) -> bool:
+    """Return True if a value is stated, rounded or exact, with any sign: a fall of 1.5 is a change of -1.5."""
+    half = Decimal(5).scaleb(int(stated.as_tuple().exponent) - 1)
+    exact = stated == stated.to_integral_value() and abs(stated) < 1000
+    return abs(abs(stated) - abs(returned)) <= (0 if exact else half)
+
+
+def _near(value: Decimal, stated: Decimal) -> ExpectedText:
+    half = float(Decimal(5).scaleb(int(stated.as_tuple().exponent) - 1))
+    exact = value == stated and value == value.to_integral_value() and abs(value) < 1000
+    tolerance = 0.0 if exact else max(half, abs(float(value)) * 5e-4)
     number = HasNumber(value=float(value), tolerance=float(f"{tolerance:.2g}"), at_most=None)
-    if value >= 0:
-        return number
     # "fell by 1.5%" and "−1.5%" are both right.
-    return MeetsSome(of=(number, replace(number, value=-number.value)), at_least=1)
+    return number if value >= 0 else MeetsSome(of=(number, replace(number, value=-number.value)), at_least=1)
 
 
-def _word_facts(text: str, question: str, conversation: Conversation, corpus: Corpus) -> Iterator[_Fact]:
+def _word_facts(
+    text: str, question: str, asked: set[str], conversation: Conversation, corpus: Corpus
+) -> Iterator[_Fact]:
+    folded = text.casefold()
+    symbols = [("", symbol) for symbol in _SYMBOL.findall(text) if len(symbol) > 2 and corpus.is_rare(symbol)]
+    chosen: set[str] = set()  # the policy's own words, which results repeat
     for source, call in enumerate(conversation.worked):
+        chosen |= {value.casefold() for value in call.arguments.values() if isinstance(value, str)}
         if call.writes:
             continue
-        values = [found["value"].strip() for found in _LABELLED.finditer(call.text)]
-        values = [value for value in values if 3 <= len(value) <= _MAX_VALUE and not numbers_in(value)]
-        values += [symbol for symbol in _SYMBOL.findall(text) if len(symbol) > 2]
-        for value in dict.fromkeys(values):
-            word = Contains(text=value)
-            if not meets(word, text) or not meets(word, call.text) or meets(word, question):
+        labels = [(found["label"], found["value"].strip()) for found in _LABELLED.finditer(call.text)]
+        for label, value in dict.fromkeys([*labels, *symbols]):
+            if not 3 <= len(value) <= _MAX_VALUE or value.casefold() not in folded or value.casefold() in chosen:
                 continue
-            place = text.casefold().find(value.casefold())
-            yield _Fact(check=word, rank=(1.0 if len(value) > 6 else 0.5, corpus.rarity(value), -place), source=source)
+            word, overlap = Contains(text=value), _overlap(label, asked)
+            if (value.islower() and value[0] != "#" and not overlap) or numbers_in(value) or value not in call.text:
+                continue
+            if meets(word, text) and meets(word, call.text) and not meets(word, question):
+                yield _Fact(check=word, rank=(overlap + 0.4, -folded.find(value.casefold())), source=source)
 
 
 def _some_of(facts: Sequence[_Fact], text: str, results: str, *, share: float) -> ExpectedText:
@@ -312,8 +334,11 @@ class Derived:
 def derive(conversation: Conversation, corpus: Corpus) -> Derived:
     """Derive and prove the goal of a conversation."""
     asked = [call for call in conversation.worked if call.writes and _is_asked(conversation, call, corpus)]
-    calls = tuple(call for call in conversation.worked if call in asked or not _is_unasked(call, asked))
     facts = _facts(conversation.answer or "", conversation, corpus)
+    used = {fact.source for fact in facts}
+    calls = tuple(
+        call for place, call in enumerate(conversation.worked) if not call.writes or call in asked or place in used
+    )
     failed = _why_failed(conversation, asked, facts)
     if failed is not None:
         return Derived(failed=failed, lacks=(), calls=calls)
@@ -330,17 +355,17 @@ def derive(conversation: Conversation, corpus: Corpus) -> Derived:
     return Derived(failed=None, lacks=tuple(lacks), calls=calls)
 
 
-def _is_unasked(call: Call, asked: Sequence[Call]) -> bool:
-    """Return True for a write to a place, such as a channel, that nobody asked for: running code is not one."""
-    return call.writes and call not in asked and "message" in call.arguments
-
-
 def _is_asked(conversation: Conversation, call: Call, corpus: Corpus) -> bool:
-    question = conversation.question
-    named = {word.casefold() for word in _WORD.findall(call.tool)} & {
-        word.casefold() for word in _WORD.findall(question)
-    }
-    return _WRITE_VERBS.search(question) is not None and bool(named or determined(conversation, call, corpus))
+    """Return True if the question asks for a write: it names the tool, or has a verb of messaging and says where."""
+    named = _named(conversation, call)
+    asks = _MESSAGING.search(conversation.question) is not None
+    return named > 1 or (asks and bool(named or determined(conversation, call, corpus)))
+
+
+def _named(conversation: Conversation, call: Call) -> int:
+    """Return how many words of a tool's name the question has."""
+    words = {word.casefold() for word in _WORD.findall(conversation.question)}
+    return len(words & {word.casefold() for word in _WORD.findall(call.tool)})
 
 
 def _why_failed(conversation: Conversation, asked: Sequence[Call], facts: Sequence[_Fact]) -> str | None:
@@ -392,14 +417,10 @@ def _goal(
     worked = conversation.worked
     for call in calls:
         arguments = determined(conversation, call, corpus)
-        is_source = worked.index(call) in sources and not call.writes
-        mentioned = (
-            {word.casefold() for word in _WORD.findall(call.tool)}
-            & {"python"}
-            & set(conversation.question.casefold().split())
-        )
+        # A value may be computed in other ways than the recorded one, unless the question names the tool.
+        needed = _named(conversation, call) > 0 if call.writes else worked.index(call) in sources
         want = ExpectedCall(tool=call.tool, arguments=arguments)
-        if (arguments or is_source or mentioned) and want not in expected and len(expected) < _MAX_CALLS:
+        if (arguments or needed) and want not in expected and len(expected) < _MAX_CALLS:
             expected.append(want)
     if not any(call.arguments for call in expected):
         lacks.append("the question determines no argument")
@@ -435,15 +456,13 @@ def prove(goal: Goal, conversation: Conversation, calls: Sequence[Call], corpus:
     }
     if goal.answer is not None:
         scores["empty answer"] = earned(calls, "")
-    texts = {c.answer for c in others if c.answer} | {
-        value
-        for c in others
-        for call in c.worked
-        if call.writes
-        for value in call.arguments.values()
-        if isinstance(value, str)
-    }
-    scores["another answer"] = max((earned(calls, text, text) for text in texts), default=0.0)
+    texts = {c.answer for c in others if c.answer}
+    texts |= {str(call.arguments.get(name, "")) for c in others for call in c.worked for name in written if call.writes}
+    wrong = earned(calls, "x", "x")
+    checks = (*(() if goal.answer is None else (goal.answer,)), *goal.texts_of_state)
+    rewards = [earned(calls, text, text) if any(meets(check, text) for check in checks) else wrong for text in texts]
+    # Some other tasks ask for the same values: at most one other answer in twenty may pass.
+    scores["another answer"] = sorted(rewards)[math.ceil(0.95 * len(rewards)) - 1] if rewards else 0.0
     if any(call.arguments for call in goal.calls):
         scores["perturbed arguments"] = earned([_with_wrong_arguments(call) for call in calls], answer)
     return scores
@@ -492,6 +511,6 @@ def _wrong(value: Any) -> Any:
 
 
 def _perturbed(text: str) -> str:
-    """Change every digit and reverse every word with a capital: no value remains."""
+    """Change every digit and reverse every word: no value remains."""
     digits = str.maketrans("0123456789", "9012345678")
-    return re.sub(r"\w*[A-Z#]\w*", lambda found: found[0][::-1].swapcase() + "q", text).translate(digits)
+    return re.sub(r"\w+", lambda found: found[0][::-1] + "q", text).translate(digits)

@@ -1,4 +1,4 @@
-"""A project from recorded conversations: tasks with proven checks, a cassette, demonstrations, a recipe and a report."""
+"""A project from recorded conversations: proven tasks, a cassette, demonstrations, a recipe and a report."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, cast
 
+import yaml
+
 from mcprl.config import EpisodesConfig
 from mcprl.conversations import WrittenCall, calls_in, is_answer, text_of
 from mcprl.errors import TaskFileError
 from mcprl.goals import Goal
 from mcprl.records import Message, Solution, Task
-from mcprl.scaffold import DEFAULT_MODEL, require_empty
-from mcprl.scaffold.derived_checks import Call, Conversation, Corpus, Derived, derive
+from mcprl.scaffold import DEFAULT_MODEL, locate_model, require_empty, run_name, with_model
+from mcprl.scaffold.derived_checks import REWARDS, Call, Conversation, Corpus, Derived, derive
 from mcprl.secrets import SECRETS
 from mcprl.servers import make_server
 from mcprl.tasks.files import Row, TaskEntry, with_own_ids, write_tasks
@@ -55,14 +57,55 @@ _OPENING: Final = ("system", "developer", "user")
 _EPISODES: Final = EpisodesConfig()
 _VALIDATION = re.compile(r"(?i)(?:^|[^a-z])(?:validation|valid|val|dev|test|eval)(?:$|[^a-z])")
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_FILES: Final = {"train": "tasks.jsonl", "validation": "validation.jsonl"}
 _HELD_OUT = 5  # without a file of validation tasks, every fifth is one
+
+
+RECORDED, STAND_IN, NOWHERE = "recorded", "stand-in", "nowhere"
+
+_RECIPE: Final = """\
+# Made by `mcprl tasks import` from recorded conversations; report.md says what each row became.
+name: stock                 # the run's folder is outputs/stock
+seed: 7
+engine: vllm                # or transformers: slower, and needs no vLLM
+
+model:
+  path: Qwen/Qwen3-0.6B     # a name on the hub, or a folder (./…, ../… or /…)
+  renderer: auto            # by the name on the hub; for a folder, the family: qwen3, chatml, template, …
+  thinking: false           # answers at once; only for families that can be told, such as qwen3
+  context_tokens: 8192      # recorded results are long
+
+tasks:
+  train: tasks.jsonl
+{validation}
+# Tools with recordings are replayed; those of servers.json run. To use a server of your own, change its entry there.
+{servers}
+sampling:
+  max_tokens: 512
+  constrain: calls          # a call, once begun, fits the tool's schema; the learner knows it
+
+episodes:
+  group_size: 8
+
+# Right calls alone earn less than half, and recorded calls are not a measure of efficiency.
+{rewards}
+algorithm:
+  old_logprobs: recomputed  # in bfloat16 vLLM and the learner differ by a little
+
+learner:
+  learning_rate: 1.0e-4
+
+training:
+  steps: 30
+  tasks_per_step: {tasks_per_step}
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedRow:
     """A row of a file, what was derived from it, and where its task went: train, validation or None.
 
-    ImportedRow(place=Place(file="train.json", row=1), task=Task(id="a01", …), derived=Derived(…), split="train", note="")
+    ImportedRow(place=Place(file="train.json", row=1), task=Task(id="a01", …), derived=Derived(…), split="train", …)
     """
 
     place: Place
@@ -97,14 +140,17 @@ class ImportedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedProject:
-    """The result of an import."""
+    """The result of an import. `worlds` says where the calls of each tool go.
+
+    ImportedProject(folder=Path("quotes"), rows=(ImportedRow(…), …), worlds={"get_quote": "recorded"})
+    """
 
     folder: Path
     rows: tuple[ImportedRow, ...]
-    demonstrations: int
     worlds: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the figures, and what each row became."""
         usable = [row for row in self.rows if row.status != "failed"]
         proven = [row for row in usable if row.status == "proven"]
         return {
@@ -112,12 +158,28 @@ class ImportedProject:
             "usable": len(usable),
             "proven": len(proven),
             "checks": dict(Counter(kind for row in proven for kind in row.derived.kinds)),
-            "train": sum(row.split == "train" for row in self.rows),
-            "validation": sum(row.split == "validation" for row in self.rows),
-            "demonstrations": self.demonstrations,
+            **{split: sum(row.split == split for row in self.rows) for split in _FILES},
+            "demonstrations": sum(row.is_demonstration for row in self.rows),
             "tools": dict(self.worlds),
             "by_row": [row.to_json() for row in self.rows],
         }
+
+    def report(self) -> Iterator[str]:
+        """Yield the lines of report.md."""
+        figures = self.to_json()
+        yield "# Imported conversations\n"
+        yield f"{figures['rows']} rows, {figures['usable']} usable, {figures['proven']} with proven checks."
+        yield f"{figures['train']} tasks to train on, {figures['validation']} to validate on, "
+        yield f"{figures['demonstrations']} demonstrations.\n"
+        yield "| check | rows |\n|---|---|"
+        yield from (f"| {kind} | {number} |" for kind, number in figures["checks"].items())
+        yield "\n| tool | its calls go to |\n|---|---|"
+        yield from (f"| `{name}` | {world} |" for name, world in self.worlds.items())
+        yield "\n| row | task | | checks | why |\n|---|---|---|---|---|"
+        for row in figures["by_row"]:
+            checks = ", ".join(f"{kind} {number}" for kind, number in row["checks"].items())
+            state = row["split"] or row["status"]
+            yield f"| {row['file']} {row['row']} | {row['task']} | {state} | {checks} | {'; '.join(row['why'])} |"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +225,20 @@ def import_project(files: Sequence[Path], out: Path, model: str = DEFAULT_MODEL)
             rules = replace(rules, aliases={alias: meant for kind in renamed for alias, meant in kind.items()})
             rows = _derived(read, tools, rules)
             import_recordings(recordings, cassette, rules, listed)
-        stand_ins = {tools[name].server for row in rows if row.split for name in row.task.tools or () if name in tools}
-        _write(out, rows, tools, scratch)
-    worlds = {}
-    demonstrations = sum(row.is_demonstration for row in rows)
-    return ImportedProject(folder=out, rows=tuple(rows), demonstrations=demonstrations, worlds=worlds)
+        worlds = _worlds(tools, shipped, rows)
+        project = ImportedProject(folder=out, rows=tuple(rows), worlds=worlds)
+        _write(project, tools, scratch, {"settings": settings, "model": model})
+    return project
+
+
+def _worlds(tools: Mapping[str, Tool], shipped: Collection[str], rows: Iterable[ImportedRow]) -> dict[str, str]:
+    """Return where the calls of each tool on offer go: to the recordings, or to a server that mcprl ships."""
+    offered = {name for row in rows if row.split for name in row.task.tools or ()}
+    chosen = {name: tool for name, tool in tools.items() if name in offered}
+    return {
+        name: RECORDED if tool.read_only else STAND_IN if tool.server in shipped else NOWHERE
+        for name, tool in chosen.items()
+    }
 
 
 async def _shipped_tools() -> dict[str, tuple[ToolDefinition, ...]]:
@@ -323,14 +394,37 @@ def _split(rows: Sequence[ImportedRow]) -> list[ImportedRow]:
     return placed
 
 
-def _write(out: Path, rows: Sequence[ImportedRow], tools: Mapping[str, Tool], cassette: Path) -> None:
+def _write(project: ImportedProject, tools: Mapping[str, Tool], cassette: Path, recipe: Mapping[str, Any]) -> None:
+    out = project.folder
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(cassette, out / "cassette.sqlite")
-    for split, name in (("train", "tasks.jsonl"), ("validation", "validation.jsonl")):
-        if chosen := [row.task for row in rows if row.split == split]:
+    for split, name in _FILES.items():
+        if chosen := [row.task for row in project.rows if row.split == split]:
             write_tasks(chosen, out / name)
-    lines = [json.dumps(_demonstration(row, tools), ensure_ascii=False) for row in rows if row.is_demonstration]
+    lines = [json.dumps(_demonstration(row, tools), ensure_ascii=False) for row in project.rows if row.is_demonstration]
     (out / "demonstrations.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    started = sorted({tools[name].server for name, world in project.worlds.items() if world == STAND_IN})
+    servers = {name: {"command": "mcprl", "args": ["serve", name, "--world", str(_WORLD)]} for name in started}
+    (out / "servers.json").write_text(json.dumps({"mcpServers": servers}, indent=2) + "\n", encoding="utf-8")
+    (out / "recipe.yaml").write_text(_recipe(project, has_servers=bool(started), **recipe), encoding="utf-8")
+    (out / "report.json").write_text(json.dumps(project.to_json(), indent=2) + "\n", encoding="utf-8")
+    (out / "report.md").write_text("".join(f"{line}\n" for line in project.report()), encoding="utf-8")
+
+
+def _recipe(project: ImportedProject, *, settings: Mapping[str, Any], model: str, has_servers: bool) -> str:
+    location, renderer = locate_model(model)
+    validation = any(row.split == "validation" for row in project.rows)
+    servers: dict[str, Any] = {"cassette": "cassette.sqlite", "cassette_mode": "mixed" if has_servers else "replay"}
+    servers |= {"file": "servers.json"} if has_servers else {}
+    servers |= {"settings": dict(settings)} if settings else {}
+    weights = {name: getattr(REWARDS, name) for name in ("answer", "state", "calls", "arguments", "efficiency")}
+    text = _RECIPE.format(
+        validation="  validation: validation.jsonl\n" if validation else "",
+        servers=yaml.safe_dump({"servers": servers}, sort_keys=False),
+        rewards=yaml.safe_dump({"rewards": weights}, sort_keys=False),
+        tasks_per_step=min(4, sum(row.split == "train" for row in project.rows)),
+    )
+    return with_model(text, run_name(project.folder), location, renderer)
 
 
 def _demonstration(row: ImportedRow, tools: Mapping[str, Tool]) -> dict[str, Any]:
