@@ -225,18 +225,27 @@ def import_project(files: Sequence[Path], out: Path, model: str = DEFAULT_MODEL)
             rules = replace(rules, aliases={alias: meant for kind in renamed for alias, meant in kind.items()})
             rows = _derived(read, tools, rules)
             import_recordings(recordings, cassette, rules, listed)
-        worlds = _worlds(tools, shipped, rows)
+            worlds = _worlds(tools, shipped, rows, cassette.recorded_tools())
         project = ImportedProject(folder=out, rows=tuple(rows), worlds=worlds)
         _write(project, tools, scratch, {"settings": settings, "model": model})
     return project
 
 
-def _worlds(tools: Mapping[str, Tool], shipped: Collection[str], rows: Iterable[ImportedRow]) -> dict[str, str]:
-    """Return where the calls of each tool on offer go: to the recordings, or to a server that mcprl ships."""
+def _worlds(
+    tools: Mapping[str, Tool],
+    shipped: Collection[str],
+    rows: Iterable[ImportedRow],
+    recorded: Collection[tuple[str, str]],
+) -> dict[str, str]:
+    """Return where the calls of each tool on offer go: to the recordings, or to a server that mcprl ships.
+
+    A shipped server is started if one of its tools writes: what such tools do is not recorded.
+    """
     offered = {name for row in rows if row.split for name in row.task.tools or ()}
     chosen = {name: tool for name, tool in tools.items() if name in offered}
+    started = {tool.server for tool in chosen.values() if not tool.read_only and tool.server in shipped}
     return {
-        name: RECORDED if tool.read_only else STAND_IN if tool.server in shipped else NOWHERE
+        name: RECORDED if (tool.server, name) in recorded else STAND_IN if tool.server in started else NOWHERE
         for name, tool in chosen.items()
     }
 
