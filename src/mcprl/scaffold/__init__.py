@@ -96,8 +96,7 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
     (location, renderer), name = locate_model(model), run_name(folder)
     texts = {file: (TEMPLATE / _NAMES_IN_TEMPLATE.get(file, file)).read_text(encoding="utf-8") for file in FILES}
     texts["recipe.yaml"] = with_model(texts["recipe.yaml"], name, location, renderer)
-    for file in ("recipe.yaml", "README.md"):
-        texts[file] = texts[file].replace(f"outputs/{_DEFAULT_NAME}", f"outputs/{name}")
+    texts["README.md"] = texts["README.md"].replace(f"outputs/{_DEFAULT_NAME}", f"outputs/{name}")
     try:
         require_empty(folder)
         for file, text in texts.items():
@@ -142,7 +141,9 @@ def locate_model(model: str) -> tuple[str, str]:
 
 def with_model(recipe: str, name: str, model: str, renderer: str) -> str:
     """Return the recipe of the template for another run and model."""
-    recipe = recipe.replace(_NAME_LINE, f"name: {_in_yaml(name)}  #")
+    recipe = recipe.replace(_NAME_LINE, f"name: {_in_yaml(name)}  #").replace(
+        f"outputs/{_DEFAULT_NAME}", f"outputs/{name}"
+    )
     if model == DEFAULT_MODEL:
         return recipe
     lines = recipe.replace(_MODEL_LINE, f"  path: {_in_yaml(model)}  #").splitlines()

@@ -226,7 +226,7 @@ def _number_facts(text: str, question: str, asked: set[str], conversation: Conve
             overlap = -1
             for place, number in enumerate(stated):
                 value = next((returned for returned in numbers if _rounds_to(returned, number)), None)
-                if value is None or int(number) in _YEARS:
+                if value is None or number == 0 or int(number) in _YEARS:
                     continue
                 overlap = _overlap(line, asked) if overlap < 0 else overlap
                 # Few digits are often the same by chance, unless a short line says what they count.
@@ -278,7 +278,13 @@ def _word_facts(
             if not 3 <= len(value) <= _MAX_VALUE or value.casefold() not in folded or value.casefold() in chosen:
                 continue
             word, overlap = Contains(text=value), _overlap(label, asked)
-            if (value.islower() and value[0] != "#" and not overlap) or numbers_in(value) or value not in call.text:
+            is_label = not label and re.search(rf"\b{re.escape(value)}:\s*[A-Za-z]", call.text) is not None
+            if (
+                is_label
+                or (value.islower() and value[0] != "#" and not overlap)
+                or numbers_in(value)
+                or value not in call.text
+            ):
                 continue
             if meets(word, text) and meets(word, call.text) and not meets(word, question):
                 yield _Fact(check=word, rank=(overlap + 0.4, -folded.find(value.casefold())), source=source)

@@ -30,6 +30,7 @@ from mcprl.tasks.files import Row, TaskEntry, with_own_ids, write_tasks
 from mcprl.tasks.formats import digest, is_skyrl_row, task_of_row
 from mcprl.tasks.validation import alias_settings, drift_of, normalised_question
 from mcprl.tools import Cassette, ServerSpec, Tool, Toolbox, ToolDefinition
+from mcprl.tools.arguments import ArgumentCheck
 from mcprl.tools.cassettes.importing import (
     DEFAULT_SERVER,
     ImportRules,
@@ -61,7 +62,7 @@ _FILES: Final = {"train": "tasks.jsonl", "validation": "validation.jsonl"}
 _HELD_OUT = 5  # without a file of validation tasks, every fifth is one
 
 
-RECORDED, STAND_IN, NOWHERE = "recorded", "stand-in", "nowhere"
+RECORDED, STAND_IN, NOWHERE = "recorded", "stand-in", "nowhere: not on offer"
 
 _RECIPE: Final = """\
 # Made by `mcprl tasks import` from recorded conversations; report.md says what each row became.
@@ -169,8 +170,8 @@ class ImportedProject:
         figures = self.to_json()
         yield "# Imported conversations\n"
         yield f"{figures['rows']} rows, {figures['usable']} usable, {figures['proven']} with proven checks."
-        yield f"{figures['train']} tasks to train on, {figures['validation']} to validate on, "
-        yield f"{figures['demonstrations']} demonstrations.\n"
+        splits = f"{figures['train']} tasks to train on, {figures['validation']} to validate on"
+        yield f"{splits}, {figures['demonstrations']} demonstrations.\n"
         yield "| check | rows |\n|---|---|"
         yield from (f"| {kind} | {number} |" for kind, number in figures["checks"].items())
         yield "\n| tool | its calls go to |\n|---|---|"
@@ -223,30 +224,25 @@ def import_project(files: Sequence[Path], out: Path, model: str = DEFAULT_MODEL)
             settings = alias_settings(drift_of(_written_calls(read), tools))
             renamed = [kinds.get("argument_aliases", {}) for kinds in settings.values()]
             rules = replace(rules, aliases={alias: meant for kind in renamed for alias, meant in kind.items()})
-            rows = _derived(read, tools, rules)
             import_recordings(recordings, cassette, rules, listed)
-            worlds = _worlds(tools, shipped, rows, cassette.recorded_tools())
+            worlds = _worlds(tools, shipped, cassette.recorded_tools())
+            rows = _derived(read, tools, rules, worlds)
         project = ImportedProject(folder=out, rows=tuple(rows), worlds=worlds)
         _write(project, tools, scratch, {"settings": settings, "model": model})
     return project
 
 
 def _worlds(
-    tools: Mapping[str, Tool],
-    shipped: Collection[str],
-    rows: Iterable[ImportedRow],
-    recorded: Collection[tuple[str, str]],
+    tools: Mapping[str, Tool], shipped: Collection[str], recorded: Collection[tuple[str, str]]
 ) -> dict[str, str]:
-    """Return where the calls of each tool on offer go: to the recordings, or to a server that mcprl ships.
+    """Return where the calls of each tool go: to the recordings, or to a server that mcprl ships.
 
     A shipped server is started if one of its tools writes: what such tools do is not recorded.
     """
-    offered = {name for row in rows if row.split for name in row.task.tools or ()}
-    chosen = {name: tool for name, tool in tools.items() if name in offered}
-    started = {tool.server for tool in chosen.values() if not tool.read_only and tool.server in shipped}
+    started = {tool.server for tool in tools.values() if not tool.read_only and tool.server in shipped}
     return {
         name: RECORDED if (tool.server, name) in recorded else STAND_IN if tool.server in started else NOWHERE
-        for name, tool in chosen.items()
+        for name, tool in tools.items()
     }
 
 
@@ -309,15 +305,19 @@ def _conversation(row: _Read, tools: Mapping[str, Tool], rules: ImportRules) -> 
     calls: list[Call] = []
     defaults: dict[tuple[str, str], Any] = {}
     for call in row.recordings.calls:
-        properties: dict[str, Any] = tools[call.tool].parameters.get("properties", {})
+        tool = tools[call.tool]
+        properties: dict[str, Any] = tool.parameters.get("properties", {})
         defaults |= {(call.tool, name): field["default"] for name, field in properties.items() if "default" in field}
+        arguments = resolve_arguments(call.arguments, properties, rules.aliases)
+        # A call that does not fit the tool's definition cannot be made again.
+        fits = ArgumentCheck(tool.name, tool.server, tool.parameters).problem(arguments) is None
         calls.append(
             Call(
                 tool=call.tool,
-                arguments=SECRETS.redact_json(resolve_arguments(call.arguments, properties, rules.aliases)),
+                arguments=SECRETS.redact_json(arguments),
                 text=SECRETS.redact(call.text),
-                failed=tells_of_an_error(call, rules.errors),
-                writes=not tools[call.tool].read_only,
+                failed=not fits or tells_of_an_error(call, rules.errors),
+                writes=not tool.read_only,
             )
         )
     last: Any = row.messages[-1]
@@ -335,14 +335,17 @@ def _answer(last: Any) -> str | None:
     return SECRETS.redact(_THOUGHT.sub("", text_of(message)).strip()) or None
 
 
-def _derived(read: Sequence[_Read], tools: Mapping[str, Tool], rules: ImportRules) -> list[ImportedRow]:
+def _derived(
+    read: Sequence[_Read], tools: Mapping[str, Tool], rules: ImportRules, worlds: Mapping[str, str]
+) -> list[ImportedRow]:
     """Derive the checks of every row, and choose the split of each task."""
     conversations = [_conversation(row, tools, rules) for row in read]
     corpus = Corpus(conversations)
+    usable = [name for name, world in worlds.items() if world != NOWHERE]
     rows = [
         ImportedRow(
             place=row.place,
-            task=_with_goal(row.task, conversation, derived, tools),
+            task=_with_goal(row.task, conversation, derived, usable),
             value=row.value,
             conversation=conversation,
             derived=derived,
@@ -359,7 +362,8 @@ def _derived(read: Sequence[_Read], tools: Mapping[str, Tool], rules: ImportRule
     return rows
 
 
-def _with_goal(task: Task, conversation: Conversation, derived: Derived, tools: Mapping[str, Tool]) -> Task:
+def _with_goal(task: Task, conversation: Conversation, derived: Derived, usable: Sequence[str]) -> Task:
+    """Return the task with its goal, its solution and those of its tools that answer."""
     if derived.goal is None:
         return task
     solution = None
@@ -369,7 +373,7 @@ def _with_goal(task: Task, conversation: Conversation, derived: Derived, tools: 
     return replace(
         task,
         goal=derived.goal,
-        tools=tuple(name for name in task.tools or tools if name in tools),
+        tools=tuple(name for name in task.tools or usable if name in usable),
         solution=solution,
         max_turns=len(derived.calls) + 1 if len(derived.calls) >= limit else None,
     )
@@ -386,7 +390,13 @@ def _split(rows: Sequence[ImportedRow]) -> list[ImportedRow]:
     placed = list(rows)
     for number in proven:
         split, question = "validation" if number in held else "train", normalised_question(rows[number].task)
-        if split == "train" and question in asked:
+        lacking = {call.tool for call in rows[number].derived.calls} - set(rows[number].task.tools or ())
+        if lacking:
+            note = (
+                f"nothing answers {', '.join(sorted(lacking))}: it was not recorded, and mcprl ships no server for it"
+            )
+            placed[number] = replace(rows[number], note=note)
+        elif split == "train" and question in asked:
             placed[number] = replace(rows[number], note="validation asks the same question")
         elif question in seen[split]:
             placed[number] = replace(rows[number], note="another row asks the same question")

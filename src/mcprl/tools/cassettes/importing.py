@@ -63,7 +63,8 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 # Match only at the beginning: an article about errors is not an error.
 _ERRORS = (
-    r"(?i)\A\s*(?:❌|✗|⛔|error\b|failed (?:to|with)\b|(?:failed|failure|fatal|exception|forbidden|denied)\s{0,4}:"
+    r"(?i)\A\s*(?:❌|✗|⛔|error\b|(?:bad|invalid|missing) arguments?\b|failed (?:to|with)\b"
+    r"|(?:failed|failure|fatal|exception|forbidden|denied)\s{0,4}:"
     r"|(?:api|http|internal|server|client|connection|network|timeout|validation|execution|rate limit) error\b"
     r"|traceback \(most recent call last\)|rate limit|too many requests|(?:http )?[45]\d\d (?:client|server) error"
     r"|(?:http )?429\b|request (?:failed|timed out))",
