@@ -35,6 +35,7 @@ _MAX_CALLS = 12
 _MAX_VALUE = 120
 _NAMED_LINES = 3
 _DIGITS = 3
+_SHORT = 60
 _STEM = 5
 _YEARS = range(1990, 2036)
 _DASHES = re.compile(r"[‐-―−]")
@@ -231,7 +232,7 @@ def _number_facts(text: str, question: str, asked: set[str], conversation: Conve
                 overlap = _overlap(line, asked) if overlap < 0 else overlap
                 # Few digits are often the same by chance, unless a short line says what they count.
                 digits = len(number.normalize().as_tuple().digits)
-                if digits >= _DIGITS or (overlap and len(line) <= _MAX_VALUE):
+                if digits >= _DIGITS or (overlap and len(line) <= _SHORT):
                     yield _Fact(check=_near(value, number), rank=(overlap + digits / 10, -place), source=source)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import yaml
 
-from mcprl.config import EpisodesConfig
+from mcprl.config import EpisodesConfig, ServerSettings
 from mcprl.conversations import WrittenCall, calls_in, is_answer, text_of
 from mcprl.errors import TaskFileError
 from mcprl.goals import Goal
@@ -56,6 +56,7 @@ _STAND_INS: Final = ("fmp", "polygon", "tavily", "slack", "python")
 _WORLD: Final = 7
 _OPENING: Final = ("system", "developer", "user")
 _EPISODES: Final = EpisodesConfig()
+_PATIENT: Final = ServerSettings(start_deadline_s=300)  # they start in this process, and import pandas
 _VALIDATION = re.compile(r"(?i)(?:^|[^a-z])(?:validation|valid|val|dev|test|eval)(?:$|[^a-z])")
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _FILES: Final = {"train": "tasks.jsonl", "validation": "validation.jsonl"}
@@ -250,7 +251,9 @@ async def _shipped_tools() -> dict[str, tuple[ToolDefinition, ...]]:
     """Return the tools of the installed servers that mcprl ships, by server."""
     installed = {entry.name for entry in entry_points(group="mcprl.servers")}
     specs = [
-        ServerSpec(name=name, make=partial(make_server, name, world=_WORLD)) for name in _STAND_INS if name in installed
+        ServerSpec(name=name, make=partial(make_server, name, world=_WORLD), settings=_PATIENT)
+        for name in _STAND_INS
+        if name in installed
     ]
     if not specs:
         return {}
