@@ -459,8 +459,9 @@ def prove(goal: Goal, conversation: Conversation, calls: Sequence[Call], corpus:
         "perturbed texts": earned(calls, _perturbed(answer or ""), "x" if written else None),
         "wrong arguments": earned([_with_wrong_arguments(call) for call in calls], "ok"),
         "question echoed": earned(calls, question, question),
-        "numbers listed": earned(calls, listed, listed),
     }
+    if len(set(numbers_in(listed))) > len(set(numbers_in(answer or ""))):
+        scores["numbers listed"] = earned(calls, listed, listed)
     if goal.answer is not None:
         scores["empty answer"] = earned(calls, "")
     texts = {c.answer for c in others if c.answer}
