@@ -104,9 +104,11 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
         metrics[f"reward_part_{part}"] = fmean(values)
     recorded = [seen for seen in delivered if seen.source in (Source.CASSETTE, Source.MISSING)]
     for tool in sorted({seen.tool for seen in recorded}):
-        metrics[f"covered_{tool}"] = fmean(seen.source is Source.CASSETTE for seen in recorded if seen.tool == tool)
+        metrics[f"covered_calls_{tool}"] = fmean(
+            seen.source is Source.CASSETTE for seen in recorded if seen.tool == tool
+        )
     if recorded:
-        metrics["covered_call_rate"] = fmean(seen.source is Source.CASSETTE for seen in recorded)
+        metrics["covered_calls"] = fmean(seen.source is Source.CASSETTE for seen in recorded)
     for code, count in sorted(Counter(episode.code for episode in lost).items()):
         metrics[f"lost_{code}"] = float(count)
     for stop in StopReason:

@@ -107,8 +107,6 @@ def test_the_share_of_recorded_calls_is_counted_per_tool():
     seen = tuple(replace(one, source=source) for one, source in zip(turn.observations, sources, strict=True))
     trajectories = [made_trajectory("a", member, turns=[replace(turn, observations=seen)]) for member in (0, 1)]
     found = episode_metrics([made_group("a", *trajectories)], 1.0)
-    assert found["covered_call_rate"] == pytest.approx(1 / 3)
-    assert {name: found[name] for name in found if name.startswith("covered_") and name != "covered_call_rate"} == {
-        "covered_quote": 0.5,
-        "covered_news": 0.0,
-    }
+    assert found["covered_calls"] == pytest.approx(1 / 3)
+    by_tool = {name: share for name, share in found.items() if name.startswith("covered_calls_")}
+    assert by_tool == {"covered_calls_quote": 0.5, "covered_calls_news": 0.0}

@@ -148,7 +148,7 @@ def test_a_conversation_that_failed_is_no_example(changes, why):
 
 def test_a_post_that_nobody_asked_for_is_neither_checked_nor_part_of_the_solution():
     asked = replace(ASKED, prompt=({"role": "user", "content": "What is the price of Vulkan?"},))
-    derived = derive(asked, CORPUS)
+    derived = derive(asked, Corpus([asked, OTHER]))
     assert derived.goal is not None
     assert derived.goal.writes == ()
     assert [call.tool for call in derived.calls] == ["get_quote"]
