@@ -725,6 +725,11 @@ class ServerSettings(Section):
         description="Aliases of arguments: maps each alias to the argument it stands for, in tools that have no "
         "argument named like the alias.",
     )
+    recorded: tuple[str, ...] = Field(
+        default=("*",),
+        description="With cassette_mode=mixed, tools to replay if they have recordings; the others are called. * "
+        "matches any text.",
+    )
     errors: tuple[ErrorRule, ...] = Field(
         default=(), description="Rules that find errors in results; the first match counts."
     )
@@ -742,7 +747,7 @@ class ServerSettings(Section):
         return self
 
 
-CassetteMode = Literal["live", "record", "replay_else_live", "replay"]
+CassetteMode = Literal["live", "record", "replay_else_live", "replay", "mixed"]
 
 
 class ServersConfig(Section):
@@ -763,7 +768,8 @@ class ServersConfig(Section):
     cassette_mode: CassetteMode = Field(
         default="live",
         description="live: call servers, no cassette; record: call servers and record; replay_else_live: replay, and "
-        "record what is missing; replay: replay only, without servers.",
+        "record what is missing; replay: replay only, without servers; mixed: replay the tools that have recordings, "
+        "and call the servers of the file for the others.",
     )
     settings: dict[str, ServerSettings] = Field(
         default_factory=dict[str, ServerSettings], description="Settings per server, by its name."

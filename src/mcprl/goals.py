@@ -16,10 +16,12 @@ __all__ = [
     "ExpectedCall",
     "ExpectedState",
     "ExpectedText",
+    "ExpectedWrite",
     "Goal",
     "HasAll",
     "HasNumber",
     "Matches",
+    "MeetsSome",
 ]
 
 
@@ -74,7 +76,18 @@ class Matches:
     pattern: str
 
 
-ExpectedText = AnyText | Contains | Exactly | HasNumber | HasAll | Matches
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeetsSome:
+    """The answer must meet at least `at_least` of these expectations; None: all of them.
+
+    MeetsSome(of=(Contains(text="VLKN"), HasNumber(value=213.88, tolerance=0.005), HasNumber(value=1.4)), at_least=2)
+    """
+
+    of: tuple[ExpectedText, ...]
+    at_least: int | None = None
+
+
+ExpectedText = AnyText | Contains | Exactly | HasNumber | HasAll | Matches | MeetsSome
 """How a text is checked: the final answer, or the answer of a tool that reports the state of the world."""
 
 
@@ -102,11 +115,26 @@ class ExpectedState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedWrite:
+    """A successful call that must have been made: with these arguments, and with texts that meet these expectations.
+
+    For worlds whose state cannot be read afterwards, such as recorded ones.
+
+    ExpectedWrite(tool="send_slack_message", arguments={"channel": "trading"},
+                  texts={"message": (Contains(text="VLKN"), HasNumber(value=213.88, tolerance=0.005))})
+    """
+
+    tool: str
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    texts: Mapping[str, tuple[ExpectedText, ...]] = field(default_factory=dict[str, "tuple[ExpectedText, ...]"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """How success is checked. Fields that are left out are not checked and not part of the reward.
 
     `calls` are needed in this order unless `in_any_order`; `min_calls` is how many calls must succeed in total;
-    `rubric` is the instruction for a judge, if the run has one.
+    `state` and `writes` are one part of the reward; `rubric` is the instruction for a judge, if the run has one.
     """
 
     answer: ExpectedText | None = None
@@ -114,4 +142,11 @@ class Goal:
     in_any_order: bool = False
     min_calls: int = 0
     state: tuple[ExpectedState, ...] = ()
+    writes: tuple[ExpectedWrite, ...] = ()
     rubric: str | None = None
+
+    @property
+    def texts_of_state(self) -> tuple[ExpectedText, ...]:
+        """Every expectation about a text in `state` and `writes`."""
+        written = (text for write in self.writes for texts in write.texts.values() for text in texts)
+        return (*(text for state in self.state for text in state.texts), *written)

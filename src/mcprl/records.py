@@ -137,6 +137,7 @@ class Source(StrEnum):
     LIVE = "live"
     CACHE = "cache"
     CASSETTE = "cassette"
+    MISSING = "missing"  # the tool is replayed, and this call is not recorded
     INJECTED = "injected"
 
 

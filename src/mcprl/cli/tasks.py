@@ -156,6 +156,7 @@ def print_task(console: Console, task: Task) -> None:
         f"needs, {in_order}": [_call(call.tool, call.arguments) for call in goal.calls],
         "calls that must work": [f"{goal.min_calls}"] if goal.min_calls else [],
         "afterwards": states,
+        "written": [_call(write.tool, {**write.arguments, **write.texts}) for write in goal.writes],
         "rubric": [goal.rubric] if goal.rubric else [],
         "solution": [_call(call.name, call.arguments) for call in task.solution.calls] if task.solution else [],
         "its answer": [task.solution.answer] if task.solution else [],
@@ -168,8 +169,8 @@ def print_task(console: Console, task: Task) -> None:
 
 
 def _call(tool: str, arguments: Mapping[str, Any]) -> str:
-    given = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
-    return f"{tool}({given})"
+    written = ((name, json.dumps(value, ensure_ascii=False, default=repr)) for name, value in arguments.items())
+    return f"{tool}({', '.join(f'{name}={value}' for name, value in written)})"
 
 
 def _all_of(texts: Iterable[ExpectedText]) -> str:
@@ -264,6 +265,38 @@ def show_task(
         print_task_list(console, load_tasks(file))
     else:
         print_task(console, choose_task(file, task_id))
+
+
+@app.command("import")
+def import_tasks(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Recorded conversations: a JSON list of rows, or one per line.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the project, new or empty.")],
+    model: Annotated[
+        str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
+    ] = None,
+) -> None:
+    """Make a project from recorded conversations: tasks with proven checks, a cassette, demonstrations and a recipe."""
+    from mcprl.scaffold import DEFAULT_MODEL
+    from mcprl.scaffold.recorded import import_project
+
+    console = Console(highlight=False)
+    with Console(stderr=True, highlight=False).status("deriving and proving checks …"):
+        project = import_project(files, out, DEFAULT_MODEL if model is None else model)
+    figures = project.to_json()
+    checks = ", ".join(f"{kind} {number}" for kind, number in figures["checks"].items())
+    worlds = plain_table("tool", "its calls go to")
+    for name, world in project.worlds.items():
+        worlds.add_row(_words(name), world)
+    console.print(worlds, "")
+    for line in (
+        f"{figures['rows']} rows: {figures['usable']} usable, {figures['proven']} with proven checks ({checks})",
+        f"{figures['train']} tasks to train on, {figures['validation']} to validate on, "
+        f"{figures['demonstrations']} demonstrations; {out / 'report.md'} says why for each row",
+        f"next: mcprl doctor {out / 'recipe.yaml'} --fast",
+    ):
+        console.print(_words(line), soft_wrap=True)
 
 
 @app.command("schema")

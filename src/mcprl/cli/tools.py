@@ -80,6 +80,7 @@ _PARTICULARS = {
     "retries": "calls repeated",
     "cached": "results from the cache",
     "replayed": "results from a cassette",
+    "missing": "calls of replayed tools that are not recorded",
     "shared": "results shared with an identical call in flight",
     "truncated": "results truncated",
 }

@@ -102,6 +102,13 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
     for part in sorted({part for t in trajectories for part in t.reward_parts}):
         values = [t.reward_parts[part] for t in trajectories if part in t.reward_parts]
         metrics[f"reward_part_{part}"] = fmean(values)
+    recorded = [seen for seen in delivered if seen.source in (Source.CASSETTE, Source.MISSING)]
+    for tool in sorted({seen.tool for seen in recorded}):
+        metrics[f"covered_calls_{tool}"] = fmean(
+            seen.source is Source.CASSETTE for seen in recorded if seen.tool == tool
+        )
+    if recorded:
+        metrics["covered_calls"] = fmean(seen.source is Source.CASSETTE for seen in recorded)
     for code, count in sorted(Counter(episode.code for episode in lost).items()):
         metrics[f"lost_{code}"] = float(count)
     for stop in StopReason:

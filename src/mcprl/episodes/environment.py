@@ -359,7 +359,7 @@ def _without_titles(schema: Any) -> Any:
 def require_tools(tasks: Sequence[Task], catalog: Catalog) -> None:
     """Raise if a task offers or needs a tool that no server lists."""
     for task in tasks:
-        needed = [expected.tool for expected in (*task.goal.calls, *task.goal.state)]
+        needed = [expected.tool for expected in (*task.goal.calls, *task.goal.state, *task.goal.writes)]
         needed += [call.name for call in task.setup]
         later = [name for follow_up in task.follow_ups for name in follow_up.tools]
         catalog.require([*(task.tools or ()), *later, *needed], wanted_by=f"task {task.id}")

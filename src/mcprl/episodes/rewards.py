@@ -18,7 +18,19 @@ from typing import Any, Final, cast
 from mcprl.bounds import is_found, why_no_pattern
 from mcprl.config import RewardsConfig
 from mcprl.errors import BadValueError, TaskFileError
-from mcprl.goals import AnyText, Contains, Exactly, ExpectedCall, ExpectedText, Goal, HasAll, HasNumber, Matches
+from mcprl.goals import (
+    AnyText,
+    Contains,
+    Exactly,
+    ExpectedCall,
+    ExpectedText,
+    ExpectedWrite,
+    Goal,
+    HasAll,
+    HasNumber,
+    Matches,
+    MeetsSome,
+)
 from mcprl.records import Source, StopReason, Task, Turn
 
 __all__ = [
@@ -63,7 +75,7 @@ def score(
     """Return the unweighted reward parts of `turns`, and the counts of penalties.
 
     `answer` is the text of the final turn and `stop` the reason why the episode ended; both are None before that.
-    `state` is the fraction of the expected state that was reached, or None if it is not yet known. `graded` holds the
+    `state` is the fraction of the goal's `state` that was reached, or None if it is not yet known. `graded` holds the
     parts from the judge (`rubric`) and from reward functions. `weights` only decide which pairing of calls is best.
     """
     graded = graded or {}
@@ -72,8 +84,9 @@ def score(
     made = [(call, seen) for call, seen in made if seen.source is not Source.INJECTED]
     worked = [(seen.tool, seen.arguments or call.arguments) for call, seen in made if seen.worked]
     parts: dict[str, float] = {}
-    if goal.state:
-        parts["state"] = state or 0.0
+    if goal.state or goal.writes:
+        reached = (state or 0.0) * len(goal.state) + sum(_is_written(write, worked) for write in goal.writes)
+        parts["state"] = reached / (len(goal.state) + len(goal.writes))
     if goal.calls or goal.min_calls:
         parts |= _score_calls(goal, worked, len(made), weights)
     if goal.rubric is not None and "rubric" in graded:
@@ -120,6 +133,15 @@ def _score_answer(goal: Goal, answer: str | None, others: Mapping[str, float]) -
         # Any text is accepted, so the answer scores no higher than the other parts.
         return min((others[name] for name in ("calls", "state", "rubric") if name in others), default=1.0)
     return 1.0
+
+
+def _is_written(want: ExpectedWrite, worked: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
+    return any(
+        tool == want.tool
+        and all(name in given and _is_same(value, given[name]) for name, value in want.arguments.items())
+        and all(meets(text, str(given.get(name, ""))) for name, texts in want.texts.items() for text in texts)
+        for tool, given in worked
+    )
 
 
 def _score_calls(
@@ -280,6 +302,9 @@ def meets(expected: ExpectedText, text: str) -> bool:
             return has_all and not any(_contains_words(text, other) for other in expected.none_of)
         case Matches():
             return is_found(expected.pattern, text)
+        case MeetsSome():
+            needed = len(expected.of) if expected.at_least is None else expected.at_least
+            return sum(meets(member, text) for member in expected.of) >= needed
 
 
 def why_unusable(expected: ExpectedText) -> str | None:
@@ -296,6 +321,10 @@ def why_unusable(expected: ExpectedText) -> str | None:
             return None if words and all(word.strip() for word in words) else "an empty text is expected"
         case Matches():
             return why_no_pattern(expected.pattern)
+        case MeetsSome():
+            if not 1 <= (len(expected.of) if expected.at_least is None else expected.at_least) <= len(expected.of):
+                return "at_least must be between 1 and the number of expectations"
+            return next(filter(None, map(why_unusable, expected.of)), None)
         case AnyText():
             return None
 
@@ -322,12 +351,18 @@ def _value(found: re.Match[str]) -> Decimal:
 
 
 def _has_number(expected: HasNumber, text: str) -> bool:
-    numbers = set(numbers_in(text))
+    numbers = _different_numbers(text)
     if expected.at_most is not None and len(numbers) > expected.at_most:
         return False
     # Use decimals, because floats would round: 213.885 is within 0.005 of 213.88.
     value, tolerance = Decimal(str(expected.value)), Decimal(str(expected.tolerance))
     return any(abs(number - value) <= tolerance for number in numbers)
+
+
+@lru_cache(maxsize=64)
+def _different_numbers(text: str) -> frozenset[Decimal]:
+    # A goal may check several numbers of one text.
+    return frozenset(numbers_in(text))
 
 
 def _contains_words(text: str, words: str) -> bool:
@@ -344,7 +379,7 @@ def _pattern_of(words: str) -> re.Pattern[str]:
 def require_scorable(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
     """Raise if a task's goal cannot be checked, or if none of the parts that it checks has a weight."""
     for task in tasks:
-        for text in [task.goal.answer, *(text for state in task.goal.state for text in state.texts)]:
+        for text in [task.goal.answer, *task.goal.texts_of_state]:
             if text is not None and (problem := why_unusable(text)) is not None:
                 raise TaskFileError(f"task {task.id}: {problem}", fix="correct the task's goal")
     require_judge(tasks, rewards)
@@ -364,7 +399,7 @@ def require_judge(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
     with_rubric = [task for task in tasks if task.goal.rubric is not None]
     for task in with_rubric:
         goal = task.goal
-        if goal.answer is None and not (goal.calls or goal.min_calls or goal.state):
+        if goal.answer is None and not (goal.calls or goal.min_calls or goal.state or goal.writes):
             raise BadValueError(
                 f"task {task.id} is checked by its rubric alone, and rewards.judge is not set",
                 fix="set rewards.judge to the endpoint of a judge, or give the task an answer, calls or a state",

@@ -213,7 +213,7 @@ def failure_of(goal: Goal, trajectory: Trajectory) -> FailureKind:
 def _why_not_solved(goal: Goal, trajectory: Trajectory, calls: Sequence[CallOutcome]) -> FailureKind:
     """Return why an episode failed that ended with an answer and whose last calls worked."""
     parts = trajectory.reward_parts
-    if not calls and (goal.calls or goal.min_calls or goal.state):
+    if not calls and (goal.calls or goal.min_calls or goal.state or goal.writes):
         return FailureKind.NO_CALL
     used = {call.tool for call in calls if call.fate is CallFate.WORKED}
     needed = {call.tool for call in goal.calls}

@@ -75,7 +75,10 @@ class Conditions:
     @classmethod
     def of(cls, config: RunConfig, tasks: Sequence[Task], tools: Iterable[Tool]) -> Conditions:
         """Compute the conditions. Reads the whole model folder, which takes seconds for a large model."""
-        files = [config.servers.file, config.servers.cassette if config.servers.cassette_mode == "replay" else None]
+        files = [
+            config.servers.file,
+            config.servers.cassette if config.servers.cassette_mode in {"replay", "mixed"} else None,
+        ]
         return cls(
             settings=config.model_dump(mode="json"),
             tasks=_digest(*map(repr, tasks)),

@@ -17,7 +17,17 @@ import yaml
 from mcprl.errors import BadValueError
 from mcprl.samplers.model_folder import renderer_of
 
-__all__ = ["DEFAULT_MODEL", "FILES", "TEMPLATE", "Project", "write_project"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "FILES",
+    "TEMPLATE",
+    "Project",
+    "locate_model",
+    "require_empty",
+    "run_name",
+    "with_model",
+    "write_project",
+]
 
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -83,15 +93,12 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
 
     Raises a BadValueError, and writes nothing, if the folder is not empty or there is no such model.
     """
-    location, name = _model_location(model), _run_name(folder)
+    (location, renderer), name = locate_model(model), run_name(folder)
     texts = {file: (TEMPLATE / _NAMES_IN_TEMPLATE.get(file, file)).read_text(encoding="utf-8") for file in FILES}
-    renderer = "auto" if not location.startswith("/") else renderer_of(Path(location)) or "auto"
-    recipe = texts["recipe.yaml"].replace(_NAME_LINE, f"name: {_in_yaml(name)}  #")
-    texts["recipe.yaml"] = _with_model(recipe, location, renderer)
-    for file in ("recipe.yaml", "README.md"):
-        texts[file] = texts[file].replace(f"outputs/{_DEFAULT_NAME}", f"outputs/{name}")
+    texts["recipe.yaml"] = with_model(texts["recipe.yaml"], name, location, renderer)
+    texts["README.md"] = texts["README.md"].replace(f"outputs/{_DEFAULT_NAME}", f"outputs/{name}")
     try:
-        _require_empty(folder)
+        require_empty(folder)
         for file, text in texts.items():
             _write(folder / file, text)
     except OSError as error:
@@ -102,7 +109,7 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
     return Project(folder=folder, name=name, model=location, renderer=renderer)
 
 
-def _require_empty(folder: Path) -> None:
+def require_empty(folder: Path) -> None:
     held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if held:
         shown = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
@@ -111,7 +118,7 @@ def _require_empty(folder: Path) -> None:
         )
 
 
-def _run_name(folder: Path) -> str:
+def run_name(folder: Path) -> str:
     """The folder's name, reduced to the characters that a run's name may have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-") or _DEFAULT_NAME
 
@@ -121,18 +128,22 @@ def _in_yaml(text: str) -> str:
     return text if _PLAIN_YAML.fullmatch(text) and yaml.safe_load(text) == text else json.dumps(text)
 
 
-def _model_location(model: str) -> str:
-    """Return the value of model.path in a recipe: a name on the hub unchanged, or the absolute path of a folder."""
+def locate_model(model: str) -> tuple[str, str]:
+    """Return model.path and model.renderer of a recipe: a name on the hub unchanged, or a folder's absolute path."""
     if Path(model).is_dir():
-        return str(Path(model).absolute())
+        return str(Path(model).absolute()), renderer_of(Path(model)) or "auto"
     if not model.strip() or model.startswith((".", "/", "~")):
         raise BadValueError(
             f"--model is {model!r}, but there is no such folder", fix="correct the path, or give a name on the hub"
         )
-    return model
+    return model, "auto"
 
 
-def _with_model(recipe: str, model: str, renderer: str) -> str:
+def with_model(recipe: str, name: str, model: str, renderer: str) -> str:
+    """Return the recipe of the template for another run and model."""
+    recipe = recipe.replace(_NAME_LINE, f"name: {_in_yaml(name)}  #").replace(
+        f"outputs/{_DEFAULT_NAME}", f"outputs/{name}"
+    )
     if model == DEFAULT_MODEL:
         return recipe
     lines = recipe.replace(_MODEL_LINE, f"  path: {_in_yaml(model)}  #").splitlines()

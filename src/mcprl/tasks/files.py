@@ -25,6 +25,7 @@ __all__ = [
     "load_preamble",
     "load_tasks",
     "read_task_file",
+    "with_own_ids",
     "write_tasks",
 ]
 
@@ -197,7 +198,7 @@ def read_task_file(path: Path) -> TaskFile:
     if not entries:
         raise TaskFileError(f"{path} has no tasks", fix="write one JSON object per line")
     if is_skyrl_row(entries[0].row.value):
-        entries = _with_own_ids(entries)
+        entries = with_own_ids(entries)
     _refuse_shared_ids(entries)
     return TaskFile(path=path, entries=tuple(entries))
 
@@ -250,7 +251,7 @@ def _entry_of(row: Row) -> TaskEntry:
         raise TaskFileError(f"{row.place}: {first_problem(error)}", fix="correct that field") from error
 
 
-def _with_own_ids(entries: Sequence[TaskEntry]) -> list[TaskEntry]:
+def with_own_ids(entries: Sequence[TaskEntry]) -> list[TaskEntry]:
     """Make ids unique: SkyRL rows with the same id get a hash of their content, so ids do not depend on the order."""
     shared = Counter(entry.task.id for entry in entries)
     copies: Counter[str] = Counter()

@@ -38,10 +38,12 @@ from mcprl.goals import (
     ExpectedCall,
     ExpectedState,
     ExpectedText,
+    ExpectedWrite,
     Goal,
     HasAll,
     HasNumber,
     Matches,
+    MeetsSome,
 )
 from mcprl.records import Difficulty, Message, Solution, Task, ToolCall
 
@@ -255,8 +257,21 @@ class MatchesLine(_Line):
         return value
 
 
+class SomeLine(_Line):
+    """It meets at least `at_least` of these checks; without `at_least`, all of them."""
+
+    of: list[_TextLine] = Field(min_length=1, description="Checks, each a text or an object.")
+    at_least: int | None = Field(default=None, ge=1, description="How many must be met; null: all.")
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> SomeLine:
+        if self.at_least is not None and self.at_least > len(self.of):
+            raise ValueError(f"at_least is {self.at_least}, but there are only {len(self.of)} checks")
+        return self
+
+
 # Tags are in angle brackets to distinguish them from field names in the location of an error.
-_SHAPES = {"any", "contains", "exactly", "number", "all", "matches"}
+_SHAPES = {"any", "contains", "exactly", "number", "all", "matches", "of"}
 
 
 def _shape_of(value: object) -> str | None:
@@ -273,12 +288,13 @@ _TextLine = Annotated[
     | Annotated[ExactlyLine, Tag("<exactly>")]
     | Annotated[NumberLine, Tag("<number>")]
     | Annotated[AllLine, Tag("<all>")]
-    | Annotated[MatchesLine, Tag("<matches>")],
+    | Annotated[MatchesLine, Tag("<matches>")]
+    | Annotated[SomeLine, Tag("<of>")],
     Discriminator(
         _shape_of,
         custom_error_type="no_such_text",
         custom_error_message=(
-            "write a text, or an object with one of the keys any, contains, exactly, number, all, matches"
+            "write a text, or an object with one of the keys any, contains, exactly, number, all, matches, of"
         ),
     ),
 ]
@@ -297,6 +313,16 @@ class StateLine(_Line):
     tool: _Words
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
     texts: list[_TextLine] = Field(min_length=1)
+
+
+class WriteLine(_Line):
+    """A call that must have succeeded, with these arguments, and with texts that each meet all of their checks."""
+
+    tool: _Words
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+    texts: dict[str, list[_TextLine]] = Field(
+        default_factory=dict[str, list[Any]], description="Checks of text arguments, by the name of the argument."
+    )
 
 
 class SolutionCallLine(_Line):
@@ -334,6 +360,9 @@ class TaskLine(_Line):
     in_any_order: bool = Field(default=False, description="Whether `calls` may come in any order.")
     min_calls: int = Field(default=0, ge=0, description="Number of calls that must succeed in total.")
     state: list[StateLine] = Field(default_factory=list[StateLine], description="What must be true after the episode.")
+    writes: list[WriteLine] = Field(
+        default_factory=list[WriteLine], description="What must have been written: calls with checked texts."
+    )
     rubric: _Words | None = Field(default=None, description="Instructions for a judge: what makes a good answer.")
     tools: list[str] | None = Field(default=None, description="Tools on offer; default: all tools of the servers.")
     difficulty: Difficulty = Field(default=Difficulty.MEDIUM, strict=False, description="easy, medium or hard.")
@@ -348,9 +377,9 @@ class TaskLine(_Line):
 
     @model_validator(mode="after")
     def _checks_something(self) -> TaskLine:
-        if self.answer is None and not (self.calls or self.min_calls or self.state or self.rubric):
+        if self.answer is None and not (self.calls or self.min_calls or self.state or self.writes or self.rubric):
             raise ValueError(
-                "nothing is checked: any episode would succeed. Give it an answer, calls, min_calls, state or a rubric "
+                "nothing is checked: any episode would succeed. Give it an answer, calls, state, writes or a rubric "
                 '("answer": {"any": true} if any answer will do)'
             )
         return self
@@ -370,6 +399,14 @@ def task_of(value: object) -> Task:
             state=tuple(
                 ExpectedState(tool=state.tool, arguments=state.arguments, texts=tuple(map(_text_of, state.texts)))
                 for state in line.state
+            ),
+            writes=tuple(
+                ExpectedWrite(
+                    tool=write.tool,
+                    arguments=write.arguments,
+                    texts={name: tuple(map(_text_of, texts)) for name, texts in write.texts.items()},
+                )
+                for write in line.writes
             ),
             rubric=line.rubric,
         ),
@@ -398,6 +435,14 @@ def line_of(task: Task) -> dict[str, Any]:
         "state": [
             {"tool": s.tool, "arguments": dict(s.arguments), "texts": [_text_line(text) for text in s.texts]}
             for s in goal.state
+        ],
+        "writes": [
+            {
+                "tool": write.tool,
+                "arguments": dict(write.arguments),
+                "texts": {name: list(map(_text_line, texts)) for name, texts in write.texts.items()},
+            }
+            for write in goal.writes
         ],
         "rubric": goal.rubric,
         "tools": None if task.tools is None else list(task.tools),
@@ -438,8 +483,9 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "prompt": tuple(Message.__annotations__),
     "calls": (*CallLine.model_fields, *SolutionCallLine.model_fields),
     "state": tuple(StateLine.model_fields),
+    "writes": tuple(WriteLine.model_fields),
     "solution": tuple(SolutionLine.model_fields),
-    "answer": (*sorted(_SHAPES), "tolerance", "at_most", "none_of"),
+    "answer": (*sorted(_SHAPES), "tolerance", "at_most", "none_of", "at_least"),
 }
 
 
@@ -472,6 +518,8 @@ def _text_of(line: str | BaseModel) -> ExpectedText:
             return HasAll(members=tuple(line.all), none_of=tuple(line.none_of))
         case MatchesLine():
             return Matches(pattern=line.matches)
+        case SomeLine():
+            return MeetsSome(of=tuple(map(_text_of, line.of)), at_least=line.at_least)
         case _:
             return AnyText()
 
@@ -491,6 +539,9 @@ def _text_line(text: ExpectedText) -> str | dict[str, Any]:
             return {"all": list(text.members), **({"none_of": list(text.none_of)} if text.none_of else {})}
         case Matches():
             return {"matches": text.pattern}
+        case MeetsSome():
+            least = {} if text.at_least is None else {"at_least": text.at_least}
+            return {"of": list(map(_text_line, text.of)), **least}
 
 
 def _solution_of(line: SolutionLine) -> Solution:

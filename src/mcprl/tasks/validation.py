@@ -17,7 +17,7 @@ from mcprl.config import EpisodesConfig
 from mcprl.conversations import WrittenCall, calls_in
 from mcprl.errors import did_you_mean
 from mcprl.files import canonical_json
-from mcprl.goals import ExpectedText, HasAll, HasNumber, Matches
+from mcprl.goals import ExpectedText, HasAll, HasNumber, Matches, MeetsSome
 from mcprl.records import Difficulty, Task
 from mcprl.tasks.files import Row, TaskEntry, TaskFile
 from mcprl.tasks.formats import line_of
@@ -232,12 +232,12 @@ def unreachable_checks(task: Task, tools: ToolsByName, turns: int) -> Iterator[s
         if state.tool in tools:
             for problem in check_call(state.tool, state.arguments, tools).problems:
                 yield f"its state is checked with {state.tool}, which {_of_tool(problem)}"
-        for text in state.texts:
-            yield from (f"the state of {state.tool} {problem}" for problem in _impossible(text))
+    for text in task.goal.texts_of_state:
+        yield from (f"a text of its state {problem}" for problem in _impossible(text))
 
 
 def _calls(task: Task, tools: ToolsByName) -> Iterator[str]:
-    needed = [(call.tool, call.arguments) for call in task.goal.calls]
+    needed = [(call.tool, call.arguments) for call in (*task.goal.calls, *task.goal.writes)]
     solved = [(call.name, call.arguments) for call in task.solution.calls] if task.solution is not None else []
     for who, calls, partial in (("it", needed, True), ("its solution", solved, False)):
         for name, arguments in calls:
@@ -279,6 +279,9 @@ def _impossible(text: ExpectedText) -> Iterator[str]:
             both = [word for word in text.members if word.casefold() in {other.casefold() for other in text.none_of}]
             if both:
                 yield f"must have {both[0]!r} and must not have it"
+        case MeetsSome():
+            for member in text.of:
+                yield from _impossible(member)
         case _:
             pass
 
@@ -293,7 +296,7 @@ def _as_written(value: float) -> float:
 
 _DASHES = re.compile(r"[‐-―−﹘﹣-]")
 _QUOTES = re.compile(r"[‘’‚‛“”„‟\"'`]")
-_CHECKED = ("answer", "calls", "in_any_order", "min_calls", "state", "rubric", "solution")
+_CHECKED = ("answer", "calls", "in_any_order", "min_calls", "state", "writes", "rubric", "solution")
 
 
 def normalised_question(task: Task) -> str:
@@ -458,7 +461,7 @@ def _unknown_tools(task: Task, tools: ToolsByName) -> Iterator[str]:
     solution = task.solution.calls if task.solution is not None else ()
     named = [
         *((name, "offers") for name in task.tools or ()),
-        *((call.tool, "needs") for call in task.goal.calls),
+        *((call.tool, "needs") for call in (*task.goal.calls, *task.goal.writes)),
         *((state.tool, "checks its state with") for state in task.goal.state),
         *((call.name, "is solved with") for call in solution),
     ]
@@ -471,7 +474,7 @@ def _figures_by_tool(
     tasks: Sequence[Task], tools: ToolsByName, recorded: Sequence[RecordedCall], drift: Sequence[DriftedCall]
 ) -> tuple[ToolFigures, ...]:
     offered = Counter(name for task in tasks for name in set(tools if task.tools is None else task.tools))
-    needed = Counter(name for task in tasks for name in {call.tool for call in task.goal.calls})
+    needed = Counter(name for task in tasks for name in {call.tool for call in (*task.goal.calls, *task.goal.writes)})
     calls = Counter(call.name for *_, call in recorded)
     drifted = Counter(call.tool for call in drift)
     named = [*tools, *sorted({*offered, *needed, *calls} - set(tools))]

@@ -9,7 +9,7 @@ from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool, ToolDefinition
 from mcprl.tools.connection import ServerConnection
 from mcprl.tools.limits import LimitsService, SharedLimits, limit_settings
-from mcprl.tools.specs import ServerSpec, load_server_specs
+from mcprl.tools.specs import ServerSpec, load_server_specs, load_specs
 from mcprl.tools.toolbox import Toolbox, ToolLease, open_toolbox
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "Toolbox",
     "limit_settings",
     "load_server_specs",
+    "load_specs",
     "open_toolbox",
 ]

@@ -16,9 +16,9 @@ import difflib
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mcprl.config import CassetteMode, ServerSettings
 from mcprl.errors import (
@@ -40,7 +40,7 @@ from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool
 from mcprl.tools.connection import Answer, CallableServer
 from mcprl.tools.limits import Limits, LimitsService, make_limits
-from mcprl.tools.names import recognise, resolve_arguments, resolve_tool
+from mcprl.tools.names import matches, recognise, resolve_arguments, resolve_tool
 from mcprl.tools.stats import ToolStats
 
 T = TypeVar("T")
@@ -229,12 +229,15 @@ class Pipeline:
         *,
         cassette: Cassette | None = None,
         cassette_mode: CassetteMode = "live",
+        started: Collection[str] = (),
     ) -> None:
         self.stats = ToolStats()
         self._catalog = catalog
+        self._started = started
         self._routes = routes
         self._cassette = cassette
         self._mode = cassette_mode
+        self._recorded_tools = frozenset[tuple[str, str]]() if cassette is None else cassette.recorded_tools()
         self._tool_aliases = {
             alias: tool for route in routes.values() for alias, tool in route.settings.tool_aliases.items()
         }
@@ -298,10 +301,9 @@ class Pipeline:
     async def _answer(self, request: _Request) -> _Outcome:
         """Return the recorded, cached or shared answer of a read-only tool; otherwise call the server."""
         tool, route = request.tool, request.route
-        if self._mode == "replay":
-            return await asyncio.to_thread(self._recorded, request) or _Outcome(
-                Answer(_NOT_RECORDED, is_error=True), Source.CASSETTE
-            )
+        if self._mode == "replay" or (self._mode == "mixed" and self.world_of(tool) == "recorded"):
+            recorded = await asyncio.to_thread(self._recorded, request)
+            return recorded or await asyncio.to_thread(self._not_recorded, request)
         if not (tool.read_only and request.is_shared):
             answer, attempts = await self._deliver(request)
             return _Outcome(answer, attempts=attempts)
@@ -315,6 +317,22 @@ class Pipeline:
         # Store the answer inside the shared task: the caller that started it may be cancelled while others wait.
         (answer, attempts), shared = await route.flights.join(key, lambda: self._deliver_and_store(request, key))
         return _Outcome(answer, attempts=attempts, shared=shared)
+
+    def world_of(self, tool: Tool) -> Literal["recorded", "live"]:
+        """Return where the calls of a tool go in mode mixed: to the cassette, or to a server."""
+        route = self._routes[tool.server]
+        has_recordings = (route.name, tool.name) in self._recorded_tools
+        replays = has_recordings and matches(tool.name, route.settings.recorded)
+        return "recorded" if replays or route.name not in self._started else "live"
+
+    def _not_recorded(self, request: _Request) -> _Outcome:
+        """What a tool says without data for a call; if it has no recording at all, that there is none."""
+        assert self._cassette is not None
+        tool, route = request.tool, request.route
+        if (route.name, tool.name) not in self._recorded_tools:
+            return _Outcome(Answer(_NOT_RECORDED, is_error=True), Source.MISSING)
+        text = self._cassette.no_data(route.name, tool.name, request.arguments)
+        return _Outcome(Answer(sanitise(text, max_bytes=route.settings.max_result_bytes)[0]), Source.MISSING)
 
     def _recorded(self, request: _Request) -> _Outcome | None:
         """Return the recorded answer. Call it off the event loop: the file may be large, damaged or locked."""

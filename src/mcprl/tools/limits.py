@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from mcprl.config import BudgetSettings, RateSettings, ServersConfig, ServerSettings
 from mcprl.errors import BudgetExceededError, InfrastructureError, McprlError, ServerFileError, did_you_mean
-from mcprl.tools.specs import load_server_specs
+from mcprl.tools.specs import load_specs
 
 
 class Budget:
@@ -354,8 +354,7 @@ def limit_settings(config: ServersConfig) -> Mapping[str, ServerSettings]:
     """
     if config.cassette_mode == "replay":
         return config.settings
-    assert config.file is not None
-    return {spec.name: spec.settings for spec in load_server_specs(config.file, config.settings, config.env_file)}
+    return {spec.name: spec.settings for spec in load_specs(config)}
 
 
 def make_limits(server: str, settings: ServerSettings, service: LimitsService | None, earlier_calls: int = 0) -> Limits:

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcprl.bounds import OverLimitError, decode_json, read_text
-from mcprl.config import ServerSettings
+from mcprl.config import ServersConfig, ServerSettings
 from mcprl.errors import ServerFileError, did_you_mean
 from mcprl.secrets import SECRETS
+from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.keys import expand_entries, register_secrets
 
 if TYPE_CHECKING:
@@ -120,6 +121,17 @@ def load_server_specs(
     return tuple(
         _make_spec(path, name, entry, settings.get(name, ServerSettings())) for name, entry in expanded.items()
     )
+
+
+def load_specs(config: ServersConfig) -> tuple[ServerSpec, ...]:
+    """Load the servers that a recipe starts. In mode mixed, settings may also be for servers of the cassette."""
+    assert config.file is not None
+    settings = config.settings
+    if config.cassette_mode == "mixed" and config.cassette is not None:
+        with Cassette.open(config.cassette, writable=False) as cassette:
+            recorded = cassette.tools().keys() - _read_entries(config.file).keys()
+        settings = {name: own for name, own in settings.items() if name not in recorded}
+    return load_server_specs(config.file, settings, config.env_file)
 
 
 def _read_entries(path: Path) -> dict[str, dict[str, Any]]:

@@ -30,7 +30,7 @@ FILE_NAME = "tool_stats.json"
 # Each latency bucket ends one percent above the previous one.
 _BUCKETS_PER_E = 1 / math.log(1.01)
 # Looking up an enum member takes longer than the rest of `record`.
-_LIVE, _CACHE, _CASSETTE = Source.LIVE, Source.CACHE, Source.CASSETTE
+_LIVE, _CACHE, _CASSETTE, _MISSING = Source.LIVE, Source.CACHE, Source.CASSETTE, Source.MISSING
 
 
 class LatencyFigures(TypedDict):
@@ -47,7 +47,10 @@ class LatencyFigures(TypedDict):
 
 
 class ToolFigures(TypedDict):
-    """The calls of one tool. `calls` equals `ok` + `policy_faults` + the sum of `failures`."""
+    """The calls of one tool. `calls` equals `ok` + `policy_faults` + the sum of `failures`.
+
+    `missing` counts calls of a replayed tool that are not recorded. Files of older runs do not have it.
+    """
 
     calls: int
     ok: int
@@ -56,6 +59,7 @@ class ToolFigures(TypedDict):
     retries: int
     cached: int
     replayed: int
+    missing: NotRequired[int]
     shared: int
     truncated: int
     latency_ms: LatencyFigures | None
@@ -126,6 +130,8 @@ class ToolStats:
             counts.cached += 1
         elif source is _CASSETTE:
             counts.replayed += 1
+        elif source is _MISSING:
+            counts.missing += 1
 
     def record_failure(self, server: str, tool: str, error: McprlError, latency_s: float) -> None:
         """Count a call that got no answer, by its error code."""
@@ -158,6 +164,7 @@ class _Counts:
     retries: int = 0
     cached: int = 0
     replayed: int = 0
+    missing: int = 0
     shared: int = 0
     truncated: int = 0
     buckets: dict[int, int] = field(default_factory=dict[int, int])
@@ -180,6 +187,7 @@ class _Counts:
             retries=self.retries,
             cached=self.cached,
             replayed=self.replayed,
+            missing=self.missing,
             shared=self.shared,
             truncated=self.truncated,
             latency_ms=_latency_figures(self.buckets, round(1000 * self.longest_s, 3)) if self.buckets else None,
@@ -227,12 +235,12 @@ def _merged_server(parts: Sequence[ServerFigures], spent: tuple[int, float]) -> 
     )
 
 
-_SUMMED = ("calls", "ok", "policy_faults", "retries", "cached", "replayed", "shared", "truncated")
+_SUMMED = ("calls", "ok", "policy_faults", "retries", "cached", "replayed", "missing", "shared", "truncated")
 
 
 def _merged_tool(parts: Sequence[ToolFigures]) -> ToolFigures:
     figures = {
-        **{name: sum(part[name] for part in parts) for name in _SUMMED},
+        **{name: sum(part.get(name, 0) for part in parts) for name in _SUMMED},
         "failures": dict(sorted(_summed(part["failures"] for part in parts).items())),
         "latency_ms": _merged_latency([part["latency_ms"] for part in parts if part["latency_ms"] is not None]),
     }

@@ -23,7 +23,7 @@ from mcprl.tools.limits import LimitsService
 from mcprl.tools.names import is_offered, matches
 from mcprl.tools.pins import PinnedTools, read_pins
 from mcprl.tools.pool import EpisodeKey, ServerPool, make_pool
-from mcprl.tools.specs import ServerSpec, load_server_specs
+from mcprl.tools.specs import ServerSpec, load_specs
 from mcprl.tools.stats import ServerStats, StatsDocument, stats_document
 
 _logger = logging.getLogger(__name__)
@@ -41,8 +41,9 @@ class Toolbox:
             observation = await lease.call(ToolCall(name="find_person", arguments={"name": "Ana"}))
 
     With a cassette in mode `replay`, no server is started: the cassette lists the tools, and `replayed` holds the
-    settings of its servers. The toolbox keeps its own rates and budgets unless `limits` is a service that keeps them.
-    `earlier_calls`, by server, count towards the budgets: those of a run that is resumed.
+    settings of its servers. In mode `mixed`, the servers that only the cassette has are replayed, and `specs` started.
+    The toolbox keeps its own rates and budgets unless `limits` is a service that keeps them. `earlier_calls`, those of
+    a run that is resumed, count towards the budgets, by server.
     """
 
     def __init__(
@@ -87,7 +88,18 @@ class Toolbox:
         if self._mode == "replay":
             assert self._cassette is not None
             return self._cassette.tools()
-        return {name: (pool.version, pool.definitions) for name, pool in self._pools.items()}
+        started = {name: (pool.version, pool.definitions) for name, pool in self._pools.items()}
+        if self._mode == "mixed":
+            assert self._cassette is not None
+            return {**self._cassette.tools(), **started}
+        return started
+
+    def world_of(self, tool: str) -> str:
+        """Return where the calls of a tool go: recorded (the cassette) or live (a server)."""
+        assert self._pipeline is not None
+        if self._mode in {"replay", "mixed"}:
+            return "recorded" if self._mode == "replay" else self._pipeline.world_of(self.catalog[tool])
+        return "live"
 
     @property
     def restarts(self) -> int:
@@ -116,7 +128,7 @@ class Toolbox:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close)
             await self._open()
-            settings = {spec.name: spec.settings for spec in self._specs} or self._replayed
+            settings = {**self._replayed, **{spec.name: spec.settings for spec in self._specs}}
             definitions = await asyncio.to_thread(lambda: self.definitions)
             self._routes = {
                 name: open_route(
@@ -130,8 +142,10 @@ class Toolbox:
             }
             tools = tuple(_on_offer(definitions, self._routes))
             self._catalog = Catalog(tools, await _compile(tools, self._routes))
-            self._pipeline = Pipeline(self._catalog, self._routes, cassette=self._cassette, cassette_mode=self._mode)
-            if self._cassette is not None and self._mode != "replay":
+            self._pipeline = Pipeline(
+                self._catalog, self._routes, cassette=self._cassette, cassette_mode=self._mode, started=self._pools
+            )
+            if self._cassette is not None and self._mode in {"record", "replay_else_live"}:
                 for name, (version, tools) in definitions.items():
                     await asyncio.to_thread(self._cassette.record_tools, name, version, tools)
             self._stack = stack.pop_all()
@@ -240,16 +254,15 @@ async def open_toolbox(
     `limits` is a service that keeps rates and budgets for several toolboxes; without it, this toolbox keeps its own.
     """
     specs: Sequence[ServerSpec] = ()
-    if config.cassette_mode != "replay":
-        assert config.file is not None
-        specs = load_server_specs(config.file, config.settings, config.env_file)
     async with AsyncExitStack() as stack:
         cassette: Cassette | None = None
         if config.cassette is not None and config.cassette_mode != "live":
-            writable = config.cassette_mode != "replay"
+            writable = config.cassette_mode in {"record", "replay_else_live"}
             cassette = await asyncio.to_thread(Cassette.open, config.cassette, writable=writable)
             stack.callback(cassette.close)
             await asyncio.to_thread(_check_replayed, config, cassette)
+        if config.cassette_mode != "replay":
+            specs = load_specs(config)
         toolbox = Toolbox(
             specs,
             log_dir=log_dir,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mcprl.episodes import rewards
 from mcprl.episodes.rewards import meets, numbers_in, why_unusable
-from mcprl.goals import AnyText, Contains, Exactly, HasAll, HasNumber, Matches
+from mcprl.goals import AnyText, Contains, Exactly, HasAll, HasNumber, Matches, MeetsSome
 from processor_time import least_s
 
 words = st.text("abcXYZ", min_size=1, max_size=6)
@@ -247,3 +247,25 @@ def test_an_expectation_that_nothing_or_everything_meets_says_why(expected, why)
 )
 def test_other_expectations_can_be_used(expected):
     assert why_unusable(expected) is None
+
+
+@pytest.mark.parametrize(
+    ("at_least", "text", "right"),
+    [
+        (None, "VLKN is at 213.88", True),
+        (None, "VLKN is up", False),
+        (1, "VLKN is up", True),
+        (1, "ORBT is at 7", False),
+        (2, "213.88 for VLKN", True),
+    ],
+)
+def test_some_of_several_checks_must_be_met(at_least, text, right):
+    expected = MeetsSome(of=(Contains(text="VLKN"), HasNumber(value=213.88)), at_least=at_least)
+    assert meets(expected, text) is right
+
+
+def test_a_choice_of_checks_that_cannot_be_met_is_unusable():
+    assert why_unusable(MeetsSome(of=(Contains(text="a"),), at_least=2)) is not None
+    assert why_unusable(MeetsSome(of=())) is not None
+    assert why_unusable(MeetsSome(of=(Contains(text=" "),))) == "an empty text is expected"
+    assert why_unusable(MeetsSome(of=(Contains(text="a"), AnyText()), at_least=1)) is None

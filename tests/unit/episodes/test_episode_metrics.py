@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from staged_episodes import call, made_group, made_trajectory, made_turn
 
 from mcprl.episodes import episode_metrics
-from mcprl.records import LostEpisode, StopReason
+from mcprl.records import LostEpisode, Source, StopReason
 
 ANSWER_ONLY = {"answer": 1.0, "calls": 0.5}
 NOTHING = {"answer": 0.0, "calls": 0.0}
@@ -97,3 +99,14 @@ def test_a_step_of_nothing_but_injected_failures_says_nothing_about_the_policys_
     found = episode_metrics([made_group("a", *trajectories)], 1.0)
     assert (found["calls"], found["calls_injected"]) == (2.0, 2.0)
     assert (found["valid_call_rate"], found["tool_latency_mean_s"]) == (0.0, 0.0)
+
+
+def test_the_share_of_recorded_calls_is_counted_per_tool():
+    turn = made_turn((call("quote"), True), (call("quote"), True), (call("news"), True), (call("post"), True))
+    sources = (Source.CASSETTE, Source.MISSING, Source.MISSING, Source.LIVE)
+    seen = tuple(replace(one, source=source) for one, source in zip(turn.observations, sources, strict=True))
+    trajectories = [made_trajectory("a", member, turns=[replace(turn, observations=seen)]) for member in (0, 1)]
+    found = episode_metrics([made_group("a", *trajectories)], 1.0)
+    assert found["covered_calls"] == pytest.approx(1 / 3)
+    by_tool = {name: share for name, share in found.items() if name.startswith("covered_calls_")}
+    assert by_tool == {"covered_calls_quote": 0.5, "covered_calls_news": 0.0}

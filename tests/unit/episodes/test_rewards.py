@@ -14,7 +14,7 @@ from staged_episodes import call, made_turn
 from mcprl.config import RewardsConfig
 from mcprl.episodes.rewards import score, succeeded, weigh
 from mcprl.errors import BadValueError
-from mcprl.goals import AnyText, Contains, ExpectedCall, ExpectedState, Goal, HasAll
+from mcprl.goals import AnyText, Contains, ExpectedCall, ExpectedState, ExpectedWrite, Goal, HasAll
 from mcprl.records import StopReason
 
 WEIGHTS = RewardsConfig()
@@ -319,3 +319,27 @@ def test_a_goal_that_nothing_can_be_gained_from_is_an_error_and_no_division_by_z
 )
 def test_success_is_what_came_out_or_else_every_needed_call(found, success):
     assert succeeded(found) is success
+
+
+@pytest.mark.parametrize(
+    ("made", "share"),
+    [
+        ([], 0.0),
+        ([call("post", channel="general", text="VLKN rose")], 1.0),
+        ([call("post", channel="General", text="x"), call("post", channel="general", text="vlkn")], 1.0),
+        ([call("post", channel="random", text="VLKN rose")], 0.0),
+        ([call("post", channel="general", text="x")], 0.0),
+        ([call("post", channel="general")], 0.0),
+        ([call("say", channel="general", text="VLKN rose")], 0.0),
+    ],
+)
+def test_a_write_counts_as_state_if_a_call_that_worked_has_its_arguments_and_texts(made, share):
+    write = ExpectedWrite(tool="post", arguments={"channel": "general"}, texts={"text": (Contains(text="VLKN"),)})
+    assert parts(Goal(writes=(write,)), worked(*made))["state"] == share
+    refused = made_turn(*((each, False) for each in made))
+    assert parts(Goal(writes=(write,)), refused)["state"] == 0.0
+
+
+def test_states_and_writes_share_one_part():
+    goal = Goal(state=STATE, writes=(ExpectedWrite(tool="post"), ExpectedWrite(tool="pin")))
+    assert parts(goal, worked(call("post")), state=1.0)["state"] == pytest.approx(2 / 3)

@@ -20,7 +20,16 @@ from mcprl.config import (
 )
 from mcprl.errors import BudgetExceededError, Fault, ServerFaultError, ServerFileError, WorkerLostError
 from mcprl.records import Observation, Source, ToolCall
-from mcprl.tools import Cassette, ServerSpec, SharedLimits, Toolbox, limit_settings, open_toolbox
+from mcprl.tools import (
+    Cassette,
+    ServerSpec,
+    SharedLimits,
+    Toolbox,
+    ToolDefinition,
+    limit_settings,
+    load_specs,
+    open_toolbox,
+)
 from mcprl.tools.breaker import FAILURES
 from mcprl.tools.stats import merge_stats
 
@@ -301,9 +310,76 @@ async def test_what_was_recorded_is_replayed_without_the_server_and_nothing_else
         missing = await lease.call(call("quote", symbol="B"))
         write = await lease.call(call("order", symbol="A"))
     assert (replayed.text, replayed.source, replayed.fault) == (live.text, Source.CASSETTE, None)
-    assert [each.fault for each in (missing, write)] == [Fault.POLICY] * 2
-    assert missing.text.startswith("There is no recorded answer")
+    assert (missing.text, missing.source, missing.fault) == ("No data found for B.", Source.MISSING, None)
+    assert (write.source, write.fault) == (Source.MISSING, Fault.POLICY)
+    assert write.text.startswith("There is no recorded answer")
     assert market.calls == ["quote A", "order A"]
+
+
+async def test_in_mixed_mode_recorded_tools_are_replayed_and_the_others_run(tmp_path):
+    market, news, path = Market(), Market(), tmp_path / "calls.sqlite"
+    with Cassette.open(path, writable=True) as cassette:
+        quote = ToolDefinition(name="old_quote", description="", parameters={"type": "object"}, read_only=True)
+        cassette.record_tools("archive", "", [quote])
+        cassette.record("archive", "", "old_quote", {"symbol": "A"}, "A: 7")
+        cassette.record("archive", "", "old_quote", {"symbol": "Z"}, "No prices were found for Z.")
+        for server in ("market", "news"):
+            cassette.record(server, "", "quote", {"symbol": "A"}, "A: 8")
+    with Cassette.open(path, writable=False) as cassette:
+        specs = [
+            ServerSpec(name="market", make=market.make, settings=ServerSettings(deny=("shout",))),
+            ServerSpec(name="news", make=news.make, settings=ServerSettings(allow=("shout",))),
+        ]
+        async with (
+            Toolbox(specs, log_dir=tmp_path, cassette=cassette, cassette_mode="mixed") as box,
+            box.lease(None) as lease,
+        ):
+            worlds = {name: box.world_of(name) for name in box.catalog.names}
+            calls = [call("old_quote", symbol="A"), call("old_quote", symbol="B"), call("quote", symbol="A")]
+            seen = [await lease.call(each) for each in [*calls, call("order", symbol="A"), call("shout", text="x")]]
+            stats = box.stats()["servers"]
+        assert dict(cassette.tools()).keys() == {"archive"}, "nothing is written to the cassette"
+    assert worlds == {"old_quote": "recorded", "quote": "recorded", "order": "live", "shout": "live"}
+    assert [each.text for each in seen] == ["A: 7", "No prices were found for B.", "A: 8", "bought", "x"]
+    assert [each.source.value for each in seen] == ["cassette", "missing", "cassette", "live", "live"]
+    assert market.calls == ["order A"]
+    assert (stats["archive"]["tools"]["old_quote"]["replayed"], stats["archive"]["tools"]["old_quote"]["missing"]) == (
+        1,
+        1,
+    )
+
+
+async def test_in_mixed_mode_a_recorded_tool_is_called_if_the_settings_say_so(tmp_path):
+    market, path = Market(), tmp_path / "calls.sqlite"
+    with Cassette.open(path, writable=True) as cassette:
+        cassette.record("market", "", "quote", {"symbol": "A"}, "A: 8")
+    with Cassette.open(path, writable=False) as cassette:
+        spec = ServerSpec(name="market", make=market.make, settings=ServerSettings(recorded=("nothing*",)))
+        box = Toolbox([spec], log_dir=tmp_path, cassette=cassette, cassette_mode="mixed")
+        async with box, box.lease(None) as lease:
+            seen = await lease.call(call("quote", symbol="A"))
+    assert (seen.text, seen.source) == ("A: 213.88", Source.LIVE)
+
+
+def test_settings_in_mixed_mode_are_for_servers_of_the_file_and_of_the_cassette(tmp_path):
+    file, path = tmp_path / "servers.json", tmp_path / "calls.sqlite"
+    file.write_text(json.dumps({"mcpServers": {"market": {"command": "market"}}}))
+    with Cassette.open(path, writable=True) as cassette:
+        cassette.record_tools("archive", "", [])
+    config = ServersConfig(
+        file=file,
+        cassette=path,
+        cassette_mode="mixed",
+        settings={
+            "archive": ServerSettings(argument_aliases={"ticker": "symbol"}),
+            "market": ServerSettings(attempts=1),
+        },
+    )
+    (spec,) = load_specs(config)
+    assert (spec.name, spec.settings.attempts) == ("market", 1)
+    unknown = config.model_copy(update={"settings": {"archiv": ServerSettings()}})
+    with pytest.raises(ServerFileError, match="archiv"):
+        load_specs(unknown)
 
 
 async def test_replay_else_live_asks_the_server_only_for_what_is_not_recorded(tmp_path):

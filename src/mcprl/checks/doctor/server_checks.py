@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -28,7 +28,7 @@ from mcprl.errors import (
     did_you_mean,
 )
 from mcprl.records import Observation, Task, ToolCall
-from mcprl.tools import Catalog, ServerSpec, Tool, Toolbox, load_server_specs, open_toolbox
+from mcprl.tools import Catalog, ServerSpec, Tool, Toolbox, load_specs, open_toolbox
 from mcprl.tools.cassettes.cassette import Cassette
 from mcprl.tools.keys import load_keys
 from mcprl.tools.pins import compare_tools, read_pins
@@ -53,9 +53,8 @@ async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
     if servers.cassette_mode == "replay":
         examination.specs.put(())
     else:
-        assert servers.file is not None
         try:
-            examination.specs.put(load_server_specs(servers.file, servers.settings, servers.env_file))
+            examination.specs.put(load_specs(servers))
         except ServerFileError as error:
             yield wrong_by("server file", error)
             return
@@ -69,12 +68,9 @@ async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
 async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
     """Start every server separately and list its tools. Then combine all their tools in one catalog."""
     servers = examination.config.value.servers
-    if servers.cassette_mode == "replay":
-        opening = open_toolbox(servers.model_copy(update={"pins": None}), log_dir=examination.folder / "logs")
-        toolbox = await examination.servers_stack.enter_async_context(opening)
-        examination.toolboxes.put({"cassette": toolbox})
-        examination.catalog.put(toolbox.catalog)
-        yield fine("servers", f"none is started: {len(toolbox.catalog)} tools are replayed from {servers.cassette}")
+    if servers.cassette_mode in {"replay", "mixed"}:
+        async for finding in _replayed(examination):
+            yield finding
         return
     assert servers.file is not None
     if servers.cassette is not None and servers.cassette_mode != "live":
@@ -114,6 +110,37 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
         examination.catalog.put(Catalog(tools, checks))
     except McprlError as error:
         yield wrong_by("catalog", error)
+
+
+async def _replayed(examination: Examination) -> AsyncIterator[Finding]:
+    """Open the cassette, and in mode mixed the servers beside it."""
+    servers = examination.config.value.servers
+    opening = open_toolbox(servers.model_copy(update={"pins": None}), log_dir=examination.folder / "logs")
+    try:
+        toolbox = await examination.servers_stack.enter_async_context(opening)
+    except ServerStartError as error:
+        yield wrong_by("servers", error)
+        return
+    examination.toolboxes.put({"cassette": toolbox})
+    examination.catalog.put(toolbox.catalog)
+    for finding in _worlds(examination, toolbox):
+        yield finding
+
+
+def _worlds(examination: Examination, toolbox: Toolbox) -> Iterator[Finding]:
+    """Say where the calls of each tool go: to the cassette, to a server that mcprl ships, or to another server."""
+    servers = examination.config.value.servers
+    if servers.cassette_mode == "replay":
+        yield fine("servers", f"none is started: {len(toolbox.catalog)} tools are replayed from {servers.cassette}")
+        return
+    ships = {spec.name for spec in examination.specs.value if "serve" in spec.args and "--world" in spec.args}
+    worlds: dict[str, list[str]] = {}
+    for tool in toolbox.catalog:
+        live = toolbox.world_of(tool.name) == "live"
+        world = "recorded" if not live else f"stand-in {tool.server}" if tool.server in ships else f"live {tool.server}"
+        worlds.setdefault(world, []).append(tool.name)
+    for world, tools in worlds.items():
+        yield fine(world, ", ".join(tools))
 
 
 class _Dropped(logging.Handler):

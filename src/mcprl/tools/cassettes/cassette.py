@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,6 +45,8 @@ _TABLES = (
 # What SQLite adds for AUTOINCREMENT and UNIQUE.
 _ADDED = {("sqlite_sequence", "CREATE TABLE sqlite_sequence(name,seq)"), ("sqlite_autoindex_listings_1", None)}
 _SCHEMA = {(statement.split()[2], statement) for statement in _TABLES} | _ADDED
+_NO_DATA = re.compile(r"(?i)\b(?:no|not)\b.{0,60}\b(?:found|available|exist|data|results?)\b")
+_NO_DATA_BYTES = 300
 _STEPS_BETWEEN_LOOKS = 100_000
 _FEWEST_STEPS = 2_000_000
 _RECORD = """
@@ -215,6 +218,24 @@ class Cassette:
         )
         rows = self._run(statement, (server, version, tool, canonical_json(_clean(arguments))))
         return [self._decoded(answer) for (answer,) in rows]
+
+    def recorded_tools(self) -> frozenset[tuple[str, str]]:
+        """Return the tools that have recordings, as (server, tool)."""
+        return frozenset((server, tool) for server, tool in self._run("SELECT DISTINCT server, tool FROM recordings"))
+
+    def no_data(self, server: str, tool: str, arguments: Mapping[str, Any]) -> str:
+        """Return what a tool says if it has no data for a call: as recorded for another call, or else a plain sentence.
+
+        With {"ticker": "X"} → "No price data found for X" recorded, {"ticker": "Y"} gets "No price data found for Y".
+        """
+        statement = "SELECT arguments, answer FROM recordings WHERE server = ? AND tool = ? AND length(answer) < ?"
+        for key, answer in self._run(statement, (server, tool, _NO_DATA_BYTES)):
+            text, known = self._decoded(answer), cast("dict[str, Any]", decode_json(key)[0])
+            if _NO_DATA.search(text):
+                for name in sorted(known, key=lambda name: -len(str(known[name]))):
+                    text = text.replace(str(known[name]), str(arguments.get(name, ""))) if str(known[name]) else text
+                return text
+        return f"No data found for {', '.join(str(value) for value in arguments.values()) or 'this call'}."
 
     def integrity(self) -> list[str]:
         """Return the errors that SQLite's integrity check finds in the file."""

@@ -45,7 +45,8 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 # Match only at the beginning: an article about errors is not an error.
 _ERRORS = (
-    r"(?i)\A\s*(?:❌|✗|⛔|error\b|failed (?:to|with)\b|(?:failed|failure|fatal|exception|forbidden|denied)\s{0,4}:"
+    r"(?i)\A\s*(?:❌|✗|⛔|error\b|(?:bad|invalid|missing) arguments?\b|failed (?:to|with)\b"
+    r"|(?:failed|failure|fatal|exception|forbidden|denied)\s{0,4}:"
     r"|(?:api|http|internal|server|client|connection|network|timeout|validation|execution|rate limit) error\b"
     r"|traceback \(most recent call last\)|rate limit|too many requests|(?:http )?[45]\d\d (?:client|server) error"
     r"|(?:http )?429\b|request (?:failed|timed out))",
@@ -385,7 +386,7 @@ def import_recordings(
     recordings: Recordings, cassette: Cassette, rules: ImportRules, listed: Mapping[str, ListedTool]
 ) -> ImportReport:
     """Record the replayable calls and the tools. Definitions in `listed` take precedence over those in the logs."""
-    definitions = _definitions(recordings, cassette, rules, {**recordings.tools, **listed})
+    definitions = tool_definitions(recordings, cassette, rules, {**recordings.tools, **listed})
     known: dict[str, KnownTool] = {}
     for name, definition in definitions.items():
         server = rules.server_of(name)
@@ -422,7 +423,7 @@ def import_recordings(
     )
 
 
-def _definitions(
+def tool_definitions(
     recordings: Recordings, cassette: Cassette, rules: ImportRules, listed: Mapping[str, ListedTool]
 ) -> dict[str, ToolDefinition]:
     """Choose one definition per tool: from a list or a prompt, else from an earlier import, else inferred."""

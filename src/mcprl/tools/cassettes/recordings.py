@@ -181,13 +181,14 @@ def read_recordings(paths: Iterable[Path]) -> Recordings:
     found = Recordings()
     prompts_read: set[str] = set()
     for path in paths:
-        for place, row in _rows(path, found):
-            for conversation in _conversations(row, place, found):
-                _read_conversation(conversation, place, found, prompts_read)
+        for place, row in rows_of(path, found):
+            for conversation in conversations_of(row, place, found):
+                read_conversation(conversation, place, found, prompts_read)
     return found
 
 
-def _rows(path: Path, found: Recordings) -> Iterator[tuple[Place, Any]]:
+def rows_of(path: Path, found: Recordings) -> Iterator[tuple[Place, Any]]:
+    """Yield the rows of a file. Lines that cannot be read are added to `found`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -230,7 +231,8 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(cast("dict[str, Any]", value).get("role"), str)
 
 
-def _conversations(row: Any, place: Place, found: Recordings) -> Iterator[list[Any]]:
+def conversations_of(row: Any, place: Place, found: Recordings) -> Iterator[list[Any]]:
+    """Yield the conversations of a row, and add the tools that it lists to `found`."""
     if isinstance(row, list):
         yield cast("list[Any]", row)
         return
@@ -254,7 +256,7 @@ def _define(tools: Mapping[str, ListedTool], found: Recordings) -> None:
     found.tools.update(tools)
 
 
-def _read_conversation(conversation: list[Any], row: Place, found: Recordings, prompts_read: set[str]) -> None:
+def read_conversation(conversation: list[Any], row: Place, found: Recordings, prompts_read: set[str]) -> None:
     """Collect calls until their answers follow, then pair them. One message may make several calls."""
     calls: list[tuple[Place, WrittenCall]] = []
     answers: list[tuple[Place, WrittenAnswer]] = []
