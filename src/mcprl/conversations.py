@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 
 from mcprl.files import canonical_json, is_unicode
 
-__all__ = ["WrittenAnswer", "WrittenCall", "answers_in", "calls_in", "is_answer", "text_of"]
+__all__ = ["WrittenAnswer", "WrittenCall", "answers_in", "calls_in", "is_answer", "prose_of", "text_of"]
 
 # Tags of thoughts inside a call belong to the call. An unclosed thought includes the rest of the text.
 _THOUGHTS = re.compile(r"\s*(?:<think>.*?(?:</think>|\Z)\s*)*", re.DOTALL)
@@ -76,6 +76,16 @@ def calls_in(message: Mapping[str, Any]) -> list[WrittenCall]:
     if text.startswith("{") and '"function_call"' in text:
         return _function_call(text)
     return [_call_in(block) for block in _blocks(text, _CALL)]
+
+
+def prose_of(message: Mapping[str, Any]) -> str:
+    """The text of an assistant message without its thoughts and calls."""
+    text = _THOUGHTS.sub("", text_of(message), count=1).strip()
+    if message.get("tool_calls") or message.get("function_call") is not None:
+        return text
+    if text.startswith("{") and '"function_call"' in text:
+        return "" if calls_in(message) else text
+    return _CALL.sub("", text).strip()
 
 
 def answers_in(message: Mapping[str, Any]) -> list[WrittenAnswer]:

@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mcprl.config import AlgorithmConfig
 from mcprl.episodes import Collector
@@ -40,8 +41,16 @@ class CollectedStep:
     refill_rounds: int
     refilled: int  # groups in the batch that replace dropped ones
     demonstrations: tuple[Trajectory, ...] = ()
+    demonstration_weight: float = 0.0
+    validation_loss: float | None = None  # of supervised fine-tuning
     collect_s: float = 0.0
     wait_s: float = 0.0  # between `Pipeline.take` and its result
+
+    @classmethod
+    def of_demonstrations(cls, demonstrations: tuple[Trajectory, ...]) -> CollectedStep:
+        """A step without episodes."""
+        nothing: dict[str, Any] = {"groups": (), "dropped": (), "all_groups": (), "refill_rounds": 0, "refilled": 0}
+        return cls(**nothing, demonstrations=demonstrations, demonstration_weight=1.0)
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -50,6 +59,8 @@ class CollectedStep:
 
     @property
     def metrics(self) -> dict[str, float]:
+        if not self.groups:  # supervised fine-tuning
+            return {} if self.validation_loss is None else {"validation_loss": self.validation_loss}
         return {
             "groups_dropped": float(len(self.dropped)),
             "groups_refilled": float(self.refilled),
