@@ -198,7 +198,7 @@ class Run:
         last_save_s = self.summary.steps[-1].get("save_s", 0.0) if self.summary.steps else 0.0
         self.order.note({g.task.id: [succeeded(t.reward_parts) for t in g.trajectories] for g in played})
         metrics = {
-            **self._episode_metrics(collected),
+            **(episode_metrics(played, collected.collect_s) if played else {}),
             **collected.metrics,
             **update.metrics,
             "wait_s": collected.wait_s,
@@ -212,7 +212,8 @@ class Run:
             **await resource_metrics(),
         }
         self.health.note_losses(played)
-        verdicts = self.health.judge(metrics, update.skipped)
+        # The episodes of a validation taught nothing, so most rules about episodes do not apply to them.
+        verdicts = self.health.judge(metrics if self.examples is None else update.metrics, update.skipped)
         record = StepRecord(
             played=played, batch=batch, ratios=update.ratios, spans=spans, metrics=metrics, verdicts=verdicts
         )
@@ -223,13 +224,6 @@ class Run:
         if self._saves_after(update.step):
             await self.save()
         self.watcher.step_finished(update.step, metrics, verdicts)
-
-    def _episode_metrics(self, collected: CollectedStep) -> dict[str, float]:
-        if not collected.all_groups:
-            return {}
-        metrics = episode_metrics(collected.all_groups, collected.collect_s)
-        # Groups matter only if advantages are computed from them.
-        return metrics if self.examples is None else {n: v for n, v in metrics.items() if not n.startswith("groups")}
 
     async def save(self) -> None:
         """Save a checkpoint between two steps. If that fails, earlier checkpoints are unchanged."""

@@ -17,7 +17,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mcprl.config import AlgorithmConfig
 from mcprl.episodes import Collector
@@ -35,22 +34,16 @@ class CollectedStep:
                   collect_s=41.2, wait_s=3.5)     # mostly collected during an update
     """
 
-    groups: tuple[Group, ...]  # for the batch
-    dropped: tuple[Group, ...]  # without variance, and not in the batch
-    all_groups: tuple[Group, ...]  # in the order in which they were chosen
-    refill_rounds: int
-    refilled: int  # groups in the batch that replace dropped ones
+    groups: tuple[Group, ...] = ()  # for the batch
+    dropped: tuple[Group, ...] = ()  # without variance, and not in the batch
+    all_groups: tuple[Group, ...] = ()  # in the order in which they were chosen
+    refill_rounds: int = 0
+    refilled: int = 0  # groups in the batch that replace dropped ones
     demonstrations: tuple[Trajectory, ...] = ()
     demonstration_weight: float = 0.0
     validation_loss: float | None = None  # of supervised fine-tuning
     collect_s: float = 0.0
     wait_s: float = 0.0  # between `Pipeline.take` and its result
-
-    @classmethod
-    def of_demonstrations(cls, demonstrations: tuple[Trajectory, ...]) -> CollectedStep:
-        """A step without episodes."""
-        nothing: dict[str, Any] = {"groups": (), "dropped": (), "all_groups": (), "refill_rounds": 0, "refilled": 0}
-        return cls(**nothing, demonstrations=demonstrations, demonstration_weight=1.0)
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -83,7 +76,7 @@ async def collect_step(
     """
     dealt = await collector.collect(deal.tasks, step, on_finished)
     if not algorithm.refill_rounds:
-        return CollectedStep(groups=dealt, dropped=(), all_groups=dealt, refill_rounds=0, refilled=0)
+        return CollectedStep(groups=dealt, all_groups=dealt)
     played, others, rounds = dealt, deal.stand_ins, 0
     live = _with_variance(dealt)
     while len(live) < len(dealt) and others and rounds < algorithm.refill_rounds:

@@ -117,7 +117,7 @@ def _make_pipeline(
             watcher.episode_finished(step, outcome)
 
         if isinstance(imitated, Examples):
-            return CollectedStep.of_demonstrations(imitated.batch(step))
+            return CollectedStep(demonstrations=imitated.batch(step), demonstration_weight=1.0)
         with clock.span(step, "collect"):
             collected = await collect_step(deal, collector, step, algorithm, on_finished)
             weight = algorithm.warm_start.weight_at(step)

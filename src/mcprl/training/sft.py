@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any, Final, cast
 
 from mcprl.concurrency import run_all
-from mcprl.config import SOLUTIONS, RunConfig, SftConfig
+from mcprl.config import SOLUTIONS, RunConfig
 from mcprl.episodes import Demonstrator, succeeded
 from mcprl.episodes.chats import read_chat, render_chat
 from mcprl.episodes.demonstrations import script_of
@@ -56,17 +56,18 @@ class Examples:
     train: tuple[Trajectory, ...]
     validation: tuple[Trajectory, ...]
     tasks: tuple[Task, ...]
-    config: RunConfig
+    batch_size: int
+    seed: int
 
     def batch(self, step: int) -> tuple[Trajectory, ...]:
         """Return the conversations of a step. Each pass over them has a new order, which the seed determines."""
-        sft, count = self.config.sft or SftConfig(), len(self.train)
-        size = min(sft.batch_size, count)
+        count = len(self.train)
+        size = min(self.batch_size, count)
         places = range(step * size, (step + 1) * size)
         orders: dict[int, list[int]] = {}
         for epoch in {place // count for place in places}:
             orders[epoch] = list(range(count))
-            random.Random(derive_seed(self.config.seed, "sft", epoch)).shuffle(orders[epoch])
+            random.Random(derive_seed(self.seed, "sft", epoch)).shuffle(orders[epoch])
         return tuple(self.train[orders[place // count][place % count]] for place in places)
 
 
@@ -100,12 +101,14 @@ async def open_examples(
 
     `held_out` are the validation tasks. Raises BadValueError if no conversation is left to imitate.
     """
+    sft = config.sft
+    assert sft is not None
     files = {side: folder / f"{side}.parquet" for side in ("validation", "train")}  # the last one is written last
     if not files["train"].exists():
         await asyncio.to_thread(folder.mkdir, exist_ok=True)
         watcher.stage("collecting what to imitate")
-        found = await _Sources(config, stage, [*tasks, *held_out], watcher).collect(folder / "left_out.jsonl")
-        for side, examples in _split(found, {task.id for task in held_out}, config).items():
+        found = await _Sources(config, stage, [*tasks, *held_out], watcher).collect(sft.data, folder / "left_out.jsonl")
+        for side, examples in _split(found, {task.id for task in held_out}, sft.validation, config.seed).items():
             await asyncio.to_thread(write_trajectories, files[side], examples)
     read = {side: tuple(read_trajectories(file)) for side, file in files.items()}
     chosen = sorted(held_out, key=lambda task: derive_seed(config.seed, "sft", "task", task.id))[:_MOST_TASKS]
@@ -114,26 +117,26 @@ async def open_examples(
         f"imitating {len(read['train'])} conversations ({tokens:,} tokens of the assistant); validation: "
         f"{len(read['validation'])} conversations, {len(chosen)} tasks"
     )
-    return Examples(tasks=tuple(chosen), config=config, **read)
+    return Examples(tasks=tuple(chosen), batch_size=sft.batch_size, seed=config.seed, **read)
 
 
-def _split(found: Sequence[Trajectory], held_out: set[str], config: RunConfig) -> dict[str, list[Trajectory]]:
+def _split(found: Sequence[Trajectory], held_out: set[str], share: float, seed: int) -> dict[str, list[Trajectory]]:
     """Divide trajectories by their tasks: no task is on both sides."""
-    sft = config.sft or SftConfig()
     free = {t.task_id for t in found} - held_out
-    count = max(1, round(sft.validation * len(free))) if sft.validation and len(free) > 1 else 0
-    drawn = sorted(free, key=lambda name: derive_seed(config.seed, "sft", "validation", name))[:count]
+    count = max(1, round(share * len(free))) if share and len(free) > 1 else 0
+    drawn = sorted(free, key=lambda name: derive_seed(seed, "sft", "validation", name))[:count]
     apart = held_out | set(drawn)
-    split = {side: [t for t in found if (t.task_id in apart) == is_out] for side, is_out in _SIDES.items()}
+    split = {
+        "validation": [t for t in found if t.task_id in apart],
+        "train": [t for t in found if t.task_id not in apart],
+    }
     if not split["train"]:
         raise BadValueError(
-            f"sft.data has nothing to imitate: {len(found)} conversations are usable, and all of them are held out",
+            f"sft.data has nothing to imitate: {len(found)} conversations are usable"
+            + (", and all of them are held out" if found else ""),
             fix="look into sft/left_out.jsonl in the folder of the run, or add sources to sft.data",
         )
     return split
-
-
-_SIDES = {"validation": True, "train": False}
 
 
 class _Sources:
@@ -147,11 +150,11 @@ class _Sources:
         self._tasks = {task.id: task for task in tasks}
         self._watcher = watcher
 
-    async def collect(self, left_out: Path) -> list[Trajectory]:
+    async def collect(self, sources: Sequence[str], left_out: Path) -> list[Trajectory]:
         """Return what is usable, each token sequence once. Writes what is left out to a file."""
         usable: dict[tuple[int, ...], Trajectory] = {}
         refused: list[dict[str, str]] = []
-        for source in (self._config.sft or SftConfig()).data:
+        for source in sources:
             found = await self._read(source)
             reasons = [reason for reason in found if isinstance(reason, str)]
             refused += [{"source": source, "why": reason} for reason in reasons]
