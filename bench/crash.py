@@ -17,7 +17,9 @@ times. The process logs each episode that the journal says is durable; it must b
   vllm_chains, vllm_points, vllm_finished_lost, vllm_used_twice, vllm_played_again
                  the same with vLLM, for which no equality to the last bit is claimed; full size, or --vllm alone
 
-    python bench/crash.py [--ci | --vllm]
+    python bench/crash.py [--ci] [--sft | --vllm]
+
+With --sft it is supervised fine-tuning that is killed, at 10 places.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ from typing import Any
 from crashing.evidence import Account, differences, evidence
 from crashing.nurseries import Nursery, open_nursery
 from crashing.places import PLACES, Place
-from crashing.small_runs import VARIANTS
+from crashing.small_runs import SFT, VARIANTS
 from servers.harness import run_bench, say
 
 NURSERY = Path(__file__).resolve().parent / "crashing" / "nursery.py"
-POINTS, CI_POINTS = 100, 3
+POINTS, SFT_POINTS, CI_POINTS = 100, 10, 3
+RL_VARIANTS = [variant for variant in VARIANTS if variant != SFT]
 VLLM_CHAINS, VLLM_KILLS = 3, 2
 SEED = 3
 KILLED = -9
@@ -121,7 +124,16 @@ async def break_and_resume(trainer: Trainer, found: Found, folder: Path, variant
         raise RuntimeError(f"the process that was to end the run in {folder} was killed")
 
 
+async def measure_sft(ci: bool, folder: Path) -> dict[str, Any]:
+    return await kill_and_compare(folder, [SFT], CI_POINTS if ci else SFT_POINTS)
+
+
 async def measure(ci: bool, folder: Path) -> dict[str, Any]:
+    figures = await kill_and_compare(folder, RL_VARIANTS, CI_POINTS if ci else POINTS)
+    return figures if ci else figures | await measure_vllm(ci, folder)
+
+
+async def kill_and_compare(folder: Path, variants: list[str], points: int) -> dict[str, Any]:
     draw, found = random.Random(SEED), Found()
     middle = endless_places(draw, "collecting", "mid-journal", "updating", "mid-save", "publishing", "restoring")
     last = endless_places(draw, "finishing")
@@ -129,13 +141,13 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
     started = time.monotonic()
     async with open_nursery(NURSERY) as nursery:
         trainer = Trainer(nursery, "transformers")
-        for variant in VARIANTS:
+        for variant in variants:
             await trainer.train(folder / f"whole-{variant}", variant)
             whole[variant] = evidence(run_in(folder / f"whole-{variant}", variant))
             say(f"{variant}: {len(whole[variant])} digests of the run that is never killed")
         started = time.monotonic()
-        while found.points < (CI_POINTS if ci else POINTS):
-            variant = list(VARIANTS)[found.chains % len(VARIANTS)]
+        while found.points < points:
+            variant = variants[found.chains % len(variants)]
             chosen = [next(middle) for _ in range(draw.randint(3, 4))] + [next(last)] * draw.randint(0, 1)
             own = folder / f"chain-{found.chains}"
             places = [(place, draw.randint(1, place.latest)) for place in chosen]
@@ -146,7 +158,7 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
                 say(f"DIFFERENT: {len(differing)}, among them {differing[:8]}")
             found.different += bool(differing)
             found.look_at(run, own / "finished.txt")
-    figures: dict[str, Any] = {
+    return {
         "points": found.points,
         "phases": dict(found.phases),
         "chains": found.chains,
@@ -155,7 +167,6 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
         **asdict(found.episodes),
         "point_s": round((time.monotonic() - started) / found.points, 2),
     }
-    return figures if ci else figures | await measure_vllm(ci, folder)
 
 
 async def measure_vllm(_ci: bool, folder: Path) -> dict[str, Any]:
@@ -164,7 +175,7 @@ async def measure_vllm(_ci: bool, folder: Path) -> dict[str, Any]:
     async with open_nursery(NURSERY) as nursery:
         trainer = Trainer(nursery, "vllm")
         for chain in range(VLLM_CHAINS):
-            own, variant = folder / f"vllm-{chain}", list(VARIANTS)[chain % len(VARIANTS)]
+            own, variant = folder / f"vllm-{chain}", RL_VARIANTS[chain % len(RL_VARIANTS)]
             chosen = [place for place in (next(places) for _ in range(VLLM_KILLS)) if "transformers" not in place.call]
             await break_and_resume(
                 trainer, found, own, variant, [(place, draw.randint(1, place.latest)) for place in chosen]
@@ -181,6 +192,9 @@ def main() -> int:
     if "--vllm" in sys.argv:
         sys.argv.remove("--vllm")
         return run_bench(__doc__, measure_vllm, VLLM_BARS)
+    if "--sft" in sys.argv:
+        sys.argv.remove("--sft")
+        return run_bench(__doc__, measure_sft, BARS)
     return run_bench(__doc__, measure, BARS, at_full_size=VLLM_BARS)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from mcprl.config import RunConfig
 
-__all__ = ["VARIANTS", "small_run"]
+__all__ = ["SFT", "VARIANTS", "small_run"]
 
 HERE = Path(__file__).resolve().parent
 TINY_QWEN3 = HERE.parents[1] / ".cache" / "models" / "tiny-qwen3"
 STEPS = 5
+SFT = "small-sft"
 
 _KL = {"coefficient": 0.05, "target": 0.001, "reference": "ema", "lag": 5}
 
@@ -25,6 +26,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "algorithm": {"refill_rounds": 2, "minibatches": 2, "kl": _KL},
         "training": {"checkpoint_every": 2, "keep_checkpoints": 1},
     },
+    # Supervised fine-tuning: a validation every two steps, which plays episodes and may become the best one so far.
+    SFT: {
+        "algorithm": {},
+        "sampling": {"max_tokens": 48},
+        "tasks": {"order": "shuffled"},
+        "sft": {"steps": 6, "batch_size": 2, "learning_rate": 1e-2, "validation": 0.4, "validate_every": 2},
+        "training": {"keep_checkpoints": 1},
+    },
 }
 
 
@@ -33,20 +42,26 @@ def small_run(
 ) -> RunConfig:
     """The configuration of a run below `folder`, with its tasks and its server written there."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tasks.jsonl").write_text("\n".join(json.dumps(task) for task in _tasks()))
+    tasks = _tasks()
+    (folder / "tasks.jsonl").write_text("\n".join(json.dumps(task) for task in tasks))
+    (folder / "validation.jsonl").write_text(
+        "\n".join(json.dumps(task | {"id": f"v-{task['id']}"}) for task in tasks[:2])
+    )
     server = {"command": sys.executable, "args": [str(HERE / "bells.py")]}
     (folder / "servers.json").write_text(json.dumps({"mcpServers": {"bells": server}}))
     own = VARIANTS[variant]
-    return RunConfig.model_validate(
+    config = RunConfig.model_validate(
         {
             "name": variant,
             "seed": 11,
             "engine": engine,
             "model": {"path": str(model), "renderer": "chatml", "dtype": "float32", "context_tokens": 512},
-            "tasks": {"train": str(folder / "tasks.jsonl"), "order": "curriculum"},
+            "tasks": {"train": str(folder / "tasks.jsonl"), "validation": str(folder / "validation.jsonl")}
+            | {"order": "curriculum"}
+            | own.get("tasks", {}),
             "servers": {"file": str(folder / "servers.json")},
             # A turn ends at the letter e, if one comes up: some episodes answer and some are cut.
-            "sampling": {"max_tokens": 2, "stop": ["e"]},
+            "sampling": own.get("sampling", {"max_tokens": 2, "stop": ["e"]}),
             "episodes": {"group_size": 4, "max_turns": {"easy": 2, "medium": 2, "hard": 2}},
             "algorithm": {"min_learnable_tokens": 1, **own["algorithm"]},
             "learner": {"lora_rank": 2, "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2}
@@ -54,8 +69,13 @@ def small_run(
             "training": {"steps": STEPS, "tasks_per_step": 2, "outputs": str(folder / "outputs")}
             | own.get("training", {})
             | training,
+            "sft": own.get("sft"),
         }
     )
+    return config if config.sft is None else config.for_sft()
+
+
+_RING = {"name": "ring", "arguments": {"bell": "low"}}
 
 
 def _tasks() -> list[dict[str, Any]]:
@@ -63,6 +83,6 @@ def _tasks() -> list[dict[str, Any]]:
     levels = ("easy", "easy", "easy", "medium", "medium", "hard")
     return [
         {"id": f"bell-{number}", "prompt": f"Ring bell {number}.", "tools": ["ring"], "difficulty": level}
-        | {"calls": calls}
+        | {"calls": calls, "solution": {"calls": [_RING], "answer": "Dong."}}
         for number, level in enumerate(levels)
     ]

@@ -29,7 +29,7 @@ def train(recipe: Path | str, *, settings: Sequence[str] = (), watcher: Watcher 
     from mcprl.training.loop import train as train_run
     from mcprl.training.run import open_run
 
-    config = load_recipe(Path(recipe), settings)
+    config = load_recipe(Path(recipe), settings).for_rl()
 
     async def run() -> Summary:
         async with open_run(config, watcher or Silent()) as opened:

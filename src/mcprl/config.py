@@ -23,12 +23,13 @@ from pydantic import (
 )
 
 from mcprl.bounds import MAX_NUMBER, MIN_NUMBER, why_no_pattern
-from mcprl.errors import MissingExtraError
+from mcprl.errors import BadValueError, MissingExtraError
 from mcprl.records import Difficulty, Task
 
 __all__ = [
     "LOSSES",
     "NOT_REPRODUCIBLE",
+    "SOLUTIONS",
     "AlgorithmConfig",
     "BudgetSettings",
     "CassetteMode",
@@ -47,6 +48,7 @@ __all__ = [
     "SandboxSettings",
     "ServerSettings",
     "ServersConfig",
+    "SftConfig",
     "SkyrlConfig",
     "TasksConfig",
     "TrackingConfig",
@@ -58,6 +60,9 @@ __all__ = [
     "WorkersConfig",
 ]
 
+
+SOLUTIONS = "solutions"
+"""The entry of sft.data that stands for the solutions of the tasks."""
 
 # Prefix of files in mcprl's own packages: `mcprl:market/train.jsonl` is in mcprl_market/data.
 _SHIPPED = "mcprl:"
@@ -106,6 +111,10 @@ def _no_float16(value: object) -> object:
             "bfloat16, or float32 on a GPU without bfloat16"
         )
     return value
+
+
+def _sft_source(value: object, info: ValidationInfo) -> object:
+    return value if value == SOLUTIONS else _relative_to_file(value, info)
 
 
 FilePath = Annotated[Path, BeforeValidator(_relative_to_file)]
@@ -188,6 +197,7 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
         (sampling.temperature != 1.0, "logprobs at a temperature other than 1: set sampling.temperature to 1.0"),
         (bool(sampling.stop), "texts that end a turn, only token ids: leave sampling.stop empty"),
         (sampling.constrain != "off", "grammars: set sampling.constrain to off"),
+        (config.model.adapter is not None, "an adapter to start from: set model.adapter to null"),
         (
             backend == "jax" and config.training.max_staleness > 0,
             "sampling from weights older than those in training (training.max_staleness): with backend jax both are "
@@ -557,6 +567,10 @@ class ModelConfig(Section):
         default="bfloat16", description="Data type of sampler and learner. With float32 their logprobs agree."
     )
     context_tokens: int = Field(default=4096, ge=64, description="Longest conversation in tokens.")
+    adapter: FilePath | None = Field(
+        default=None,
+        description="Folder of a LoRA adapter to start from, such as outputs/hello-cpu-sft/adapter; null: none.",
+    )
 
 
 class VllmConfig(Section):
@@ -621,6 +635,30 @@ class TrainingConfig(Section):
     )
     outputs: Path = Field(
         default=Path("outputs"), description="Folder of all runs, relative to the folder where mcprl starts."
+    )
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning with `mcprl sft`. `mcprl train` ignores this section."""
+
+    data: tuple[Annotated[str, BeforeValidator(_sft_source)], ...] = Field(
+        default=(SOLUTIONS,),
+        min_length=1,
+        description="What to imitate. solutions: those of the tasks; a file of JSON lines: demonstrations of tasks, or "
+        "chats in OpenAI's format; the folder of a run: its episodes that passed their checks.",
+    )
+    steps: int = Field(default=100, ge=1, description="Optimizer steps, unless the validation loss stops improving.")
+    batch_size: int = Field(default=16, ge=1, description="Conversations per step.")
+    learning_rate: float = Field(default=2e-4, gt=0, description="Takes the place of learner.learning_rate.")
+    validation: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="Share of the conversations that is held out to measure the validation loss; conversations of "
+        "validation tasks are always held out.",
+    )
+    validate_every: int = Field(
+        default=10, ge=1, description="Steps between validations; each one also saves a checkpoint."
     )
 
 
@@ -851,6 +889,7 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     learner: LearnerConfig = LearnerConfig()
     training: TrainingConfig = TrainingConfig()
+    sft: SftConfig | None = Field(default=None, description="Supervised fine-tuning; null: the defaults.")
     skyrl: SkyrlConfig = SkyrlConfig()
     workers: WorkersConfig = WorkersConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -890,6 +929,12 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _an_adapter_is_trained_further(self) -> RunConfig:
+        if self.model.adapter is not None and self.learner.tuning == "full":
+            raise ValueError("model.adapter is set, but learner.tuning=full trains no adapter: use learner.tuning=lora")
+        return self
+
+    @model_validator(mode="after")
     def _zero3_can_do_it(self) -> RunConfig:
         learner, kl = self.learner, self.algorithm.kl
         if learner.processes == 1 or learner.sharding != "zero3":
@@ -912,6 +957,32 @@ class RunConfig(Section):
         if lacking is not None:
             raise ValueError(lacking)
         return self
+
+    def for_rl(self) -> RunConfig:
+        """Return the settings of a run of reinforcement learning: those without the section `sft`."""
+        return self.model_copy(update={"sft": None})
+
+    def for_sft(self) -> RunConfig:
+        """Return the settings of a run of supervised fine-tuning. It may be applied to its own result.
+
+        The settings of `sft` take the places of those that they stand for. Whatever only reinforcement learning has (a
+        critic, a reference, a curriculum, injected errors) is off. A validation plays each of its tasks twice.
+        """
+        if self.engine == "skyrl":
+            raise BadValueError("engine skyrl does not support `mcprl sft`", fix="set engine to vllm or transformers")
+        sft = self.sft or SftConfig()
+        training = {"steps": sft.steps, "checkpoint_every": sft.validate_every, "tasks_per_step": 1, "max_staleness": 0}
+        return self.model_copy(
+            update={
+                "name": self.name if self.name.endswith("-sft") else f"{self.name}-sft",
+                "sft": sft,
+                "tasks": self.tasks.model_copy(update={"order": "shuffled"}),
+                "episodes": self.episodes.model_copy(update={"group_size": 2, "injected_errors": 0.0}),
+                "algorithm": AlgorithmConfig(minibatches=1, min_learnable_tokens=1, masks=self.algorithm.masks),
+                "learner": self.learner.model_copy(update={"learning_rate": sft.learning_rate}),
+                "training": self.training.model_copy(update=training),
+            }
+        )
 
     def to_yaml(self) -> str:
         """Return the resolved configuration as YAML, including all defaults."""

@@ -76,6 +76,16 @@ def calls_in(message: Mapping[str, Any]) -> list[WrittenCall]:
     return [_call_in(block) for block in _blocks(text, _CALL)]
 
 
+def prose_of(message: Mapping[str, Any]) -> str:
+    """The text of an assistant message without its thoughts and calls."""
+    text = _THOUGHTS.sub("", text_of(message), count=1).strip()
+    if message.get("tool_calls") or message.get("function_call") is not None:
+        return text
+    if text.startswith("{") and '"function_call"' in text:
+        return "" if calls_in(message) else text
+    return _CALL.sub("", text).strip()
+
+
 def answers_in(message: Mapping[str, Any]) -> list[WrittenAnswer]:
     """The answers of a message, in order. Only `<tool_response>` blocks can be several."""
     text = text_of(message)

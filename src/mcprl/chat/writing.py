@@ -14,7 +14,7 @@ from decimal import Decimal
 from itertools import takewhile
 from typing import Any, cast
 
-from mcprl.chat.parsing import CALL_OPENING, Thinking
+from mcprl.chat.parsing import CALL_OPENING, ParsedTurn, Thinking
 from mcprl.chat.rendering import Chat, FrameEncoder
 from mcprl.errors import BadValueError, NoCallSyntaxError
 from mcprl.files import is_unicode
@@ -294,9 +294,9 @@ class TurnWriter:
     def __init__(self, chat: Chat, *, stop: Sequence[str] = ()) -> None:
         if chat.family not in CALL_SYNTAXES:
             raise NoCallSyntaxError(
-                f"algorithm.warm_start needs to write calls, but the call syntax of {chat.family} is not supported",
-                fix=f"set algorithm.warm_start.weight to 0, or train a model of one of these families: "
-                f"{', '.join(CALL_SYNTAXES)}",
+                f"to imitate calls they must be written, but the call syntax of {chat.family} is not supported",
+                fix="set algorithm.warm_start.weight to 0 and do not use `mcprl sft`, or train a model of one of these "
+                f"families: {', '.join(CALL_SYNTAXES)}",
             )
         self._chat = chat
         self._syntax = CALL_SYNTAXES[chat.family]
@@ -304,41 +304,62 @@ class TurnWriter:
         self._encoder = FrameEncoder(chat.tokenizer)
         self._end_of_call = self._end_in(_CALLED)
         self._end_of_answer = self._end_in(_ANSWERED)
+        # Whether a sampled turn can have several calls.
+        ends_at_a_call = any(text in self._syntax.closing for text in self._stop)
+        self.joins_calls = self._syntax.separator is not None and not ends_at_a_call
 
-    def write_call(self, prompt_ids: Sequence[int], call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """Return the ids of a turn with this call. Raises BadValueError if the family's syntax cannot express it."""
+    def write(
+        self, prompt_ids: Sequence[int], text: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]
+    ) -> tuple[int, ...]:
+        """Return the ids of a turn: a text, then calls; either may be empty.
+
+        Raises BadValueError if the family's syntax cannot express it, because it would be parsed differently.
+        """
+        syntax, frame, contents = self._syntax, [self._thought(prompt_ids)], list[str]()
+        if text:
+            contents.append(text)
+            frame.append("\n" if calls and syntax.opening == CALL_OPENING else "")
+        if calls:
+            frame[-1] += syntax.section[0]
+            # Some families number calls over the whole conversation.
+            number = self._chat.decode(prompt_ids).count(syntax.before_name) if syntax.numbered else 0
+            for place, call in enumerate(calls):
+                frame[-1] += (syntax.separator or "") if place else ""
+                self._add_call(frame, contents, call, _schema_of(call.name, tools), number + place)
+            frame[-1] += syntax.section[1]
+        ids = self._ended(self._encoded(frame, contents), self._end_of_call if calls else self._end_of_answer)
+        self._check(self._chat.parse(prompt_ids, ids, tools), text, calls)
+        return ids
+
+    def _add_call(self, frame: list[str], contents: list[str], call: ToolCall, schema: ToolSpec, number: int) -> None:
+        """Append a call to the frame and its contents. The frame always has one more text."""
         syntax = self._syntax
-        schema = _schema_of(call.name, tools)
-        frame = [self._thought(prompt_ids) + syntax.section[0] + syntax.before_name]
+        frame[-1] += syntax.before_name
         before = syntax.after_name
         if syntax.fields is None:
             is_json = syntax.before_name.endswith('"')
-            contents = [json.dumps(call.name, ensure_ascii=False)[1:-1] if is_json else call.name]
-            if syntax.numbered:  # calls are numbered over the whole conversation
-                contents[0] += f":{self._chat.decode(prompt_ids).count(syntax.before_name)}"
+            name = json.dumps(call.name, ensure_ascii=False)[1:-1] if is_json else call.name
+            contents.append(f"{name}:{number}" if syntax.numbered else name)
             frame.append(before)
             contents.append(write_json(call.arguments, schema, schema))
             before = ""
         else:
-            contents = [call.name]
+            contents.append(call.name)
             for name, text in _fields(call, schema):
                 frame.append(before + syntax.fields.before + name + syntax.fields.between)
                 contents.append(text)
                 before = syntax.fields.after
-        frame.append(before + syntax.closing + syntax.section[1])
-        ids = self._ended(self._encoded(frame, contents), self._end_of_call)
-        read = self._chat.parse(prompt_ids, ids, tools).calls
-        if len(read) != 1 or read[0].problem is not None or _comparable(read[0]) != _comparable(call):
-            raise _unwritable(f"the call of {call.name!r}", self._chat, "it is parsed as a different call")
-        return ids
+        frame.append(before + syntax.closing)
 
-    def write_answer(self, prompt_ids: Sequence[int], answer: str, tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """Return the ids of a turn with this answer. Raises BadValueError if it would be parsed differently."""
-        ids = self._ended(self._encoded([self._thought(prompt_ids), ""], [answer]), self._end_of_answer)
-        read = self._chat.parse(prompt_ids, ids, tools)
-        if read.calls or read.prose != answer.strip():
-            raise _unwritable(f"the answer {answer[:40]!r}", self._chat, "it is parsed differently")
-        return ids
+    def _check(self, read: ParsedTurn, text: str, calls: Sequence[ToolCall]) -> None:
+        """Raise BadValueError if a turn is not read as what was written."""
+        if list(map(_comparable, read.calls)) != list(map(_comparable, calls)) or any(c.problem for c in read.calls):
+            if not calls:
+                raise _unwritable(f"the answer {text[:40]!r}", self._chat, "it is parsed differently")
+            names = " and ".join(repr(call.name) for call in calls)
+            raise _unwritable(f"the call of {names}", self._chat, "it is parsed as a different call")
+        if read.prose != text.strip():
+            raise _unwritable(f"the text {text[:40]!r}", self._chat, "it is parsed differently")
 
     def _thought(self, prompt_ids: Sequence[int]) -> str:
         thinking = self._chat.thinking

@@ -42,6 +42,7 @@ SECTIONS = {
         "parity": "Compare sampler and learner on a few short episodes.",
     },
     "Train": {
+        "sft": "Fine-tune a model on solutions, demonstrations or chats, before training.",
         "train": "Train a model with a recipe.",
         "resume": "Resume a run from its newest valid checkpoint.",
         "runs": "List runs, show one, compare several.",

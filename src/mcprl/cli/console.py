@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mcprl.cli.debug_log import RunLogger
-from mcprl.cli.panel import COLUMNS, STEP_WORDS, TrainingPanel
+from mcprl.cli.panel import STEP_WORDS, TrainingPanel
 from mcprl.cli.printing import (
     STYLES,
     duration,
@@ -180,7 +180,7 @@ class TrainingConsole:
         row = self._panel.add_step(step, metrics, verdicts)
         known = {(verdict.severity, verdict.name) for verdict in self._verdicts}
         self._verdicts = verdicts
-        cells = [f"{name} {value}" for name, value in zip(COLUMNS, row, strict=True)]
+        cells = [f"{name} {value}" for name, value in zip(self._panel.columns, row, strict=True)]
         # A verdict that persists is named on the line of its step and printed in full only once.
         new = [v for v in verdicts if v.severity is not Severity.OK and (v.severity, v.name) not in known]
         for console in self._lines:
@@ -210,10 +210,13 @@ def _closing_facts(figures: Mapping[str, Any], config: RunConfig, folder: Path) 
     took = f"{figures['wait_s']:.0f} s {waiting}, {figures['update_s']:.0f} s to learn"
     rest = f"; {skipped} skipped" if skipped else ""
     yield "updates", f"{figures['updates']} in {duration(figures['seconds'])}: {took}{rest}"
+    if "validation_loss_first" in figures:
+        yield "validation loss", f"{figures['validation_loss_first']:.4f} → {figures['validation_loss_last']:.4f}"
     # Dropped groups are replaced by groups of other tasks, so there may be more groups than planned.
     wanted = config.training.steps * config.training.tasks_per_step
     rest = f", and {dropped} without variance that were dropped" if dropped else ""
-    yield "groups complete", f"{figures['groups_complete'] - dropped} of {wanted}{rest}"
+    if config.sft is None:
+        yield "groups complete", f"{figures['groups_complete'] - dropped} of {wanted}{rest}"
     restarts = f"{figures['server_restarts']} restarts of tool servers, {figures['sampler_restarts']} of the sampler"
     yield "lost to infrastructure", f"{f'{lost} attempts, all played again' if lost else 'nothing'}; {restarts}"
     if "reward_first" in figures:

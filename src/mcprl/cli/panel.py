@@ -24,47 +24,59 @@ from mcprl.records import LostEpisode, Source, Trajectory
 from mcprl.verdicts import Severity, Verdict
 
 COLUMNS = ("step", "reward", "success", "valid calls", "KL", "ratio", "lost", "tokens/s", "step time", "ETA", "health")
+SFT_COLUMNS = ("step", "loss", "validation loss", "success", "valid calls", "step time", "ETA", "health")
 # A narrow terminal drops these columns, in this order. The health column still reports problems with them.
 _FIRST_TO_GO = ("tokens/s", "ratio", "lost", "step time", "valid calls", "KL", "ETA", "success")
 STEP_WORDS = {Severity.OK: "ok", Severity.WARN: "warnings", Severity.BAD: "bad"}
 
 StepRow = tuple[str | Text, ...]
-"""One cell per column of COLUMNS."""
+"""One cell per column."""
 
 
-def step_row(place: str, metrics: Mapping[str, float], verdicts: Sequence[Verdict], *, left_s: float) -> StepRow:
+def step_row(
+    place: str,
+    metrics: Mapping[str, float],
+    verdicts: Sequence[Verdict],
+    *,
+    left_s: float,
+    columns: Sequence[str] = COLUMNS,
+) -> StepRow:
     """Format a step as a row. `place` is "3/20"; `left_s` is the estimated time left in seconds."""
 
-    def of_update(name: str, form: str) -> str:
-        return format(metrics[name], form) if name in metrics else "–"  # a skipped update has no such metric
+    def figure(name: str, form: str) -> str:
+        # A skipped update lacks some metrics, and a step without episodes those of episodes.
+        return format(metrics[name], form) if name in metrics else "–"
 
-    return (
-        place,
-        f"{metrics['reward']:+.3f}",
-        f"{metrics['success_rate']:.0%}",
-        f"{metrics['valid_call_rate']:.0%} of {metrics['calls']:.0f}",
-        of_update("kl", ".1e"),
-        of_update("ratio_mean", ".4f"),
-        f"{metrics['episodes_lost_to_infrastructure']:.0f}",
-        f"{metrics['sampled_tokens_per_second']:.0f}",
-        duration(metrics["step_s"]),
-        duration(left_s),
-        verdict_mark(verdicts),
-    )
+    cells: dict[str, str | Text] = {
+        "step": place,
+        "loss": figure("imitation_loss", ".4f"),
+        "validation loss": figure("validation_loss", ".4f"),
+        "reward": figure("reward", "+.3f"),
+        "success": figure("success_rate", ".0%"),
+        "valid calls": f"{figure('valid_call_rate', '.0%')} of {figure('calls', '.0f')}" if "calls" in metrics else "–",
+        "KL": figure("kl", ".1e"),
+        "ratio": figure("ratio_mean", ".4f"),
+        "lost": figure("episodes_lost_to_infrastructure", ".0f"),
+        "tokens/s": figure("sampled_tokens_per_second", ".0f"),
+        "step time": duration(metrics["step_s"]),
+        "ETA": duration(left_s),
+        "health": verdict_mark(verdicts),
+    }
+    return tuple(cells[name] for name in columns)
 
 
-def step_table(rows: Sequence[StepRow], width: int) -> Table:
+def step_table(rows: Sequence[StepRow], width: int, columns: Sequence[str] = COLUMNS) -> Table:
     """Make a table with as many columns as fit."""
     texts = [tuple(map(str, row)) for row in rows]
-    kept = {name: max(map(cell_len, column)) + 2 for name, *column in zip(COLUMNS, COLUMNS, *texts, strict=True)}
+    kept = {name: max(map(cell_len, column)) + 2 for name, *column in zip(columns, columns, *texts, strict=True)}
     for name in _FIRST_TO_GO:
         if sum(kept.values()) - 2 > width:
-            del kept[name]
+            kept.pop(name, None)
     table = plain_table(*kept)
     for column in table.columns:
         column.no_wrap = True
     for row in rows:
-        table.add_row(*(cell for name, cell in zip(COLUMNS, row, strict=True) if name in kept))
+        table.add_row(*(cell for name, cell in zip(columns, row, strict=True) if name in kept))
     return table
 
 
@@ -124,6 +136,8 @@ _LABEL_WIDTH = 11
 _SHOWN_STEPS = 12
 # Neighbors have different colors, because blocks of full height touch the blocks above them.
 _CURVES = (
+    ("loss", "imitation_loss", ".3f", "green"),
+    ("validation", "validation_loss", ".3f", "blue"),
     ("reward", "reward", "+.3f", "green"),
     ("success", "success_rate", ".0%", "cyan"),
     ("valid calls", "valid_call_rate", ".0%", "blue"),
@@ -136,6 +150,7 @@ class TrainingPanel:
     """The display of a run on a terminal. The console passes events to it; rich draws it."""
 
     def __init__(self, config: RunConfig, *, steps_done: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.columns = COLUMNS if config.sft is None else SFT_COLUMNS
         self._config = config
         self._clock = clock
         self._started = self._step_began = clock()
@@ -173,7 +188,7 @@ class TrainingPanel:
         self._health[verdicts[0].severity if verdicts else Severity.OK] += 1
         self._verdicts, self._metrics = verdicts, metrics
         place = f"{step + 1}/{self._config.training.steps}"
-        self._rows.append(step_row(place, metrics, verdicts, left_s=self._left_s()))
+        self._rows.append(step_row(place, metrics, verdicts, left_s=self._left_s(), columns=self.columns))
         del self._finished[step]
         return self._rows[-1]
 
@@ -194,7 +209,7 @@ class TrainingPanel:
             room = console.height - len(console.render_lines(shown, options.update(height=None))) - 2
             rows = rows[-room:] if room >= 2 else []
         if rows:
-            yield step_table(rows, options.max_width)
+            yield step_table(rows, options.max_width, self.columns)
 
     def _title(self) -> Iterator[Text]:
         yield Text(printable(self._config.name), style="bold")
@@ -232,6 +247,10 @@ class TrainingPanel:
         steps = self._config.training.steps
         yield "run", bar(self._steps_done, steps, "green"), f"{self._steps_done}/{steps} steps", ""
         if self._is_closed or self._steps_done == steps:
+            return
+        if self._config.sft is not None:  # its steps have no episodes
+            if self._stage:
+                yield "now", Text(self._stage, no_wrap=True, overflow="ellipsis"), "", ""
             return
         # With an asynchronous pipeline, episodes of later steps finish too. The bar shows the first unfinished step.
         step = min(self._finished, default=self._steps_done)

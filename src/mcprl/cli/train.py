@@ -1,23 +1,28 @@
-"""`mcprl train`: run a recipe from start to end."""
+"""`mcprl train`: run a recipe from start to end. `mcprl sft` runs it in the same way."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mcprl.cli.options import Overrides, Recipe
 
+if TYPE_CHECKING:
+    from mcprl.config import RunConfig
+
 DEBUG_HELP = "Log everything to logs/debug.log and, shortened, to stderr; print tracebacks."
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
+Debug = Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)]
 
 
 def command(
     recipe: Recipe,
     overrides: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
+    dry_run: DryRun = False,
+    debug: Debug = False,
 ) -> None:
     """Train a model with a recipe; the run's folder holds the adapter, the metrics and every trajectory.
 
@@ -25,7 +30,10 @@ def command(
     """
     from mcprl.recipe import load_recipe
 
-    config = load_recipe(recipe, overrides or [])
+    run_in_new_folder(load_recipe(recipe, overrides or []).for_rl(), dry_run=dry_run, debug=debug)
+
+
+def run_in_new_folder(config: RunConfig, *, dry_run: bool, debug: bool) -> None:
     if dry_run:
         typer.echo(config.to_yaml(), nl=False)
         return

@@ -1,8 +1,8 @@
-"""Demonstrations: the solutions of tasks run as episodes, for the policy to imitate at the start of training.
+"""Demonstrations: solutions of tasks, or recorded conversations, run as episodes for the policy to imitate.
 
 A demonstration is a trajectory like any other, produced by the same loop with the same prompt, tools, grammar and
-limits. But its turns are not sampled: each turn is the next call of the task's solution, encoded as tokens of the
-policy. No errors are injected. Its logprobs have no meaning.
+limits. But its turns are not sampled: each turn is the next one of the script, encoded as tokens of the policy. No
+errors are injected. Its logprobs have no meaning. One that does not solve its task is refused.
 
 `play` and `play_gold` run solutions without a model: only the environment is used, and there are no tokens.
 """
@@ -32,9 +32,16 @@ if TYPE_CHECKING:
     from mcprl.chat.writing import TurnWriter
     from mcprl.grammar.masks import TurnGrammars
 
-__all__ = ["Demonstrator", "Trial", "play", "play_gold", "require_solutions"]
+__all__ = ["Demonstrator", "Script", "Trial", "play", "play_gold", "require_solutions", "script_of"]
 
 _EPISODES: Final = EpisodesConfig()
+
+Script = Sequence[tuple[str, Sequence[ToolCall]]]
+"""The turns of a demonstration: the text and the calls of each."""
+
+
+def script_of(solution: Solution) -> Script:
+    return [*(("", (call,)) for call in solution.calls), (solution.answer, ())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +134,7 @@ def require_solutions(tasks: Sequence[Task], config: RunConfig) -> int:
                 fix="correct the solution or the goal",
             )
         if len(solution.calls) >= limit and not task.follow_ups:
-            raise _too_many_turns(task, limit)
+            raise _too_many_turns(f"the solution of task {task.id}", limit)
     return len(solutions)
 
 
@@ -157,7 +164,7 @@ class Demonstrator:
             EpisodeRunner, config, chat=chat, preamble=preamble, judge=judge, functions=functions, grammars=grammars
         )
         self._leases = leases
-        self._writer = TurnWriter(chat, stop=config.sampling.stop)
+        self.writer = TurnWriter(chat, stop=config.sampling.stop)
         self._places = asyncio.Semaphore(self._episodes.max_concurrent)
 
     async def play(self, tasks: Sequence[Task], step: int) -> tuple[Trajectory, ...]:
@@ -166,41 +173,47 @@ class Demonstrator:
         Raises a ConfigurationError with the task's id if a solution does not solve the task or cannot be encoded.
         """
         return await run_all(
-            self._demonstrate(task, task.solution, step) for task in tasks if task.solution is not None
+            self.demonstrate(task, script_of(task.solution), f"the solution of task {task.id}", step)
+            for task in tasks
+            if task.solution is not None
         )
 
-    async def _demonstrate(self, task: Task, solution: Solution, step: int) -> Trajectory:
+    async def demonstrate(self, task: Task, script: Script, what: str, step: int = 0) -> Trajectory:
+        """Return the episode of a script, which errors call `what`.
+
+        Raises a ConfigurationError if it does not solve the task or cannot be encoded.
+        """
+
         async def attempt(number: int) -> Trajectory | LostEpisode:
             try:
                 async with self._places:
-                    return await self._attempt(task, solution, step, number)
+                    return await self._attempt(task, script, what, step, number)
             except InfrastructureError as error:
                 return lost_to(error, task, 0, number)
 
         trajectory = await run_until_kept(f"the demonstration of task {task.id}", attempt)
-        _require_success(task, trajectory, self._episodes.turn_limit(task))
+        _require_success(task, trajectory, what, self._episodes.turn_limit(task))
         return trajectory
 
-    async def _attempt(self, task: Task, solution: Solution, step: int, attempt: int) -> Trajectory:
-        script = _Script(solution, self._writer, self._leases)
-        runner = self._make_runner(sampler=ScriptedSampler(script.next_turn), leases=script)
+    async def _attempt(self, task: Task, script: Script, what: str, step: int, attempt: int) -> Trajectory:
+        speaker = _Speaker(script, self.writer, self._leases)
+        runner = self._make_runner(sampler=ScriptedSampler(speaker.next_turn), leases=speaker)
         try:
             return await runner.run(task, step=step, member=0, attempt=attempt)
         except (GrammarError, InadmissibleTokenError) as error:
             raise type(error)(
-                f"the solution of task {task.id} cannot be played under the grammar of its tools: {error.what}",
+                f"{what} cannot be played under the grammar of its tools: {error.what}",
                 fix="correct its arguments to fit the tool's schema, or set sampling.constrain to off",
             ) from error
         except BadValueError as error:
-            raise BadValueError(f"the solution of task {task.id}: {error.what}", fix=error.fix) from error
+            raise BadValueError(f"{what}: {error.what}", fix=error.fix) from error
 
 
-class _Script:
-    """Writes the turns of one solution. It wraps the leases to get the tools' schemas for writing calls."""
+class _Speaker:
+    """Writes the turns of one script. It wraps the leases to get the tools' schemas for writing calls."""
 
-    def __init__(self, solution: Solution, writer: TurnWriter, leases: Leases) -> None:
-        self._calls = list(solution.calls)
-        self._answer = solution.answer
+    def __init__(self, script: Script, writer: TurnWriter, leases: Leases) -> None:
+        self._turns = list(script)
         self._writer = writer
         self._leases = leases
         self._tools: list[Mapping[str, Any]] = []
@@ -214,38 +227,38 @@ class _Script:
             yield access
 
     def next_turn(self, request: SampleRequest) -> tuple[int, ...]:
-        if self._calls:
-            return self._writer.write_call(request.prompt_ids, self._calls.pop(0), self._tools)
-        return self._writer.write_answer(request.prompt_ids, self._answer, self._tools)
+        # The last turn again, if the task sends more messages than the script answers.
+        text, calls = self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
+        return self._writer.write(request.prompt_ids, text, calls, self._tools)
 
 
-def _require_success(task: Task, trajectory: Trajectory, max_turns: int) -> None:
+def _require_success(task: Task, trajectory: Trajectory, what: str, max_turns: int) -> None:
     """Raise if a demonstration was cut short or does not solve its task."""
     cut = [place for place, turn in enumerate(trajectory.turns) if turn.finish is FinishReason.LENGTH]
     if cut:
         raise BadValueError(
-            f"turn {cut[0]} of the solution of task {task.id} exceeds the token limit of a turn",
+            f"turn {cut[0]} of {what} exceeds the token limit of a turn",
             fix="raise sampling.max_tokens or model.context_tokens, or shorten the solution",
         )
     if trajectory.stop is StopReason.CONTEXT_LIMIT:
         raise BadValueError(
-            f"the solution of task {task.id} is longer than model.context_tokens",
+            f"{what} is longer than model.context_tokens",
             fix="raise model.context_tokens, or shorten the solution",
         )
     if trajectory.stop is StopReason.TURN_LIMIT:
-        raise _too_many_turns(task, max_turns)
+        raise _too_many_turns(what, max_turns)
     if not succeeded(trajectory.reward_parts):
         refused = [seen for turn in trajectory.turns for seen in turn.observations if not seen.worked]
         parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.reward_parts.items())
         raise TaskFileError(
-            f"the solution of task {task.id} does not solve it ({parts})"
+            f"{what} does not solve it ({parts})"
             + (f"; {refused[0].tool} answered: {refused[0].text[:200]}" if refused else ""),
             fix="correct the solution or the goal: `mcprl tasks validate --gold` plays solutions without a model",
         )
 
 
-def _too_many_turns(task: Task, limit: int) -> BadValueError:
+def _too_many_turns(what: str, limit: int) -> BadValueError:
     return BadValueError(
-        f"the solution of task {task.id} takes more than the {limit} turns that its limit allows",
+        f"{what} takes more than the {limit} turns that its limit allows",
         fix="raise episodes.max_turns or the task's max_turns, or shorten the solution",
     )

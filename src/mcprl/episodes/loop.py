@@ -31,7 +31,15 @@ if TYPE_CHECKING:
     from mcprl.chat import Chat
     from mcprl.grammar.masks import TurnGrammars
 
-__all__ = ["TRIALS", "EpisodeRunner", "Leases", "end_at_deadline", "lease_for", "longest_life_s"]
+__all__ = [
+    "TRIALS",
+    "EpisodeRunner",
+    "Leases",
+    "TrajectoryColumns",
+    "end_at_deadline",
+    "lease_for",
+    "longest_life_s",
+]
 
 # Extra time, as a fraction of the deadline, to check the state of the world after an episode reached its deadline.
 _GRACE: Final = 0.2
@@ -153,7 +161,7 @@ class Leases(Protocol):
 
 
 @dataclass(slots=True)
-class _Columns:
+class TrajectoryColumns:
     """The columns of a trajectory that is being built."""
 
     token_ids: list[int] = field(default_factory=list[int])
@@ -177,6 +185,10 @@ class _Columns:
         for column in self._all():
             del column[length:]
 
+    def named(self) -> dict[str, Any]:
+        """The columns as fields of a `Trajectory`."""
+        return {column.name: tuple(getattr(self, column.name)) for column in fields(self)}
+
     def _add(self, *values: Sequence[float]) -> None:
         for column, added in zip(self._all(), values, strict=True):
             column.extend(added)
@@ -189,7 +201,7 @@ class _Columns:
 class _Episode:
     """A running episode. `played_s` and `played_tokens` count finished turns only."""
 
-    columns: _Columns
+    columns: TrajectoryColumns
     seed_path: tuple[int, str, int]  # step, task, member
     environment: Environment | None = None
     actions: list[Action] = field(default_factory=list[Action])
@@ -258,7 +270,7 @@ class EpisodeRunner:
                 fix="set sampling.constrain to off for such tasks",
             )
         started = time.monotonic()
-        episode = _Episode(_Columns(), (step, task.id, member))
+        episode = _Episode(TrajectoryColumns(), (step, task.id, member))
         try:
             stop = await self._run_to_end(episode, task)
         except InfrastructureError as error:
@@ -266,18 +278,12 @@ class EpisodeRunner:
         environment, columns = episode.environment, episode.columns
         assert environment is not None
         return Trajectory(
+            **columns.named(),
             task_id=task.id,
             step=step,
             member=member,
             attempt=attempt,
             temperature=self._config.sampling.temperature,
-            token_ids=tuple(columns.token_ids),
-            sampled=tuple(columns.sampled),
-            forced=tuple(columns.forced),
-            fixed=tuple(columns.fixed),
-            logprobs=tuple(columns.logprobs),
-            turn_index=tuple(columns.turn_index),
-            weights_version=tuple(columns.weights_version),
             turns=tuple(environment.turns),
             stop=stop,
             reward=environment.reward,

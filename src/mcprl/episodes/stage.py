@@ -30,6 +30,7 @@ from mcprl.grammar.masks import Grammars, TurnGrammars, load_grammars
 from mcprl.progress import Watcher
 from mcprl.records import Task, Weights
 from mcprl.samplers import Completion, Sampler, SampleRequest
+from mcprl.samplers.model_folder import check_adapter
 from mcprl.tasks import load_preamble
 from mcprl.tools import Catalog, Toolbox, open_toolbox
 from mcprl.tools.keys import load_keys
@@ -46,8 +47,8 @@ __all__ = ["MeteredSampler", "Occupancy", "PlayerKit", "Stage", "ToolFigures", "
 class PlayerKit:
     """Everything that the episodes of a process share, except the sampler.
 
-    `runner` makes a runner for a sampler. `grammars` is None without constraints. `demonstrator` is None without a warm
-    start.
+    `runner` makes a runner for a sampler. `grammars` is None without constraints. `demonstrator` is None if nothing is
+    imitated.
     """
 
     chat: Chat
@@ -98,7 +99,7 @@ async def open_kit(
             )
 
         demonstrator = None
-        if config.algorithm.warm_start.weight > 0:
+        if config.algorithm.warm_start.weight > 0 or config.sft is not None:
             demonstrator = Demonstrator(
                 config,
                 chat=chat,
@@ -193,7 +194,7 @@ class Stage:
     """Everything that episodes need: tools and a sampler. Training adds a learner.
 
     `grammars` is None without constraints, `engine` is None unless the engine is SkyRL, and `demonstrator` is None
-    without a warm start. `toolbox` belongs to this process; `figures` cover all workers.
+    if nothing is imitated. `toolbox` belongs to this process; `figures` cover all workers.
     """
 
     toolbox: Toolbox
@@ -220,6 +221,9 @@ async def open_stage(
     `earlier_calls`, by server, count towards the servers' budgets.
     """
     require_scorable(tasks, config.rewards)
+    start = config.model.adapter
+    if start is not None:
+        check_adapter(start, config.model.path, config.learner)
     limits: SharedLimits | None = None
     if config.workers.count:
         from mcprl.episodes.ray_workers import make_shared_limits
@@ -239,6 +243,8 @@ async def open_stage(
         else:
             watcher.stage(f"starting the sampler ({config.engine})")
         sampler = await stack.enter_async_context(MeteredSampler(make_sampler(config, logs, kit.grammars, engine)))
+        if start is not None:
+            await sampler.publish(Weights(version=0, adapter=start))
         runner, figures = kit.runner(sampler), toolbox
         if limits is not None:
             from mcprl.episodes.ray_workers import RayWorkers

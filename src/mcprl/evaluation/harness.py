@@ -204,7 +204,7 @@ def make_request(  # noqa: PLR0913 - each is an option of `mcprl eval`
     config = _bare_config(suite or "", settings) if recipe is None else load_recipe(recipe, settings)
     check_base_model(adapter, config.model.path)
     # Nothing is imitated here, so no task needs a solution.
-    config = _without_warm_start(config)
+    config = _without_warm_start(config.for_rl())
     chosen = named or _task_suite(config, tasks)
     return Request(config=chosen.adapt(config), suite=chosen, episodes=episodes, sample=sample, adapter=adapter)
 

@@ -142,13 +142,24 @@ class UpdateMetrics:
         return tuple(tuple(floats(ratio_T)) for ratio_T in found.values())
 
     def metrics(self, algorithm: AlgorithmConfig) -> dict[str, float]:
-        """Return the metrics of an update that scored at least one token."""
-        carries_N = self._column("carries")
-        logprob_N, sampled_N = self._column("logprob"), self._column("sampled")
-        moved_N = divergence(sampled_N, logprob_N, "k3")
+        """Return the metrics of an update that scored at least one token, or learned from demonstrations only."""
         found = {
             "loss": fmean(self.losses) if self.losses else 0.0,
             "optimiser_steps": 0.0 if self.undone else float(self.steps_made),
+        }
+        if self._seen:
+            found |= self._of_episodes(algorithm)
+        if self.imitation_losses:
+            found["imitation_loss"] = fmean(self.imitation_losses)
+        if self._grad_norms or not self.steps_made:  # otherwise the engine did not report norms
+            found["grad_norm"] = fmean(self._grad_norms) if self._grad_norms else 0.0
+        return found
+
+    def _of_episodes(self, algorithm: AlgorithmConfig) -> dict[str, float]:
+        carries_N = self._column("carries")
+        logprob_N, sampled_N = self._column("logprob"), self._column("sampled")
+        moved_N = divergence(sampled_N, logprob_N, "k3")
+        return {
             "optimiser_steps_over_cap": float(self.steps_over_cap),
             "minibatches_without_signal": float(self.minibatches_without_signal),
             "alignment": min(seen.alignment for seen in self._seen),
@@ -166,9 +177,6 @@ class UpdateMetrics:
             "kl_unmasked": float(moved_N.sum()) / sum(seen.sampled_tokens for seen in self._seen),
             **self._parts(algorithm),
         }
-        if self._grad_norms or not self.steps_made:  # otherwise the engine did not report norms
-            found["grad_norm"] = fmean(self._grad_norms) if self._grad_norms else 0.0
-        return found
 
     def _parts(self, algorithm: AlgorithmConfig) -> dict[str, float]:
         """Return the metrics of those parts of the objective that are in use."""
@@ -188,8 +196,6 @@ class UpdateMetrics:
             found["importance_cut_fraction"] = float((weight_N >= algorithm.max_importance).float().mean())
         if "value" in self._columns:
             found["explained_variance"] = explained_variance(self._column("value"), self._column("return"))
-        if self.imitation_losses:
-            found["imitation_loss"] = fmean(self.imitation_losses)
         return found
 
     def _column(self, name: str) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import peft
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
@@ -31,17 +32,19 @@ _LIVE, _KEPT = "default", "reference"
 class Reference:
     """The reference policy: fixed, a moving average of the policy, or a copy of it every `kl.lag` updates.
 
-    With LoRA it is the base model or a second adapter, otherwise a copy of the whole policy.
+    With LoRA it is the base model or a second adapter, otherwise a copy of the whole policy. A fixed reference is the
+    policy at the start; `starts_apart`: that is not the base model, because training starts from an adapter.
     """
 
-    def __init__(self, policy: Policy, kl: KlConfig) -> None:
+    def __init__(self, policy: Policy, kl: KlConfig, *, starts_apart: bool = False) -> None:
         self.policy = policy
         self._kl = kl
         self._updates = 0
+        self._is_bare = kl.reference == "base" and not starts_apart
         self.copy: Policy | None = None
         if not isinstance(policy.model, PeftModel):
             self.copy = copy.deepcopy(policy).requires_grad_(False).eval()
-        elif kl.reference != "base":
+        elif not self._is_bare:
             model: Any = policy.model
             model.add_adapter(_KEPT, model.peft_config[_LIVE])
             model.set_adapter(_LIVE)
@@ -54,7 +57,7 @@ class Reference:
             yield self.copy
             return
         model: Any = self.policy.model
-        if self._kl.reference == "base":
+        if self._is_bare:
             with model.disable_adapter():
                 yield self.policy
             return
@@ -115,7 +118,7 @@ class Reference:
 
 
 def load_policy(config: RunConfig, device: torch.device) -> Policy:
-    """Load the policy at version 0. A new adapter changes nothing, so the policy is exactly the base model."""
+    """Load the policy at version 0: the base model, since a new adapter changes nothing, or that with model.adapter."""
     transformers_logging.disable_progress_bar()  # it would garble the run's display
     base = _load_base(config, device)
     _require_plain_head(base, config.model.path)
@@ -141,11 +144,30 @@ def load_policy(config: RunConfig, device: torch.device) -> Policy:
         # This is a set, whose order depends on hashes, so two equal runs would write different files.
         resolved = model.peft_config["default"]
         resolved.target_modules = sorted(resolved.target_modules)
+        if config.model.adapter is not None:
+            _take_over(model, config.model.adapter)
     policy = Policy(model, critic=algorithm.has_critic, entropy_gradient=algorithm.entropy > 0, autocast=autocast).to(
         device
     )
     # transformers checkpoints activations in training mode only. Without dropout, training mode changes nothing else.
     return policy.train(learner.checkpointing)
+
+
+def _take_over(model: Any, adapter: Path) -> None:
+    """Give a new adapter the tensors of a saved one. Raises BadValueError if it does not have the same tensors."""
+    saved: dict[str, Tensor] = load_file(adapter / "adapter_model.safetensors")
+    own: dict[str, Tensor] = cast("Any", peft).get_peft_model_state_dict(model)
+    unlike = [name for name in own.keys() | saved.keys() if _shape(own.get(name)) != _shape(saved.get(name))]
+    if unlike:
+        raise BadValueError(
+            f"the adapter {adapter} has other tensors than the one to train, for example {min(unlike)}",
+            fix="set model.path and learner.lora_rank to those that the adapter was trained with",
+        )
+    cast("Any", peft).set_peft_model_state_dict(model, saved)
+
+
+def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
+    return None if tensor is None else tuple(tensor.shape)
 
 
 def _load_base(config: RunConfig, device: torch.device) -> Any:

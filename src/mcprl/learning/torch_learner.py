@@ -51,7 +51,8 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         self._folder = folder
         policy, kl = load_policy(config, self._processes.loading_device), config.algorithm.kl
         self._origin = Origin.of(config, self._processes.size)
-        self.reference = Reference(policy, kl) if kl.needs_reference else None
+        starts_apart = config.model.adapter is not None
+        self.reference = Reference(policy, kl, starts_apart=starts_apart) if kl.needs_reference else None
         self.policy, self.optimisation = self._processes.share(policy, self.reference, config)
 
     async def save_state(self, folder: Path) -> None:
@@ -79,7 +80,8 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
             self.reference.become(state)
         self._non_finite_in_a_row = state.facts["non_finite_in_a_row"]
         version = state.facts["version"]
-        self._weights = self._write_weights(version) if version else Weights(version=0)
+        start = Weights(version=0, adapter=self._config.model.adapter)
+        self._weights = self._write_weights(version) if version else start
         restore_random_state(state, self._processes.device)
         return self._weights
 

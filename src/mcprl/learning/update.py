@@ -121,7 +121,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         self._config = config
         self._processes = processes
         self._packer = packer
-        self._weights = Weights(version=0)
+        self._weights = Weights(version=0, adapter=config.model.adapter)
         self._non_finite_in_a_row = 0
 
     async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
@@ -174,11 +174,14 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
     def _update(self, batch: Batch) -> Update:
         started, replayed_s = time.monotonic(), self._packer.replayer.spent_s
         rate, non_finite_before = self.optimisation.learning_rate, self._non_finite_in_a_row
-        known = {
-            "learnable_tokens": float(sum(map(sum, batch.learnable))),
-            **mask_shares(batch.trajectories, batch.learnable),
-            **staleness_metrics(batch.trajectories, self._weights.version),
-        }
+        # Supervised fine-tuning has demonstrations only.
+        learned, learnable = batch.trajectories, batch.learnable
+        if not learned:
+            learned = batch.demonstrations
+            learnable = tuple(learnable_tokens(t, self._config.algorithm.masks) for t in learned)
+        known = {"learnable_tokens": float(sum(map(sum, learnable))), **mask_shares(learned, learnable)}
+        if batch.groups:
+            known |= staleness_metrics(batch.trajectories, self._weights.version)
         metrics, ratios, skipped = self._learn_from(batch, known)
         if skipped is None:
             self._weights = self._write_weights(self._weights.version + 1)
@@ -464,8 +467,9 @@ def minibatches_of(batch: Batch, config: RunConfig) -> Iterator[list[int]]:
     for group in batch.groups:
         first = members[-1][-1] + 1 if members else 0
         members.append(list(range(first, first + len(group.trajectories))))
-    # Groups without signal may have been dropped, so there can be fewer trajectories than configured minibatches.
-    count = min(config.algorithm.minibatches, len(batch.trajectories))
+    # Groups without signal may have been dropped, so there can be fewer trajectories than configured minibatches. A
+    # batch of demonstrations only is one minibatch.
+    count = max(1, min(config.algorithm.minibatches, len(batch.trajectories)))
     for epoch in range(config.algorithm.epochs):
         groups = list(members)
         random.Random(derive_seed(config.seed, "minibatches", batch.step, epoch)).shuffle(groups)

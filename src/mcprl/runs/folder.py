@@ -11,6 +11,7 @@ outputs/hello-cpu/
   timeline.jsonl                  when each step was collected, learnt from, published and saved
   trajectories/step-00000.parquet one row per episode
   tokens/step-00000.parquet       advantages and ratios of its tokens
+  sft/                            what supervised fine-tuning imitates, and what it left out and why
   checkpoints/step-00012/         the state after 12 steps
   journal/step-00012.jsonl        finished episodes of a step that no checkpoint covers yet
   conditions.json                 the settings, and digests of the tasks, tools and model, of the journaled episodes
@@ -154,6 +155,7 @@ class RunFolder:
         self.config_file = path / "config.yaml"
         self.checkpoints = path / "checkpoints"
         self.journal = path / "journal"
+        self.examples = path / "sft"
         self.conditions = path / "conditions.json"
         self._trajectories = path / "trajectories"
         self._tokens = path / "tokens"
@@ -258,8 +260,10 @@ class RunFolder:
     def record_step(self, step: int, record: StepRecord) -> None:
         """Record a step durably. Its metrics line is written last; see the module's docstring."""
         name = f"step-{step:05d}.parquet"
-        write_trajectories(self._trajectories / name, (t for group in record.played for t in group.trajectories))
-        write_token_notes(self._tokens / name, record.batch, record.ratios)
+        if record.played:  # supervised fine-tuning plays and learns from none in most steps
+            write_trajectories(self._trajectories / name, (t for group in record.played for t in group.trajectories))
+        if record.batch.groups:
+            write_token_notes(self._tokens / name, record.batch, record.ratios)
         self.record_spans(record.spans)
         _append(self._health, [{"step": step, **asdict(verdict)} for verdict in record.verdicts])
         _append(self._metrics, [{"step": step, **record.metrics}])

@@ -28,7 +28,7 @@ from mcprl.runs.journal import EpisodeJournal
 from mcprl.tools import Tool
 
 # Settings that name a file or folder. Its content is compared by digest, not its name.
-_LOCATIONS = frozenset({"model.path", "tasks.train", "servers.file", "servers.cassette"})
+_LOCATIONS = frozenset({"model.path", "model.adapter", "tasks.train", "servers.file", "servers.cassette"})
 # Settings that change neither the episodes, nor their rewards, nor the weights.
 _WITHOUT_EFFECT_ON_EPISODES = (
     "servers.env_file",
@@ -49,6 +49,8 @@ _FIXED = {
     "learner.processes": "the checkpoint is sharded over the previous number of processes",
     "learner.sharding": "the checkpoint is sharded in the previous way",
     "training.outputs": "the run stays in its folder",
+    "sft.data": "the run keeps the conversations that it started with",
+    "sft.validation": "the run keeps the conversations that it started with",
     "tasks.order": "the checkpoint holds the state of the previous order",
 }
 _FIXED_WITH_SKYRL = dict.fromkeys(
@@ -84,7 +86,7 @@ class Conditions:
             tasks=_digest(*map(repr, tasks)),
             tools=_digest(canonical_json([asdict(tool) for tool in tools])),
             servers=_digest(*(path.read_bytes() for path in files if path is not None)),
-            model=_model_digest(config.model.path),
+            model=_model_digest(config.model.path, config.model.adapter),
             code=digest_of_code(config.own_functions),
         )
 
@@ -194,7 +196,13 @@ def _digest(*parts: str | bytes) -> str:
     return digest.hexdigest()
 
 
-def _model_digest(location: str) -> str:
+def _model_digest(location: str, adapter: Path | None) -> str:
+    """Return a digest of the model and of the adapter that training starts from."""
+    model = _digest_of_model(location)
+    return model if adapter is None else _digest(model, _digest_of_model(str(adapter)))
+
+
+def _digest_of_model(location: str) -> str:
     """Return a digest of a model folder's files, or for a name on the hub, the revision in the cache."""
     folder = Path(location)
     if not folder.is_dir():
@@ -251,6 +259,8 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
     `from_step` selects an older checkpoint to restart from.
     """
     config = load_recipe(folder.config_file, list(overrides))
+    if config.sft is not None:
+        config = config.for_sft()
     checkpoints = Checkpoints(folder.checkpoints)
     checkpoint, damaged = checkpoints.newest() if from_step is None else (_chosen(checkpoints, from_step), [])
     # An unfinished checkpoint loses nothing, because its episodes are still in the journal.
@@ -265,7 +275,8 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
     if step >= config.training.steps and (folder.path / "summary.json").exists():
         raise NoRunError(
             f"{folder.path} has done all its {step} steps",
-            fix=f"add steps, for example --set training.steps={step + 100}, or give another run",
+            fix=f"add steps, for example --set {'training' if config.sft is None else 'sft'}.steps={step + 100}, or "
+            "give another run",
         )
     state = None if checkpoint is None else read_state(checkpoint.path)
     played_under = Conditions.read(folder.conditions)

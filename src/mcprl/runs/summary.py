@@ -156,10 +156,10 @@ class Summary:
         """
         recorded = [step for step in self.steps if step] or [{}]
         ends = {
-            f"{name}_{end}": step[name]
-            for name in ("reward", "valid_call_rate")
-            for end, step in (("first", recorded[0]), ("last", recorded[-1]))
-            if name in step
+            f"{name}_{end}": values[place]
+            for name in ("reward", "valid_call_rate", "validation_loss")
+            for end, place in (("first", 0), ("last", -1))
+            if (values := [step[name] for step in recorded if name in step])
         }
         worst = {
             "alignment": self._known("alignment", min),

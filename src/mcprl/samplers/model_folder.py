@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mcprl.config import LearnerConfig
 from mcprl.errors import BadValueError
 
 _INDEX = "model.safetensors.index.json"
@@ -66,7 +67,9 @@ def differing_settings(running: Mapping[str, Any], new: Mapping[str, Any]) -> li
 
 def adapter_settings(adapter: Path | None) -> list[str]:
     """Settings of a sampler that can load the adapter, even if the recipe trains something else."""
-    return [] if adapter is None else ["learner.tuning=lora", f"learner.lora_rank={_adapter_config(adapter)['r']}"]
+    if adapter is None:
+        return []
+    return ["learner.tuning=lora", f"learner.lora_rank={_adapter_config(adapter)['r']}", "model.adapter=null"]
 
 
 def check_base_model(adapter: Path | None, model: str) -> None:
@@ -90,6 +93,19 @@ def check_base_model(adapter: Path | None, model: str) -> None:
         )
 
 
+def check_adapter(adapter: Path, model: str, learner: LearnerConfig) -> None:
+    """Raise BadValueError if training cannot start from the adapter: another model, rank or scale."""
+    check_base_model(adapter, model)
+    config = _adapter_config(adapter)
+    saved = {"learner.lora_rank": config["r"], "learner.lora_alpha": config.get("lora_alpha")}
+    own = {"learner.lora_rank": learner.lora_rank, "learner.lora_alpha": learner.lora_alpha}
+    if saved != own:
+        raise BadValueError(
+            f"model.adapter {adapter} was trained with {saved}, but the recipe has {own}",
+            fix=" and ".join(f"set {name} to {value}" for name, value in saved.items() if own[name] != value),
+        )
+
+
 def _adapter_config(adapter: Path) -> dict[str, Any]:
     path = adapter / "adapter_config.json"
     fix = "give the folder of a LoRA adapter, such as outputs/hello-cpu/adapter"
@@ -97,9 +113,9 @@ def _adapter_config(adapter: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
         config["r"]
     except OSError as error:
-        raise BadValueError(f"--adapter {adapter}: {path.name} cannot be read: {error.strerror}", fix=fix) from error
+        raise BadValueError(f"adapter {adapter}: {path.name} cannot be read: {error.strerror}", fix=fix) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise BadValueError(f"--adapter {adapter}: {path.name} has no adapter rank", fix=fix) from error
+        raise BadValueError(f"adapter {adapter}: {path.name} has no adapter rank", fix=fix) from error
     return config
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "decode_strictly",
     "load_preamble",
     "load_tasks",
+    "read_rows",
     "read_task_file",
     "with_own_ids",
     "write_tasks",

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import psutil
@@ -15,11 +15,12 @@ from mcprl.checks.health import Health
 from mcprl.config import RunConfig
 from mcprl.episodes import Collector, episode_metrics, succeeded
 from mcprl.episodes.stage import MeteredSampler, ToolFigures
+from mcprl.errors import NoCheckpointError
 from mcprl.learning import Learner
 from mcprl.learning.algorithms import make_batch, next_coefficient
 from mcprl.progress import Watcher
 from mcprl.records import Batch, Readings, Trajectory, Update, Weights
-from mcprl.runs.checkpoints import Checkpoints, RunState, deal_ids, write_state
+from mcprl.runs.checkpoints import Checkpoints, Damaged, RunState, deal_ids, write_state
 from mcprl.runs.folder import RunFolder, RunStopped, StepRecord, Timeline
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.runs.resuming import Conditions
@@ -27,6 +28,7 @@ from mcprl.runs.summary import Summary
 from mcprl.tasks import Dealer
 from mcprl.tools.stats import StatsDocument, merge_stats, write_stats
 from mcprl.training.pipeline import CollectedStep, Pipeline
+from mcprl.training.sft import Examples, best_step, has_stopped_improving, mean_loss
 from mcprl.training.shutdown import Shutdown
 
 T = TypeVar("T")
@@ -49,11 +51,12 @@ async def train(run: Run) -> Summary:
                         await run.read(collected.trajectories),
                         kl_coefficient=run.kl_coefficient,
                         demonstrations=collected.demonstrations,
-                        demonstration_weight=run.config.algorithm.warm_start.weight_at(step),
+                        demonstration_weight=collected.demonstration_weight,
                     )
                     update = await run.update(batch)
                 await run.publish(update)
-                await run.record(collected, batch, update)
+                await run.record(await run.validate(collected, step), batch, update)
+            await run.return_to_best()
         except RunStopped as stopped:
             raise RunStopped(await run.leave(update_given_up=isinstance(stopped, UpdateGivenUp))) from None
         run.folder.record_spans(run.clock.take())
@@ -87,6 +90,8 @@ class StepClock(Timeline):
 class Run:
     """An open training run: its components, and the operations that a step consists of.
 
+    A run of supervised fine-tuning has `examples`. It plays episodes in validations only.
+
     Four fields change. `step` is the number of finished steps, `saved_step` the number in the newest checkpoint.
     `weights` are the newest weights. `kl_coefficient` is adjusted after each update if `algorithm.kl.target` is set.
     """
@@ -109,14 +114,15 @@ class Run:
     summary: Summary
     clock: StepClock
     kl_coefficient: float
-    weights: Weights = field(default_factory=lambda: Weights(version=0))
+    weights: Weights
+    examples: Examples | None = None
     step: int = 0
     saved_step: int = 0
 
     def steps(self) -> Generator[int]:
         """Yield the remaining steps. Raises RunStopped before the next step if the run was asked to stop."""
         self.clock.lap()
-        while self.step < self.config.training.steps:
+        while self.step < self.config.training.steps and not has_stopped_improving(self.summary.steps):
             if self.shutdown.requested:
                 raise RunStopped
             yield self.step
@@ -136,7 +142,8 @@ class Run:
         with self.clock.span(update.step, "publish"):
             if update.weights.version != self.weights.version:
                 self.weights = update.weights
-                if not self.shutdown.requested:  # a run that is stopping samples no more turns
+                # A run that is stopping samples no more turns.
+                if not self.shutdown.requested and (self.examples is None or self._validates_after(update.step)):
                     await self._unless_given_up(self.sampler.publish(update.weights))
                 self.folder.drop_old_weights(self.weights)
         kl = self.config.algorithm.kl
@@ -145,6 +152,44 @@ class Run:
                 self.kl_coefficient, update.metrics["kl_reference"], target=kl.target, horizon=_KL_HORIZON
             )
 
+    def _saves_after(self, step: int) -> bool:
+        training = self.config.training
+        return (step + 1) % training.checkpoint_every == 0 or step + 1 == training.steps
+
+    def _validates_after(self, step: int) -> bool:
+        return self.examples is not None and self._saves_after(step)
+
+    async def validate(self, collected: CollectedStep, step: int) -> CollectedStep:
+        """Add a validation to a step of supervised fine-tuning, if one is due: its loss and its episodes."""
+        if self.examples is None or not self._validates_after(step):
+            return collected
+        if held_out := self.examples.validation:
+            loss = mean_loss(held_out, await self._unless_given_up(self.learner.score(held_out)), self.config)
+            collected = replace(collected, validation_loss=loss)
+        if not self.examples.tasks:
+            return collected
+        with self.clock.span(step, "collect"):
+            started = time.monotonic()
+            collecting = self.collector.collect(
+                self.examples.tasks, step, lambda outcome: self.watcher.episode_finished(step, outcome)
+            )
+            played = await self._unless_given_up(collecting)
+        return replace(collected, all_groups=played, collect_s=time.monotonic() - started)
+
+    async def return_to_best(self) -> None:
+        """After supervised fine-tuning, return to the weights with the lowest validation loss."""
+        best = best_step(self.summary.steps)
+        if best is None or best == self.step:
+            return
+        self.watcher.stage(f"returning to step {best}, which had the lowest validation loss")
+        checkpoint = self.checkpoints.verify(best)
+        if isinstance(checkpoint, Damaged):
+            raise NoCheckpointError(
+                f"the checkpoint of step {best}, which had the lowest validation loss, is damaged: {checkpoint.why}",
+                fix=f"resume from an earlier one, with --from STEP; step {self.step} is the last",
+            )
+        self.weights = await self.learner.load_state(checkpoint.path)
+
     async def record(self, collected: CollectedStep, batch: Batch, update: Update) -> None:
         """Compute the metrics and health verdicts of a step, write its record, and save a checkpoint if one is due."""
         played, spans, step_s = collected.all_groups, self.clock.take(), self.clock.lap()
@@ -152,7 +197,7 @@ class Run:
         last_save_s = self.summary.steps[-1].get("save_s", 0.0) if self.summary.steps else 0.0
         self.order.note({g.task.id: [succeeded(t.reward_parts) for t in g.trajectories] for g in played})
         metrics = {
-            **episode_metrics(played, collected.collect_s),
+            **(episode_metrics(played, collected.collect_s) if played else {}),
             **collected.metrics,
             **update.metrics,
             "wait_s": collected.wait_s,
@@ -166,7 +211,8 @@ class Run:
             **await resource_metrics(),
         }
         self.health.note_losses(played)
-        verdicts = self.health.judge(metrics, update.skipped)
+        # The episodes of a validation taught nothing, so most rules about episodes do not apply to them.
+        verdicts = self.health.judge(metrics if self.examples is None else update.metrics, update.skipped)
         record = StepRecord(
             played=played, batch=batch, ratios=update.ratios, spans=spans, metrics=metrics, verdicts=verdicts
         )
@@ -174,8 +220,7 @@ class Run:
         write_stats(self.folder.path, merge_stats([*self.earlier_figures, self.tool_figures.stats()]))
         self.summary.add(metrics, verdicts)
         self.step = update.step + 1
-        training = self.config.training
-        if self.step % training.checkpoint_every == 0 or self.step == training.steps:
+        if self._saves_after(update.step):
             await self.save()
         self.watcher.step_finished(update.step, metrics, verdicts)
 
@@ -198,8 +243,9 @@ class Run:
             await asyncio.to_thread(self.checkpoints.commit, self.step)
             self.saved_step = self.step
             self.journal.forget_before(self.step)  # the checkpoint covers these episodes
-            kept = self.config.training.keep_checkpoints
-            await asyncio.to_thread(self.checkpoints.retain, kept, also=self.health.steps_to_return_to)
+            kept, best = self.config.training.keep_checkpoints, best_step(self.summary.steps)
+            also = self.health.steps_to_return_to | ({best} if best is not None else set())
+            await asyncio.to_thread(self.checkpoints.retain, kept, also=also)
 
     async def leave(self, *, update_given_up: bool) -> str:
         """After a request to stop, let episodes finish for a while, then save. Returns a sentence on what was saved."""

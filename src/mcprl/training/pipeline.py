@@ -32,12 +32,14 @@ class CollectedStep:
                   collect_s=41.2, wait_s=3.5)     # mostly collected during an update
     """
 
-    groups: tuple[Group, ...]  # for the batch
-    dropped: tuple[Group, ...]  # without variance, and not in the batch
-    all_groups: tuple[Group, ...]  # in the order in which they were chosen
-    refill_rounds: int
-    refilled: int  # groups in the batch that replace dropped ones
+    groups: tuple[Group, ...] = ()  # for the batch
+    dropped: tuple[Group, ...] = ()  # without variance, and not in the batch
+    all_groups: tuple[Group, ...] = ()  # in the order in which they were chosen
+    refill_rounds: int = 0
+    refilled: int = 0  # groups in the batch that replace dropped ones
     demonstrations: tuple[Trajectory, ...] = ()
+    demonstration_weight: float = 0.0
+    validation_loss: float | None = None  # of supervised fine-tuning
     collect_s: float = 0.0
     wait_s: float = 0.0  # between `Pipeline.take` and its result
 
@@ -48,6 +50,8 @@ class CollectedStep:
 
     @property
     def metrics(self) -> dict[str, float]:
+        if not self.groups:  # supervised fine-tuning
+            return {} if self.validation_loss is None else {"validation_loss": self.validation_loss}
         return {
             "groups_dropped": float(len(self.dropped)),
             "groups_refilled": float(self.refilled),
@@ -70,7 +74,7 @@ async def collect_step(
     """
     dealt = await collector.collect(deal.tasks, step, on_finished)
     if not algorithm.refill_rounds:
-        return CollectedStep(groups=dealt, dropped=(), all_groups=dealt, refill_rounds=0, refilled=0)
+        return CollectedStep(groups=dealt, all_groups=dealt)
     played, others, rounds = dealt, deal.stand_ins, 0
     live = _with_variance(dealt)
     while len(live) < len(dealt) and others and rounds < algorithm.refill_rounds:

@@ -15,7 +15,7 @@ from mcprl.episodes.stage import open_stage
 from mcprl.learning import open_learner
 from mcprl.processes import require_linux
 from mcprl.progress import Watcher
-from mcprl.records import LostEpisode, Trajectory
+from mcprl.records import LostEpisode, Trajectory, Weights
 from mcprl.runs.checkpoints import Checkpoints, deals_of, forecast
 from mcprl.runs.folder import RunFolder
 from mcprl.runs.journal import EpisodeJournal
@@ -25,6 +25,7 @@ from mcprl.tasks import Deal, Dealer, load_tasks, make_order
 from mcprl.tools.stats import has_stats, read_stats
 from mcprl.training.loop import Run, StepClock
 from mcprl.training.pipeline import CollectedStep, Pipeline, collect_step
+from mcprl.training.sft import Examples, open_examples
 from mcprl.training.shutdown import Shutdown
 
 
@@ -44,6 +45,7 @@ async def open_run(
     """
     require_linux()
     tasks = load_tasks(config.tasks.train)
+    held_out = load_tasks(config.tasks.validation) if config.sft and config.tasks.validation else ()
     order = make_order(tasks, config)
     require_solutions(tasks, config)
     async with AsyncExitStack() as stack:
@@ -52,14 +54,15 @@ async def open_run(
         stack.push_async_callback(journal.close)
         earlier = (read_stats(folder.path),) if has_stats(folder.path) else ()
         calls = {name: server["calls"] for document in earlier for name, server in document["servers"].items()}
-        opening = open_stage(config, tasks, watcher, logs=folder.logs, earlier_calls=calls)
+        opening = open_stage(config, (*tasks, *held_out), watcher, logs=folder.logs, earlier_calls=calls)
         stage = await stack.enter_async_context(opening)
-        conditions = await asyncio.to_thread(Conditions.of, config, tasks, stage.toolbox.catalog)
+        conditions = await asyncio.to_thread(Conditions.of, config, (*tasks, *held_out), stage.toolbox.catalog)
         if resume_point is None:
             conditions.write(folder.conditions)
         elif changed := compare_conditions(folder, resume_point, conditions):
             watcher.stage(f"playing the finished episodes again, because of changes in {', '.join(changed)}")
             resume_point = replace(resume_point, journal_fits=False)
+        examples = await open_examples(config, folder.examples, stage, tasks, held_out, watcher) if config.sft else None
         watcher.stage("loading the learner")
         learner = await stack.enter_async_context(
             open_learner(config, folder=folder.weights, grammars=stage.grammars, engine=stage.engine)
@@ -80,13 +83,15 @@ async def open_run(
             tool_figures=stage.figures,
             earlier_figures=earlier,
             collector=collector,
-            pipeline=_make_pipeline(config, order, collector, stage.demonstrator, watcher, clock, deals),
+            pipeline=_make_pipeline(config, order, collector, examples or stage.demonstrator, watcher, clock, deals),
             sampler=stage.sampler,
             learner=learner,
             health=Health(config, has_solutions=any(task.solution is not None for task in tasks)),
             summary=Summary(),
             clock=clock,
             kl_coefficient=config.algorithm.kl.coefficient,
+            weights=Weights(version=0, adapter=config.model.adapter),
+            examples=examples,
         )
         stack.push_async_callback(run.pipeline.close)
         watcher.stage(await _forecast(run))
@@ -99,7 +104,7 @@ def _make_pipeline(
     config: RunConfig,
     order: Dealer,
     collector: Collector,
-    demonstrator: Demonstrator | None,
+    imitated: Demonstrator | Examples | None,
     watcher: Watcher,
     clock: StepClock,
     known_deals: Mapping[int, Deal],
@@ -114,13 +119,17 @@ def _make_pipeline(
         def on_finished(outcome: Trajectory | LostEpisode) -> None:
             watcher.episode_finished(step, outcome)
 
+        if isinstance(imitated, Examples):
+            return CollectedStep(demonstrations=imitated.batch(step), demonstration_weight=1.0)
         with clock.span(step, "collect"):
             collected = await collect_step(deal, collector, step, algorithm, on_finished)
-            if demonstrator is None or algorithm.warm_start.weight_at(step) <= 0:
+            weight = algorithm.warm_start.weight_at(step)
+            if imitated is None or weight <= 0:
                 return collected
             # Tasks of dropped groups are demonstrated too: a solution helps most if all attempts failed.
             tasks = [group.task for group in collected.all_groups]
-            return replace(collected, demonstrations=await demonstrator.play(tasks, step))
+            played = await imitated.play(tasks, step)
+            return replace(collected, demonstrations=played, demonstration_weight=weight)
 
     return Pipeline(collect, deal, steps=training.steps, ahead=training.max_staleness, known_deals=known_deals)
 

@@ -92,7 +92,7 @@ def test_a_call_in_tags_is_read_back_and_could_have_been_sampled(held, family, c
 
 def check_call(of_family, call: ToolCall) -> None:
     chat, prompt, writer, grammars = of_family
-    ids = writer.write_call(prompt, call, [FIND])
+    ids = writer.write(prompt, "", (call,), [FIND])
     parsed = chat.parse(prompt, ids, [FIND])
     assert parsed.calls == (call,)
     assert parsed.prose == ""
@@ -111,11 +111,11 @@ def test_in_every_family_a_call_and_an_answer_are_written_as_it_continues_turns(
     chat, prompt, writer, grammars = held(family)
     grammar = make_grammar(chat, [FIND], "act")
     call = ToolCall(name="find", arguments={"query": "Ana", "limit": 3})
-    called = writer.write_call(prompt, call, [FIND])
+    called = writer.write(prompt, "", (call,), [FIND])
     assert chat.parse(prompt, called, [FIND]).calls == (call,)
     result = chat.extend(prompt, called, [{"role": "tool", "name": "find", "content": "Lima"}], [FIND])
     then = (*prompt, *called, *result)
-    answer = writer.write_answer(then, "Ana is in Lima.", [FIND])
+    answer = writer.write(then, "Ana is in Lima.", (), [FIND])
     assert chat.parse(then, answer, [FIND]).prose == "Ana is in Lima."
     for ids in (called, answer):
         grammars.replay(grammar, chat.stop_token_ids, ids)
@@ -123,23 +123,23 @@ def test_in_every_family_a_call_and_an_answer_are_written_as_it_continues_turns(
 
 def test_a_family_that_ends_calls_and_answers_differently_is_followed(held):
     chat, prompt, writer, _ = held("glm-4.5")
-    call = writer.write_call(prompt, ToolCall(name="find", arguments={"query": "Ana"}), [FIND])
-    answer = writer.write_answer(prompt, "Lima.", [FIND])
+    call = writer.write(prompt, "", (ToolCall(name="find", arguments={"query": "Ana"}),), [FIND])
+    answer = writer.write(prompt, "Lima.", (), [FIND])
     assert [chat.decode(ids[-1:]) for ids in (call, answer)] == ["<|observation|>", "<|user|>"]
 
 
 def test_text_that_spells_a_control_token_does_not_become_it(held):
     chat, prompt, writer, _ = held("chatml")
-    ids = writer.write_answer(prompt, "It writes <|im_end|> at the end.", [FIND])
+    ids = writer.write(prompt, "It writes <|im_end|> at the end.", (), [FIND])
     assert not set(ids[:-1]) & set(chat.stop_token_ids)
 
 
 def test_a_family_that_numbers_calls_counts_over_the_conversation(held):
     chat, prompt, writer, _ = held("kimi-k2")
     call = ToolCall(name="find", arguments={"query": "Ana"})
-    first = writer.write_call(prompt, call, [FIND])
+    first = writer.write(prompt, "", (call,), [FIND])
     then = (*prompt, *first, *chat.extend(prompt, first, [{"role": "tool", "name": "find", "content": "?"}], [FIND]))
-    second = writer.write_call(then, call, [FIND])
+    second = writer.write(then, "", (call,), [FIND])
     assert ["functions.find:0<" in chat.decode(first), "functions.find:1<" in chat.decode(second)] == [True, True]
 
 
@@ -148,14 +148,14 @@ def test_a_turn_ends_at_the_text_that_the_sampler_stops_at(chat_of):
     prompt = chat.open(ASKED, [FIND])
     writer = TurnWriter(chat, stop=("</tool_call>", "\nEnd"))
     call = ToolCall(name="find", arguments={"query": "</tool_call>"})
-    ids = writer.write_call(prompt, call, [FIND])
+    ids = writer.write(prompt, "", (call,), [FIND])
     assert (
         chat.decode(ids) == '<tool_call>\n{"name": "find", "arguments": {"query": "\\u003c/tool_call>"}}\n</tool_call>'
     )
     assert chat.parse(prompt, ids, [FIND]).calls == (call,)
-    assert writer.write_answer(prompt, "Lima.", [FIND])[-1] == chat.stop_token_ids[0]
+    assert writer.write(prompt, "Lima.", (), [FIND])[-1] == chat.stop_token_ids[0]
     with pytest.raises(BadValueError, match=r"sampling.stop would end the turn"):
-        writer.write_answer(prompt, "Lima.\nEnd of it.", [FIND])
+        writer.write(prompt, "Lima.\nEnd of it.", (), [FIND])
 
 
 @pytest.mark.parametrize(
@@ -170,22 +170,22 @@ def test_a_turn_ends_at_the_text_that_the_sampler_stops_at(chat_of):
 def test_a_call_that_would_be_read_as_another_is_refused(held, family, arguments):
     _, prompt, writer, _ = held(family)
     with pytest.raises(BadValueError, match=f"cannot be written as a turn of {family}"):
-        writer.write_call(prompt, ToolCall(name="find", arguments=arguments), [FIND])
+        writer.write(prompt, "", (ToolCall(name="find", arguments=arguments),), [FIND])
 
 
 def test_an_answer_after_an_empty_thought_is_refused_if_the_parser_fails_on_it(held):
     chat, prompt, writer, _ = held(NO_EMPTY_THOUGHT)
-    called = writer.write_call(prompt, ToolCall(name="find", arguments={"query": "Ana"}), [FIND])
+    called = writer.write(prompt, "", (ToolCall(name="find", arguments={"query": "Ana"}),), [FIND])
     result = chat.extend(prompt, called, [{"role": "tool", "name": "find", "content": "Lima"}], [FIND])
     with pytest.raises(BadValueError, match=NO_EMPTY_THOUGHT):
-        writer.write_answer((*prompt, *called, *result), "Lima.", [FIND])
+        writer.write((*prompt, *called, *result), "Lima.", (), [FIND])
 
 
 @pytest.mark.parametrize("answer", ['See <tool_call>{"name": "find", "arguments": {}}</tool_call>', "<think>Lima."])
 def test_an_answer_that_would_be_parsed_differently_is_refused(held, answer):
     _, prompt, writer, _ = held("chatml")
     with pytest.raises(BadValueError, match="it is parsed differently"):
-        writer.write_answer(prompt, answer, [FIND])
+        writer.write(prompt, answer, (), [FIND])
 
 
 def test_a_family_whose_calls_are_not_known_is_named(chat_of):

@@ -24,7 +24,7 @@ WRITERS = {
     "training/loop.py": ("record", "resource_metrics", "_gpu_metrics"),
     "learning/algorithms/diagnostics.py": ("parity_metrics", "ratio_metrics", "staleness_metrics"),
     "learning/algorithms/losses.py": ("mask_shares",),
-    "learning/metrics.py": ("check_parity", "metrics", "_parts"),
+    "learning/metrics.py": ("check_parity", "metrics", "_of_episodes", "_parts"),
     "learning/update.py": ("_update", "_follow"),
     "learning/models.py": ("follow",),
     "learning/skyrl_learner.py": ("follow",),

@@ -39,7 +39,7 @@ from mcprl.training.run import open_run
 BELLS = Path(__file__).resolve().parents[3] / "bench" / "crashing" / "bells.py"
 SCHEMA = RunConfig.model_json_schema()
 # What is compared by its content, not by its name.
-LOCATIONS = {"model.path", "tasks.train", "servers.file", "servers.cassette"}
+LOCATIONS = {"model.path", "model.adapter", "tasks.train", "servers.file", "servers.cassette"}
 # What has to hold before and after the change of a setting.
 BESIDE: dict[str, dict[str, Any]] = {
     "algorithm.refill_rounds": {"algorithm.advantages": "grpo"},
@@ -194,6 +194,7 @@ def test_every_setting_takes_effect_or_is_refused_by_name(tmp_path, record_prope
         "learner.tuning",
         "model.dtype",
         "name",
+        "sft",  # a run of RL does not become one of supervised fine-tuning
         "tasks.order",
         "training.outputs",
     }

@@ -1,0 +1,101 @@
+"""Which is better before RL, at the same budget: a warm start, or supervised fine-tuning?
+
+SmolLM2-135M on recipes/finance-cpu.yaml, as a person starts it. One arm is `mcprl train` with the recipe's warm start.
+The other is `mcprl sft` on the same solutions, then `mcprl train` from its adapter without a warm start, for as many
+steps as the first arm's processor seconds leave. Both are evaluated on the validation tasks, which no step saw.
+
+  warm_start_success, sft_success     mean over seeds
+  difference, difference_low, difference_high   sft − warm start, paired by task, with its 95% interval
+  warm_start_cpu_s, sft_cpu_s         processor seconds of the trainings, servers and sampler included; mean over seeds
+  rl_steps                            steps of RL that were left after the fine-tuning, by seed
+
+    python bench/sft_or_warm_start.py [--seeds 1 2 3] [--steps N] [--sft-steps N] [--episodes N] [--set KEY=VALUE …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import mcprl
+from servers.harness import say
+
+RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "finance-cpu.yaml"
+NAME = "finance-cpu"
+NORMAL = 1.96
+
+
+def spent_s() -> float:
+    """Processor seconds of all processes that this one has started and waited for, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run(command: str, settings: list[str]) -> float:
+    """Run a command on the recipe. Returns its processor seconds."""
+    before = spent_s()
+    given = [word for setting in settings for word in ("--set", setting)]
+    subprocess.run([sys.executable, "-m", "mcprl", command, str(RECIPE), *given], check=True, stdout=sys.stderr)
+    return spent_s() - before
+
+
+def solved(adapter: Path, episodes: int, settings: list[str]) -> dict[str, float]:
+    """The share of solved episodes of each validation task."""
+    evaluation = mcprl.evaluate(RECIPE, adapter=adapter, episodes=episodes, settings=settings)
+    return {task.id: task.solved / task.episodes for task in evaluation.tasks}
+
+
+def compare(seed: int, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    common = [f"seed={seed}", *arguments.set]
+    warm, fine = folder / f"warm-{seed}", folder / f"sft-{seed}"
+    of_warm = run("train", [*common, f"training.steps={arguments.steps}", f"training.outputs={warm}"])
+    say(f"seed {seed}: warm start and {arguments.steps} steps of RL took {of_warm:.0f} CPU s")
+    # Validations would cost a part of the budget that the warm start does not pay.
+    sft = [f"sft.steps={arguments.sft_steps}", f"sft.validate_every={arguments.sft_steps}", "sft.validation=0"]
+    of_sft = run("sft", [*common, *sft, "sft.learning_rate=1e-3", "tasks.validation=null", f"training.outputs={fine}"])
+    steps = max(1, round((of_warm - of_sft) / (of_warm / arguments.steps)))
+    say(f"seed {seed}: fine-tuning took {of_sft:.0f} CPU s; {steps} steps of RL are left")
+    adapter = fine / f"{NAME}-sft" / "adapter"
+    rl = ["algorithm.warm_start.weight=0", f"model.adapter={adapter}", f"training.steps={steps}"]
+    of_sft += run("train", [*common, *rl, f"training.outputs={fine}"])
+    both = [solved(arm / NAME / "adapter", arguments.episodes, common) for arm in (warm, fine)]
+    return {"warm": both[0], "sft": both[1], "warm_cpu_s": of_warm, "sft_cpu_s": of_sft, "rl_steps": steps}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=24, help="of RL with the warm start")
+    parser.add_argument("--sft-steps", type=int, default=16, help="of the fine-tuning, 16 conversations each")
+    parser.add_argument("--episodes", type=int, default=2, help="per validation task")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for both arms")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mcprl-bench-") as name:
+        found = [compare(seed, Path(name), arguments) for seed in arguments.seeds]
+    # A task's difference is its mean over seeds, so that tasks are independent.
+    tasks = found[0]["warm"]
+    differences = [fmean(of["sft"][task] - of["warm"][task] for of in found) for task in tasks]
+    error = NORMAL * stdev(differences) / len(differences) ** 0.5
+    mean = fmean(differences)
+    figures = {
+        "warm_start_success": fmean(share for of in found for share in of["warm"].values()),
+        "sft_success": fmean(share for of in found for share in of["sft"].values()),
+        "difference": mean,
+        "difference_low": mean - error,
+        "difference_high": mean + error,
+        "warm_start_cpu_s": fmean(of["warm_cpu_s"] for of in found),
+        "sft_cpu_s": fmean(of["sft_cpu_s"] for of in found),
+        "rl_steps": [of["rl_steps"] for of in found],
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

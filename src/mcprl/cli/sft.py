@@ -1,0 +1,19 @@
+"""`mcprl sft`: supervised fine-tuning, for a model that is to be trained with reinforcement learning afterwards."""
+
+from __future__ import annotations
+
+from mcprl.cli.options import Overrides, Recipe
+from mcprl.cli.train import Debug, DryRun, run_in_new_folder
+
+__all__ = ["command"]
+
+
+def command(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False, debug: Debug = False) -> None:
+    """Imitate solutions of tasks, demonstrations, episodes of earlier runs or chats: what sft.data lists.
+
+    The run is in a folder of its own, named after the recipe with -sft. Afterwards, `mcprl train RECIPE --set
+    model.adapter=FOLDER/adapter` starts from its adapter. Stopping and resuming work as for `mcprl train`.
+    """
+    from mcprl.recipe import load_recipe
+
+    run_in_new_folder(load_recipe(recipe, overrides or []).for_sft(), dry_run=dry_run, debug=debug)

@@ -1,0 +1,249 @@
+"""Supervised fine-tuning: what is imitated, in which batches, and when it stops.
+
+Everything that is imitated is a trajectory in the policy's own tokens. It comes from four kinds of sources:
+
+    solutions         of the tasks, played as episodes on the run's servers
+    demonstrations    recorded chats of tasks, {"task": …, "messages": […]}, played again in the same way
+    runs              episodes of earlier runs, with the tokens that were sampled
+    chats             {"messages": […], "tools": […]}, rendered as they are; nothing checks them
+
+Of the first three, only what passed the checks of its task is used. What is not used is listed with the reason. The
+conversations are in the run's folder, so a resumed run has the same ones, even if the servers would answer differently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final, cast
+
+from mcprl.concurrency import run_all
+from mcprl.config import SOLUTIONS, RunConfig
+from mcprl.episodes import Demonstrator, succeeded
+from mcprl.episodes.chats import read_chat, render_chat
+from mcprl.episodes.demonstrations import script_of
+from mcprl.episodes.stage import Stage
+from mcprl.errors import BadValueError, ConfigurationError, NoRunError, TaskFileError
+from mcprl.files import write_file
+from mcprl.learning.algorithms import learnable_tokens
+from mcprl.progress import Watcher
+from mcprl.recipe import load_recipe
+from mcprl.records import Columns, Task, Trajectory
+from mcprl.runs.trajectories import read_trajectories, write_trajectories
+from mcprl.seeds import derive_seed
+from mcprl.tasks.files import Row, read_rows
+
+__all__ = ["Examples", "best_step", "has_stopped_improving", "mean_loss", "open_examples"]
+
+PATIENCE: Final = 3
+"""A run stops early after this many validations without a better loss."""
+_MOST_TASKS: Final = 32  # per validation
+_SHOWN: Final = 3
+
+Found = Trajectory | str
+"""A trajectory, or the reason why it is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """The conversations to imitate, those held out for the validation loss, and the tasks that a validation plays."""
+
+    train: tuple[Trajectory, ...]
+    validation: tuple[Trajectory, ...]
+    tasks: tuple[Task, ...]
+    batch_size: int
+    seed: int
+
+    def batch(self, step: int) -> tuple[Trajectory, ...]:
+        """Return the conversations of a step. Each pass over them has a new order, which the seed determines."""
+        count = len(self.train)
+        size = min(self.batch_size, count)
+        places = range(step * size, (step + 1) * size)
+        orders: dict[int, list[int]] = {}
+        for epoch in {place // count for place in places}:
+            orders[epoch] = list(range(count))
+            random.Random(derive_seed(self.seed, "sft", epoch)).shuffle(orders[epoch])
+        return tuple(self.train[orders[place // count][place % count]] for place in places)
+
+
+def best_step(steps: Sequence[Mapping[str, float]]) -> int | None:
+    """Return the number of steps after which the validation loss was lowest; None if it was never measured."""
+    losses = {number: step["validation_loss"] for number, step in enumerate(steps, 1) if "validation_loss" in step}
+    return min(losses, key=losses.__getitem__) if losses else None
+
+
+def has_stopped_improving(steps: Sequence[Mapping[str, float]]) -> bool:
+    """Return True if the last `PATIENCE` validations were not better than the best one before them."""
+    losses = [step["validation_loss"] for step in steps if "validation_loss" in step]
+    return bool(losses) and len(losses) - losses.index(min(losses)) > PATIENCE
+
+
+def mean_loss(trajectories: Sequence[Trajectory], logprobs: Columns, config: RunConfig) -> float:
+    """Return the mean of −logprob over the learnable tokens, which is also the loss of an update."""
+    learned = [
+        logprob
+        for t, column in zip(trajectories, logprobs, strict=True)
+        for logprob, learns in zip(column, learnable_tokens(t, config.algorithm.masks), strict=True)
+        if learns
+    ]
+    return -fmean(learned)
+
+
+async def open_examples(
+    config: RunConfig, folder: Path, stage: Stage, tasks: Sequence[Task], held_out: Sequence[Task], watcher: Watcher
+) -> Examples:
+    """Return the run's conversations: those in `folder`, or, if the run is new, those of its sources.
+
+    `held_out` are the validation tasks. Raises BadValueError if no conversation is left to imitate.
+    """
+    sft = config.sft
+    assert sft is not None
+    files = {side: folder / f"{side}.parquet" for side in ("validation", "train")}  # the last one is written last
+    if not files["train"].exists():
+        await asyncio.to_thread(folder.mkdir, exist_ok=True)
+        watcher.stage("collecting what to imitate")
+        found = await _Sources(config, stage, [*tasks, *held_out], watcher).collect(sft.data, folder / "left_out.jsonl")
+        for side, examples in _split(found, {task.id for task in held_out}, sft.validation, config.seed).items():
+            await asyncio.to_thread(write_trajectories, files[side], examples)
+    read = {side: tuple(read_trajectories(file)) for side, file in files.items()}
+    chosen = sorted(held_out, key=lambda task: derive_seed(config.seed, "sft", "task", task.id))[:_MOST_TASKS]
+    tokens = sum(sum(t.sampled) for t in read["train"])
+    watcher.stage(
+        f"imitating {len(read['train'])} conversations ({tokens:,} tokens of the assistant); validation: "
+        f"{len(read['validation'])} conversations, {len(chosen)} tasks"
+    )
+    return Examples(tasks=tuple(chosen), batch_size=sft.batch_size, seed=config.seed, **read)
+
+
+def _split(found: Sequence[Trajectory], held_out: set[str], share: float, seed: int) -> dict[str, list[Trajectory]]:
+    """Divide trajectories by their tasks: no task is on both sides."""
+    free = {t.task_id for t in found} - held_out
+    count = max(1, round(share * len(free))) if share and len(free) > 1 else 0
+    drawn = sorted(free, key=lambda name: derive_seed(seed, "sft", "validation", name))[:count]
+    apart = held_out | set(drawn)
+    split = {
+        "validation": [t for t in found if t.task_id in apart],
+        "train": [t for t in found if t.task_id not in apart],
+    }
+    if not split["train"]:
+        raise BadValueError(
+            f"sft.data has nothing to imitate: {len(found)} conversations are usable"
+            + (", and all of them are held out" if found else ""),
+            fix="look into sft/left_out.jsonl in the folder of the run, or add sources to sft.data",
+        )
+    return split
+
+
+class _Sources:
+    """Reads the sources of a run, one after the other."""
+
+    def __init__(self, config: RunConfig, stage: Stage, tasks: Sequence[Task], watcher: Watcher) -> None:
+        assert stage.demonstrator is not None
+        self._config = config
+        self._chat = stage.chat
+        self._demonstrator: Demonstrator = stage.demonstrator
+        self._tasks = {task.id: task for task in tasks}
+        self._watcher = watcher
+
+    async def collect(self, sources: Sequence[str], left_out: Path) -> list[Trajectory]:
+        """Return what is usable, each token sequence once. Writes what is left out to a file."""
+        usable: dict[tuple[int, ...], Trajectory] = {}
+        refused: list[dict[str, str]] = []
+        for source in sources:
+            found = await self._read(source)
+            reasons = [reason for reason in found if isinstance(reason, str)]
+            refused += [{"source": source, "why": reason} for reason in reasons]
+            for trajectory in found:
+                if not isinstance(trajectory, str):
+                    usable.setdefault(trajectory.token_ids, trajectory)
+            self._watcher.stage(f"{source}: {len(found) - len(reasons)} usable, {len(reasons)} left out")
+            for reason in reasons[:_SHOWN]:
+                self._watcher.stage(f"left out: {reason}")
+        write_file(left_out, "".join(json.dumps(entry) + "\n" for entry in refused).encode())
+        return list(usable.values())
+
+    async def _read(self, source: str) -> list[Found]:
+        if source == SOLUTIONS:
+            solved = [(task, task.solution) for task in self._tasks.values() if task.solution is not None]
+            played = (
+                self._demonstrator.demonstrate(task, script_of(solution), f"the solution of task {task.id}")
+                for task, solution in solved
+            )
+            return await _all_found(played)
+        if await asyncio.to_thread(Path(source).is_dir):
+            return await asyncio.to_thread(lambda: list(self._episodes(Path(source))))
+        return await _all_found(map(self._conversation, list(read_rows(Path(source)))))
+
+    async def _conversation(self, row: Row) -> Trajectory:
+        fields: dict[str, Any] = row.value if isinstance(row.value, dict) else {}
+        messages, tools, task_id = fields.get("messages"), fields.get("tools") or [], fields.get("task")
+        if not (_are_objects(messages) and _are_objects(tools)):
+            raise TaskFileError(
+                f"{row.place}: not a conversation: it needs a list `messages`, and `tools` must be a list",
+                fix='write {"messages": […], "tools": […]}, with "task" for a demonstration',
+            )
+        constrain = self._config.sampling.constrain
+        writer = self._demonstrator.writer
+        try:
+            recorded = read_chat(messages, joins_calls=writer.joins_calls, with_text=constrain != "act")
+            if task_id is None:
+                name = f"{row.file.name}:{row.number}"
+                return render_chat(recorded, tools, name=name, chat=self._chat, writer=writer, config=self._config)
+        except ConfigurationError as error:
+            raise BadValueError(f"{row.place}: {error.what}", fix=error.fix) from error
+        if task_id not in self._tasks:
+            raise BadValueError(f"{row.place}: there is no task {task_id!r}", fix="add it to tasks.train")
+        script = [(exchange.text, exchange.calls) for exchange in recorded.exchanges]
+        return await self._demonstrator.demonstrate(self._tasks[task_id], script, f"{row.place}, of task {task_id},")
+
+    def _episodes(self, folder: Path) -> Iterable[Found]:
+        """Yield the episodes of an earlier run that passed their checks."""
+        _require_same_tokens(folder, self._config)
+        model, temperature = self._config.model, self._config.sampling.temperature
+        for file in sorted((folder / "trajectories").glob("step-*.parquet")):
+            for t in read_trajectories(file):
+                name = f"{folder.name}, step {t.step}: {t.task_id}/{t.member}"
+                if not succeeded(t.reward_parts):
+                    yield f"{name} did not pass its checks"
+                elif len(t.token_ids) > model.context_tokens:
+                    yield f"{name} has {len(t.token_ids)} tokens, but model.context_tokens is {model.context_tokens}"
+                elif self._config.sampling.constrain == "off":
+                    nowhere = (False,) * len(t.token_ids)
+                    yield replace(t, temperature=temperature, grammar=None, forced=nowhere, fixed=nowhere)
+                else:
+                    yield replace(t, temperature=temperature)
+
+
+async def _all_found(played: Iterable[Awaitable[Trajectory]]) -> list[Found]:
+    async def found(one: Awaitable[Trajectory]) -> Found:
+        try:
+            return await one
+        except ConfigurationError as error:
+            return error.what
+
+    return list(await run_all(found(one) for one in played))
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, Mapping) for item in cast("list[object]", value))
+
+
+def _require_same_tokens(folder: Path, config: RunConfig) -> None:
+    """Raise unless a run rendered its episodes as this one does: same tokenizer, same format."""
+    if not (folder / "config.yaml").is_file():
+        raise NoRunError(f"{folder}, in sft.data, is not a run: it has no config.yaml", fix="give the folder of a run")
+    other, own = load_recipe(folder / "config.yaml").model, config.model
+    tokenizers = [Path(model.path) / "tokenizer.json" for model in (other, own)]
+    same = other.path == own.path or (
+        all(file.is_file() for file in tokenizers) and len({file.read_bytes() for file in tokenizers}) == 1
+    )
+    if not same or (other.renderer, other.thinking) != (own.renderer, own.thinking):
+        raise BadValueError(
+            f"the episodes of {folder} are in other tokens: model.path, model.renderer or model.thinking differ",
+            fix="use runs of the same model, or of one with the same tokenizer and renderer",
+        )
