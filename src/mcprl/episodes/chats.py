@@ -130,8 +130,9 @@ class _Face(NamedTuple):
 
 def _tool(entry: Mapping[str, Any]) -> _Face:
     function: object = entry.get("function", entry)
-    fields = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {}
-    name, parameters = fields.get("name"), fields.get("parameters") or {"type": "object", "properties": {}}
+    fields: Mapping[str, Any] = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {}
+    name: object = fields.get("name")
+    parameters: object = fields.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(name, str) or not isinstance(parameters, Mapping):
         raise _unusable("one of its tools has no name, or its parameters are not an object")
     return _Face(name, str(fields.get("description") or ""), cast("Mapping[str, Any]", parameters))

@@ -280,6 +280,14 @@ def write_stats(folder: Path, document: StatsDocument) -> None:
     write_file(folder / FILE_NAME, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
+def calls_in(documents: Iterable[StatsDocument]) -> dict[str, int]:
+    """The calls of each server."""
+    calls: Counter[str] = Counter()
+    for document in documents:
+        calls.update({name: server["calls"] for name, server in document["servers"].items()})
+    return dict(calls)
+
+
 def has_stats(folder: Path) -> bool:
     return (folder / FILE_NAME).exists()
 

@@ -244,7 +244,7 @@ class Run:
             self.saved_step = self.step
             self.journal.forget_before(self.step)  # the checkpoint covers these episodes
             kept, best = self.config.training.keep_checkpoints, best_step(self.summary.steps)
-            also = self.health.steps_to_return_to | ({best} if best is not None else set())
+            also = self.health.steps_to_return_to | (set[int]() if best is None else {best})
             await asyncio.to_thread(self.checkpoints.retain, kept, also=also)
 
     async def leave(self, *, update_given_up: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
@@ -15,14 +15,14 @@ from mcprl.episodes.stage import open_stage
 from mcprl.learning import open_learner
 from mcprl.processes import require_linux
 from mcprl.progress import Watcher
-from mcprl.records import LostEpisode, Trajectory, Weights
+from mcprl.records import LostEpisode, Task, Trajectory, Weights
 from mcprl.runs.checkpoints import Checkpoints, deals_of, forecast
 from mcprl.runs.folder import RunFolder
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.runs.resuming import Conditions, ResumePoint, compare_conditions
 from mcprl.runs.summary import Summary
 from mcprl.tasks import Deal, Dealer, load_tasks, make_order
-from mcprl.tools.stats import has_stats, read_stats
+from mcprl.tools.stats import calls_in, has_stats, read_stats
 from mcprl.training.loop import Run, StepClock
 from mcprl.training.pipeline import CollectedStep, Pipeline, collect_step
 from mcprl.training.sft import Examples, open_examples
@@ -53,8 +53,7 @@ async def open_run(
         journal = EpisodeJournal(folder.journal)
         stack.push_async_callback(journal.close)
         earlier = (read_stats(folder.path),) if has_stats(folder.path) else ()
-        calls = {name: server["calls"] for document in earlier for name, server in document["servers"].items()}
-        opening = open_stage(config, (*tasks, *held_out), watcher, logs=folder.logs, earlier_calls=calls)
+        opening = open_stage(config, (*tasks, *held_out), watcher, logs=folder.logs, earlier_calls=calls_in(earlier))
         stage = await stack.enter_async_context(opening)
         conditions = await asyncio.to_thread(Conditions.of, config, (*tasks, *held_out), stage.toolbox.catalog)
         if resume_point is None:
@@ -67,9 +66,7 @@ async def open_run(
         learner = await stack.enter_async_context(
             open_learner(config, folder=folder.weights, grammars=stage.grammars, engine=stage.engine)
         )
-        deals: Mapping[int, Deal] = {}
-        if resume_point is not None and resume_point.state is not None and resume_point.journal_fits:
-            deals = deals_of(resume_point.state.open_deals, tasks)
+        deals = _open_deals(resume_point, tasks)
         collector, clock = Collector(stage.runner, config.episodes, journal), StepClock()
         run = Run(
             config=config,
@@ -98,6 +95,13 @@ async def open_run(
         if resume_point is not None:
             await _restore(run, resume_point)
         yield run
+
+
+def _open_deals(resume_point: ResumePoint | None, tasks: Sequence[Task]) -> Mapping[int, Deal]:
+    """The deals of steps that were being collected, if their episodes can still be used."""
+    if resume_point is None or resume_point.state is None or not resume_point.journal_fits:
+        return {}
+    return deals_of(resume_point.state.open_deals, tasks)
 
 
 def _make_pipeline(

@@ -180,9 +180,11 @@ class _Sources:
         return await _all_found(map(self._conversation, list(read_rows(Path(source)))))
 
     async def _conversation(self, row: Row) -> Trajectory:
-        fields: dict[str, Any] = row.value if isinstance(row.value, dict) else {}
-        messages, tools, task_id = fields.get("messages"), fields.get("tools") or [], fields.get("task")
-        if not (_are_objects(messages) and _are_objects(tools)):
+        value: object = row.value
+        fields = cast("dict[str, Any]", value) if isinstance(value, dict) else dict[str, Any]()
+        task_id: object = fields.get("task")
+        messages, tools = _objects(fields.get("messages")), _objects(fields.get("tools") or [])
+        if messages is None or tools is None:
             raise TaskFileError(
                 f"{row.place}: not a conversation: it needs a list `messages`, and `tools` must be a list",
                 fix='write {"messages": […], "tools": […]}, with "task" for a demonstration',
@@ -196,7 +198,7 @@ class _Sources:
                 return render_chat(recorded, tools, name=name, chat=self._chat, writer=writer, config=self._config)
         except ConfigurationError as error:
             raise BadValueError(f"{row.place}: {error.what}", fix=error.fix) from error
-        if task_id not in self._tasks:
+        if not isinstance(task_id, str) or task_id not in self._tasks:
             raise BadValueError(f"{row.place}: there is no task {task_id!r}", fix="add it to tasks.train")
         script = [(exchange.text, exchange.calls) for exchange in recorded.exchanges]
         return await self._demonstrator.demonstrate(self._tasks[task_id], script, f"{row.place}, of task {task_id},")
@@ -229,8 +231,11 @@ async def _all_found(played: Iterable[Awaitable[Trajectory]]) -> list[Found]:
     return list(await run_all(found(one) for one in played))
 
 
-def _are_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, Mapping) for item in cast("list[object]", value))
+def _objects(value: object) -> list[Mapping[str, Any]] | None:
+    """Return a list of objects; None if the value is not one."""
+    if isinstance(value, list) and all(isinstance(item, Mapping) for item in cast("list[object]", value)):
+        return cast("list[Mapping[str, Any]]", value)
+    return None
 
 
 def _require_same_tokens(folder: Path, config: RunConfig) -> None:

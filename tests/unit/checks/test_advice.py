@@ -54,6 +54,7 @@ DOCTOR: dict[str, tuple[str, ...]] = {
         "model-without-a-tokenizer",
         "tokenizer-that-was-cut-off",
     ),
+    "model_checks._context": ("context-beyond-the-model", "context-that-vllm-refuses"),
     "model_checks.check_template": ("test_a_template_that_rewrites_history_is_found",),
     "model_checks.check_prompts": ("prompt-longer-than-the-context", "prompt-that-leaves-no-room-for-a-turn"),
     "model_checks._solution_lengths": ("solution-longer-than-the-context",),

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
-from test_open_run import TINY_QWEN3, Listener, make_config
+from test_open_run import Listener, make_config
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "episodes"))
 
@@ -205,10 +205,8 @@ def directory_tasks(folder: Path) -> list[dict]:
 
 
 @pytest.mark.process
-async def test_a_small_run_imitates_validates_and_rl_starts_from_its_adapter(tmp_path):
-    if not (TINY_QWEN3 / "config.json").exists():
-        pytest.skip("the tiny model is missing: run scripts/setup")
-    config = make_config(tmp_path, *directory_tasks(tmp_path), steps=2)
+async def test_a_small_run_imitates_validates_and_rl_starts_from_its_adapter(tmp_path, small_qwen3):
+    config = make_config(tmp_path, *directory_tasks(tmp_path), model=small_qwen3, steps=2)
     config = config.model_copy(
         update={
             "tasks": config.tasks.model_copy(update={"validation": tmp_path / "validation.jsonl"}),

@@ -461,6 +461,12 @@ def context_beyond_the_model(patient, monkeypatch):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 256}))
 
 
+@fault("model context", BAD, "vLLM would not start", "set model.context_tokens to 256 or less", "E-CONF-003")
+def context_that_vllm_refuses(patient, monkeypatch):
+    context_beyond_the_model(patient, monkeypatch)
+    patient.set("engine", "vllm")
+
+
 # ---- the model and the machine ---------------------------------------------------------------------------------------
 
 
@@ -805,6 +811,7 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "prompt-longer-than-the-context": (sets(model__context_tokens=4096), task_has(0, prompt="Where is Ana?")),
     "prompt-that-leaves-no-room-for-a-turn": (sets(sampling__max_tokens=100), sets(model__context_tokens=1024)),
     "context-beyond-the-model": (sets(model__context_tokens=256, sampling__max_tokens=16),),
+    "context-that-vllm-refuses": (sets(model__context_tokens=256, sampling__max_tokens=16),),
     "missing-model-folder": (lambda patient, _: patient.set("model.path", str(patient.model)),),
     "renderer-auto-for-a-folder": (removes("model.thinking", model__renderer="chatml"),),
     "thinking-without-a-switch": (removes("model.thinking"),),
