@@ -26,6 +26,7 @@ HEALTHY = {
     "sampled_tokens_per_second": 55.0,
     "collect_s": 90.0,
     "tool_latency_mean_s": 0.02,
+    "turn_without_tools_mean_s": 0.5,
     "loss": -0.01,
     "policy_loss": -0.01,
     "grad_norm": 0.5,

@@ -38,6 +38,7 @@ def metrics_of(step: int, reward: float, progress: float, episodes: int) -> dict
         "sampled_tokens_per_second": 2900.0 + wobble(0, 90),
         "context_tokens": 260.0 * episodes,
         "tool_latency_mean_s": 0.07 + abs(wobble(0, 0.01)),
+        "turn_without_tools_mean_s": 0.5,
         "collect_s": 24.0 + wobble(0, 1),
         "wait_s": 0.4,
         "loss": -0.01 + wobble(0, 0.004),

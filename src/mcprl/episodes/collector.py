@@ -97,6 +97,7 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
         "sampled_tokens_per_second": sampled / seconds,
         "context_tokens": float(sum(len(t.token_ids) for t in trajectories) - sampled),
         "tool_latency_mean_s": fmean(seen.latency_s for seen in delivered) if delivered else 0.0,
+        "turn_without_tools_mean_s": sum(map(_own_s, trajectories)) / len(turns),
         "collect_s": seconds,
     }
     for part in sorted({part for t in trajectories for part in t.reward_parts}):
@@ -114,6 +115,12 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
     for stop in StopReason:
         metrics[f"stop_{stop.value}"] = fmean(t.stop is stop for t in trajectories)
     return metrics
+
+
+def _own_s(trajectory: Trajectory) -> float:
+    """The time of an episode without its tool calls. The calls of a turn are made side by side."""
+    waits = (max((seen.latency_s for seen in turn.observations), default=0.0) for turn in trajectory.turns)
+    return trajectory.duration_s - sum(waits)
 
 
 OnFinished = Callable[[Trajectory | LostEpisode], None]

@@ -43,6 +43,8 @@ def groups():
 
 
 def test_every_figure_is_the_one_counted_by_hand(groups):
+    first, *others = groups[0].trajectories
+    groups[0] = replace(groups[0], trajectories=(replace(first, duration_s=4.0), *others))
     assert episode_metrics(groups, 2.0) == pytest.approx(
         {
             "reward": (1.5 + 0.5 + 0.1 + 0.1) / 4,
@@ -61,6 +63,7 @@ def test_every_figure_is_the_one_counted_by_hand(groups):
             "sampled_tokens_per_second": 3.0,
             "context_tokens": 3 + 5 + 3 + 3,
             "tool_latency_mean_s": (0.5 + 0.5 + 2.0) / 3,
+            "turn_without_tools_mean_s": (4.0 - 0.5 - 2.0) / 6,
             "collect_s": 2.0,
             "reward_part_answer": 0.5,
             "reward_part_calls": 0.25,
