@@ -112,7 +112,7 @@ def print_tool_stats(console: Console, document: StatsDocument) -> None:
     table.add_column("what", overflow="fold")
     for _, tool, figures in tools:
         for name, meaning in _PARTICULARS.items():
-            if times := cast("Mapping[str, int]", figures)[name]:
+            if times := cast("Mapping[str, int]", figures).get(name, 0):
                 table.add_row(words(tool), f"{times:,}", meaning)
         for code, times in figures["failures"].items():
             table.add_row(words(tool), f"{times:,}", words(code, "red") + Text(f"  {_meaning(code)}"))

@@ -80,7 +80,7 @@ class Call:
 class Conversation:
     """A recorded conversation. `answer` is None if it ended without one, `ended_on_tool` if on what a tool returned.
 
-    `optional` holds the default of each argument of a tool that has one.
+    `defaults` has the default of each argument, by tool and argument.
     """
 
     prompt: tuple[Message, ...]

@@ -53,6 +53,7 @@ def test_a_call_is_counted_under_its_server_and_tool():
         "retries": 0,
         "cached": 0,
         "replayed": 0,
+        "missing": 0,
         "shared": 0,
         "truncated": 0,
         "latency_ms": {"p50": 2.0, "p95": 2.0, "max": 2.0, "buckets": {764: 1}},
