@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 import mcprl_market
 from learner_workload import MODEL, Clock, agreement, load_policy_with_adapter, make_config, peak_mb, run_side
 from mcprl.chat import load_chat
-from mcprl.config import RunConfig, SamplingConfig
+from mcprl.config import RunConfig, SamplingConfig, ServerSettings
 from mcprl.episodes import Demonstrator
 from mcprl.learning import TorchLearner
 from mcprl.records import Batch, Task, Trajectory
@@ -50,6 +50,7 @@ DATA = Path(mcprl_market.__file__).parent / "data"
 MAX_LENGTH = 2048
 # Conversations, and trajectories in one of our forward passes.
 FULL, CI, MICROBATCH = 16, 4, 8
+SERVERS = ("fmp", "polygon", "tavily", "slack")  # not python, whose tools run in processes
 SHARED_TOOLS = 6
 KINDS = ("agent", "own")
 SPEED_BARS = {"ratio": (">=", 1.5)}
@@ -59,8 +60,14 @@ SAME = {f"{kind}_gradient_cosine": (">=", 0.999) for kind in KINDS} | {
 
 
 def choose_tasks(kind: str, count: int) -> list[Task]:
-    """Tasks with solutions of one to three calls; for an agent, those that its tools solve."""
-    tasks = [t for t in load_tasks(DATA / "train.jsonl") if t.solution is not None and 0 < len(t.solution.calls) <= 3]
+    """Tasks with solutions of one to three calls, without Python; for an agent, those that its tools solve."""
+    tasks = [
+        task
+        for task in load_tasks(DATA / "train.jsonl")
+        if task.solution is not None
+        and 0 < len(task.solution.calls) <= 3
+        and all(any(server in name for server in SERVERS) for name in task.tools or ())
+    ]
     used = {task.id: {call.name for call in task.solution.calls} for task in tasks if task.solution is not None}
     if kind == "own":
         return tasks[:count]
@@ -70,9 +77,8 @@ def choose_tasks(kind: str, count: int) -> list[Task]:
 
 
 async def play(tasks: list[Task], folder: Path) -> tuple[Trajectory, ...]:
-    names = ("fmp", "polygon", "tavily", "slack")
-    specs = [ServerSpec(name=name, make=partial(make_server, name, world=7)) for name in names]
-    specs.append(ServerSpec(name="python", make=partial(make_server, "python", world=7, engine="auto")))
+    patient = ServerSettings(start_deadline_s=600.0, call_deadline_s=600.0)  # on a busy machine
+    specs = [ServerSpec(name=name, make=partial(make_server, name, world=7), settings=patient) for name in SERVERS]
     config = bench_config()
     chat, preamble = load_chat(str(MODEL), "chatml"), load_preamble(DATA / "preamble.json")
     async with Toolbox(specs, log_dir=folder) as toolbox:

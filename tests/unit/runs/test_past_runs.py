@@ -206,7 +206,9 @@ def test_runs_come_with_the_last_changed_first_and_other_folders_not_at_all(conf
 
 def test_a_run_started_when_its_first_step_was_written_although_its_settings_are_newer(config):
     path = closed_run(config, [0.1])
-    os.utime(path / "trajectories" / "step-00000.parquet", (1.7e9, 1.7e9))
+    first = path / "trajectories" / "step-00000.parquet"
+    first.touch()
+    os.utime(first, (1.7e9, 1.7e9))
     assert read_run(path).started == 1.7e9
 
 
