@@ -457,9 +457,7 @@ def prompt_that_leaves_no_room_for_a_turn(patient, monkeypatch):
 
 @fault("model context", WARN, "but the model has 256 positions", "set model.context_tokens to 256 or less")
 def context_beyond_the_model(patient, monkeypatch):
-    shutil.copytree(patient.model, patient.folder / "short")
-    patient.set("model.path", str(patient.folder / "short"))
-    file = patient.folder / "short" / "config.json"
+    file = copied_model(patient) / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 256}))
 
 
