@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
+from urllib.request import getproxies
 
 import anyio
 import httpx2
@@ -132,6 +134,59 @@ def _session_header(response: httpx2.Response) -> dict[str, str]:
     return {} if session is None else {MCP_SESSION_ID: session}
 
 
+_MAX_IN_FLIGHT = 8
+
+
+class SmallPools(httpx2.AsyncBaseTransport):
+    """Sends a request through the first pool with free capacity, or through a new pool.
+
+    A single pool takes quadratic time for many requests.
+    """
+
+    def __init__(self, make_pool: Callable[[], httpx2.AsyncBaseTransport]) -> None:
+        self._make_pool = make_pool
+        # Per pool, the number of requests whose responses are not closed yet.
+        self._in_flight: dict[httpx2.AsyncBaseTransport, int] = {}
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        pool = next((pool for pool, count in self._in_flight.items() if count < _MAX_IN_FLIGHT), None)
+        if pool is None:
+            pool = self._make_pool()
+        self._in_flight[pool] = self._in_flight.get(pool, 0) + 1
+        try:
+            response = await pool.handle_async_request(request)
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+        except BaseException:
+            self._release(pool)
+            raise
+        response.stream = _CountedBody(response.stream, partial(self._release, pool))
+        return response
+
+    def _release(self, pool: httpx2.AsyncBaseTransport) -> None:
+        self._in_flight[pool] -= 1
+
+    async def aclose(self) -> None:
+        for pool in self._in_flight:
+            await pool.aclose()
+
+
+class _CountedBody(httpx2.AsyncByteStream):
+    """A body that calls `on_close` once, when it is closed."""
+
+    def __init__(self, body: httpx2.AsyncByteStream, on_close: Callable[[], None]) -> None:
+        self._body = body
+        self._on_close: Callable[[], None] | None = on_close
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._body.__aiter__()
+
+    async def aclose(self) -> None:
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+        await self._body.aclose()
+
+
 _logger = logging.getLogger(__name__)
 
 _CONNECT_S = 30.0
@@ -187,6 +242,12 @@ async def http_transport(
         background.cancel_scope.cancel()
 
 
+def _small_pools(*, trust_env: bool) -> SmallPools:
+    # Created once, because it loads all certificates of the machine.
+    certificates = httpx2.create_ssl_context(trust_env=trust_env)
+    return SmallPools(lambda: httpx2.AsyncHTTPTransport(verify=certificates, limits=_LIMITS, trust_env=trust_env))
+
+
 class _UnfailingClient(httpx2.AsyncClient):
     """An HTTP client for the SDK that always returns an answer to a POST with a JSON-RPC request."""
 
@@ -203,6 +264,8 @@ class _UnfailingClient(httpx2.AsyncClient):
             headers=dict(spec.headers),
             timeout=httpx2.Timeout(None, connect=_CONNECT_S),
             limits=_LIMITS,
+            # httpx2 uses proxies from the environment only with its default transport.
+            transport=None if trust_env and getproxies() else _small_pools(trust_env=trust_env),
             trust_env=trust_env,
         )
         self._name = spec.name
